@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import islice
 
 from redline.tasks.answers.mark import marks
 from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
-from redline.tasks.answers.page import Page, page_of
+from redline.tasks.answers.page import Page, Span, page_of
 from redline.tasks.answers.reasoning import spoken, without_run_on
 
 _ALIKE = str.maketrans("АВСЕабсе", "ABCEabce")  # Cyrillic letters that look like Latin ones
@@ -42,40 +42,39 @@ _MORE = re.compile(
 _WORD_NEXT = re.compile(
     r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due|would)[a-z]"
 )
-_INNER = re.compile(r"(?:option|choice|letter|选项)[ ]?[\[(]?([A-Z])(?!\w)|[\[(]([A-Z])[\])]")
-
-_X = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]])){_BLANK}[\])]?{_ALONE}"
-_CHOSEN = tuple(
+_LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]])){_BLANK}[\])]?{_ALONE}"
+_CALLED = tuple(
     re.compile(pattern, re.MULTILINE)
     for pattern in (
-        rf"(?<![A-Za-z]){_X}[.:,]?(?i:[ ](?:is|must be|seems to be|would be|being)[ ](?:the |"
+        rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:[ ](?:is|must be|seems to be|would be|"
+        rf"being)[ ](?:the |"
         r"indeed |therefore |thus |clearly |most |also )*(?:correct|right|best|answer|accurate|"
         r"true)\b)",
-        r"\b(?i:i(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|choose|select|"
-        r"pick|it(?:'s| is| must be| has to be| should be)|my (?:choice|pick) is|but)(?:[ ]?:)?"
-        rf"(?i:[ ](?:option|choice|answer))?{_X}",
+        r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
+        r"\bmy (?:choice|"
+        r"pick|answer) is)|\b(?:choose|select|pick|(?i:it(?:'s| is| must be| has to be|"
+        r" should be))|"
+        r"but)(?:[ ]?:)?"
+        r"|(?i:best|correct|right|proper|good) (?:option|choice|guess|alternative|"
+        r"statement)[^.\n]{0,40}?"
+        r"(?:\bis\b|:)|(?i:option|choice)[ ]?(?:is\b|:)|\"(?:choice|option|letter|label)\"[ ]?:"
+        r"|(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
+        rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
         r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
-        rf"(?i:option |choice )?{_X}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
-        r"(?i:(?:best|correct|right|proper|good) (?:option|choice|guess|alternative|statement))"
-        rf"[^.\n]{{0,40}}?(?:\bis\b|:){_X}",
-        rf"(?i:option|choice)[ ]?(?:is\b|:){_X}",
-        rf"\"(?:choice|option|letter|label)\"[ ]?:{_X}",
-        rf"(?:答案|答え|正解|정답)[】\]\s:是为為はは은는]{{0,4}}{_X}",
-        rf"(?:选|選)(?:项|項|择|擇)?{_X}",
+        rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
     )
 )
 _NOT_BEFORE = re.compile(
     r"\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$", re.I
 )
 _LINE = re.compile(
-    rf"^{_BLANK}(?i:(?:option|choice|answer)[ ])?(?:[\[(][ ]?(?P<a>[A-Za-z])[ ]?[\])]|"
-    rf"(?P<b>[A-Za-z])[).:]|(?P<c>[A-Za-z])[ {BOLD}\"'$.!]*$|"
-    rf"(?P<d>[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|[ ](?:because|since)\b))"
+    rf"{_BLANK}(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
+    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|[ ](?:because|since)\b))"
 )
 _OPTION = re.compile(r"(?:^|[\s(\[])([A-Z])[).:\]][ ]")
 _MENTIONED = re.compile(
-    r"[\[(]([A-Za-z])[\])]|(?i:\b(?:options?|choice|letter|leaves|leaving|opción|opção))"
-    rf"[ ]\(?([A-Z]){_ALONE}"
+    r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|选项)[ ]?[\[(]?|[\[(](?=\w[\])]))"
+    rf"(?P<letter>[A-Z]){_ALONE}"
 )
 _ANSWERED = re.compile(
     rf"^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
@@ -86,91 +85,68 @@ _NEAR = 24
 _MOST_CHOSEN = 64
 
 
-class _Choice(NamedTuple):
-    """Where a letter is chosen, and which; none where two are."""
-
-    at: int
-    letter: str | None
-
-
 def final_choice(answer: str, letters: str = "ABCD") -> str | None:
-    """The letter, as in `letters`, that the answer chooses, or None where it chooses none or two.
+    """The letter, as in `letters`, that the answer chooses, or None if it chooses none or two.
 
     letters: the options there are, as capitals. Time is linear in the answer's length. Never
     raises.
     """
     page = page_of(without_run_on(plain_text(spoken(answer)), _ANSWERED))
-    chosen = [*_announced(page, letters), *_called(page, letters)]
+    chosen = [*_announced(page, letters), *_called(page.text, letters)]
     if chosen:
-        return max(chosen, key=lambda choice: choice.at).letter
-    return _line_letter(page, letters) or _only_mentioned(page, letters)
+        return max(chosen)[1] or None
+    listed = {option for option in _OPTION.findall(page.text) if option in letters}
+    lines = [line for line in page.text.split("\n") if line.strip()] if len(listed) < 2 else []
+    for line in (*lines[:1], *lines[-1:]):
+        found = _LINE.match(line)
+        if found and found["letter"].upper() in letters:
+            return found["letter"].upper()
+    mentioned = {
+        letter for last in page.sentences[-1:] for _, letter in _mentions(page, last, letters)
+    }
+    return mentioned.pop() if len(mentioned) == 1 else None
 
 
-def _announced(page: Page, letters: str) -> Iterator[_Choice]:
+def _announced(page: Page, letters: str) -> Iterator[tuple[int, str]]:
+    """Places and letters that marks announce; an empty letter if there are two at once."""
     for mark in marks(page.text)[-_MOST_CHOSEN:]:
-        regions = page.within(mark.content, mark.limit)
-        if not regions:
-            continue
-        start, end = regions[0]
-        filler = _FILLER.match(page.text, start, end)
-        found = _LETTER.match(page.text, filler.end() if filler else start, end)
-        if found is not None and (letter := _accepted(page.text, found, letters)):
-            is_two = _two(page.text, found, letters)
-            yield _Choice(found.start("letter"), None if is_two else letter)
-            continue
-        inner = _INNER.search(page.text, start, end)
-        is_denied = inner and _NOT_BEFORE.search(page.text, start, inner.end())
-        if inner is not None and not is_denied and (inner[1] or inner[2]) in letters:
-            yield _Choice(inner.start(), inner[1] or inner[2])
+        for region in page.within(mark.content, mark.limit)[:1]:
+            filler = _FILLER.match(page.text, *region)
+            found = _LETTER.match(page.text, filler.end() if filler else region.start, region.end)
+            if found is not None and (letter := _accepted(page.text, found, letters)):
+                more = _MORE.match(page.text, found.end("letter"))
+                is_two = more is not None and more["letter"] in letters
+                yield found.start("letter"), "" if is_two else letter
+            else:
+                yield from islice(_mentions(page, region, letters), 1)
 
 
 def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
-    """The option that the match names, or None where the letter may be a word or is no option."""
+    """The option that the match names, or None if the letter may be a word or is no option."""
     letter = found["letter"].translate(_ALIKE)
-    is_marked = found["close"] or found["end"] is not None
-    may_be_word = letter.islower() or letter == "A"
-    if may_be_word and not is_marked and _WORD_NEXT.match(text, found.end("letter")):
-        return None
-    if letter.islower() and not is_marked and not found["open"]:
-        return None
+    if not (found["close"] or found["end"] is not None):
+        may_be_word = letter.islower() or letter == "A"
+        if may_be_word and _WORD_NEXT.match(text, found.end("letter")):
+            return None
+        if letter.islower() and not found["open"]:
+            return None
     return letter.upper() if letter.upper() in letters else None
 
 
-def _two(text: str, found: re.Match[str], letters: str) -> bool:
-    more = _MORE.match(text, found.end("letter"))
-    return more is not None and more["letter"] in letters
+def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
+    """Places and letters that are said to be chosen or to be right."""
+    for pattern in _CALLED:
+        for found in islice(pattern.finditer(text), _MOST_CHOSEN):
+            start, letter = found.start("letter"), found["letter"].upper()
+            if letter in letters and not _NOT_BEFORE.search(
+                text, max(0, found.start() - _NEAR), start
+            ):
+                yield start, letter
 
 
-def _called(page: Page, letters: str) -> Iterator[_Choice]:
-    for pattern in _CHOSEN:
-        for count, found in enumerate(pattern.finditer(page.text)):
-            head = page.text[max(0, found.start() - _NEAR) : found.start("letter")]
-            letter = found["letter"].upper()
-            if count < _MOST_CHOSEN and letter in letters and not _NOT_BEFORE.search(head):
-                yield _Choice(found.start("letter"), letter)
-
-
-def _line_letter(page: Page, letters: str) -> str | None:
-    """The letter that the first line or the last begins with, unless options are listed."""
-    if len({option for option in _OPTION.findall(page.text) if option in letters}) > 1:
-        return None
-    lines = [line for line in page.text.split("\n") if line.strip()]
-    for line in (*lines[:1], *lines[-1:]):
-        found = _LINE.match(line)
-        letter = found and (found["a"] or found["b"] or found["c"] or found["d"])
-        if letter and letter.upper() in letters:
-            return letter.upper()
-    return None
-
-
-def _only_mentioned(page: Page, letters: str) -> str | None:
-    if not page.sentences:
-        return None
-    last = page.sentences[-1]
-    found = {
-        (mention[1] or mention[2]).upper()
-        for mention in _MENTIONED.finditer(page.text, last.start, last.end)
-        if (mention[1] or mention[2]).upper() in letters
-        and not _NOT_BEFORE.search(page.text, last.start, mention.end())
-    }
-    return found.pop() if len(found) == 1 else None
+def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]:
+    """Places and letters in a sentence that are neither denied nor supposed."""
+    for found in _MENTIONED.finditer(page.text, *span):
+        start, letter = found.start("letter"), found["letter"]
+        if letter in letters and not _NOT_BEFORE.search(page.text, span.start, found.end()):
+            yield start, letter

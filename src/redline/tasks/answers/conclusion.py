@@ -53,7 +53,6 @@ _THEREFORE = re.compile(r"\b(?:so|therefore|thus|hence|finally)\b", re.IGNORECAS
 _CONCLUDES = re.compile(
     r"\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b", re.IGNORECASE
 )
-_IS_ONE = re.compile(r"(?:^|\b(?:is|only|just|has|exactly|answer:?|left)[ ]*)$", re.IGNORECASE)
 _NONE_LEFT = re.compile(
     r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
     r" have)? any(?: [a-z]+){0,2})"
@@ -61,6 +60,7 @@ _NONE_LEFT = re.compile(
     r"(?:left|remain(?:s|ing|ed)?)\b|\bno remaining [a-z]+",
     re.IGNORECASE,
 )
+_AMOUNT = re.compile(r"[=$€£]")
 
 _DANGLING = re.compile(
     r"(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
@@ -88,11 +88,6 @@ _CORRECTS = re.compile(
     r"\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
     r"i meant?)\b",
-    re.IGNORECASE,
-)
-_CONFIRMS = re.compile(
-    r"\b(?:(?:that|this|it|which|answer) (?:is|was)|that's|it's|yes,?|looks|checks|seems) ?"
-    r"(?:indeed |still |all |also )?(?:correct|right|out|good|fine)\b|\bconfirm(?:s|ed)\b",
     re.IGNORECASE,
 )
 # Before a number that is next to all there is, as in `Sorry, that should be 22 eggs.`
@@ -124,23 +119,21 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
     That none are left is 0 if the sentence concludes it or has no other number.
     """
     text = page.text[span.start : span.end]
+    if _REFUSAL.search(text):
+        return Said(None, "refused")
     found = page.numerals(span)
     none = _NONE_LEFT.search(text)
-    if none and (_THEREFORE.search(text, 0, none.start()) or (may_be_worded and not found)):
-        place = (span.start + none.start(), span.start + none.end())
-        if not re.search(r"[=$€£]", text) and all(one.end < place[0] for one in found):
-            return Said(Given(Numeral(*place, Number(Fraction(0))), "words"), "found")
+    is_concluded = none and _THEREFORE.search(text, 0, none.start()) and not _AMOUNT.search(text)
+    if none and (is_concluded or (may_be_worded and not found)):
+        place = span.start + none.start(), span.start + none.end()
+        return Said(Given(Numeral(*place, Number(Fraction(0))), "words"), "found")
+    is_worded = may_be_worded and not found
+    if is_worded:
+        words = word_numerals(page.text, *span)
+        found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
     pick = choose(page.text, span, found)
-    if pick.numeral is None and pick.outcome == "nothing" and may_be_worded:
-        words = [
-            numeral
-            for numeral in word_numerals(page.text, *span)
-            if page.text[numeral.start : numeral.end].lower() != "one"
-            or _IS_ONE.search(page.text, span.start, numeral.start)
-        ]
-        pick = choose(page.text, span, words)
-        return Said(pick.numeral and Given(pick.numeral, "words"), pick.outcome)
-    return Said(pick.numeral and Given(pick.numeral, pick.shape), pick.outcome)
+    shape = "words" if is_worded else pick.shape
+    return Said(pick.numeral and Given(pick.numeral, shape), pick.outcome)
 
 
 def concluded(page: Page, start: int, end: int) -> Given | None:
@@ -167,8 +160,6 @@ def corrected(page: Page, start: int) -> Given | None:
         opening = _CORRECTION.match(page.text, *span)
         if opening is None:
             continue
-        if _CONFIRMS.search(page.text, span.start):
-            return None
         given = _last_given(page, span.start, len(page.text))
         if given is None:
             return None
@@ -184,11 +175,6 @@ def corrected(page: Page, start: int) -> Given | None:
 def is_refused(text: str, mark: int) -> bool:
     """Whether a refusal ends where a mark begins, as `I cannot determine` before `the answer`."""
     return _REFUSED.search(text, max(0, mark - _NEAR), mark) is not None
-
-
-def is_refusal(text: str, span: Span) -> bool:
-    """Whether a sentence says that there is no answer."""
-    return _REFUSAL.search(text, *span) is not None
 
 
 def looks_cut(page: Page) -> bool:
@@ -222,8 +208,6 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
             continue
         if _CLOSING.match(text):
             continue
-        if is_refusal(page.text, span):
-            return None
         concludes = _CONCLUDES.search(text) is not None
         given, outcome = answer_of(page, span, is_wordy or concludes)
         tried += outcome != "nothing"
@@ -231,7 +215,7 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
             is_worked_out = concludes or given.shape == "equation"
             return given if is_worked_out or not _is_refused(page, spans) else None
         is_open_end = span.end == len(page.text) and text[-1] not in _ENDINGS
-        if outcome == "valueless" or (outcome == "unsolved" and is_open_end):
+        if outcome in {"valueless", "refused"} or (outcome == "unsolved" and is_open_end):
             return None
     return None
 
@@ -239,7 +223,7 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
 def _is_refused(page: Page, spans: list[Span]) -> bool:
     """Whether one of these sentences is a refusal, and nothing is worked out after it."""
     for span in reversed(spans):
-        if is_refusal(page.text, span):
+        if _REFUSAL.search(page.text, *span):
             return True
         if "=" in page.text[span.start : span.end]:
             return False

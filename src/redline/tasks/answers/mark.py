@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from redline.tasks.answers.markup import BOLD, BOX, BOX_END, HASHES, TAG, TAG_END
@@ -47,28 +46,29 @@ _PHRASE = re.compile(
 )
 _LABEL = re.compile(
     rf"^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
-    rf"(?P<name>A(?=:)|ans(?=[.: =])|(?:(?:the|my|final|correct|numeric|"
-    rf"numerical)[ ])*{_ANSWER}){_ASIDE}"
+    rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b)|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
     rf"(?:[:=]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
     re.IGNORECASE | re.MULTILINE,
 )
-_HASH = re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?")
-_BOX = re.compile(rf"{BOX}([^{BOX}{BOX_END}]{{0,400}})({BOX_END})?")
-_TAG = re.compile(rf"{TAG}([^{TAG}{TAG_END}]{{0,4000}})({TAG_END})?")
-
-# An answer that is only supposed, held by others, or one of many is not the one that is given.
+_PATTERNS: dict[Shape, re.Pattern[str]] = {
+    "boxed": re.compile(rf"{BOX}(?P<content>[^{BOX}{BOX_END}]{{0,400}})(?P<end>{BOX_END})?"),
+    "tag": re.compile(rf"{TAG}(?P<content>[^{TAG}{TAG_END}]{{0,4000}})(?P<end>{TAG_END})?"),
+    "label": _LABEL,
+    "phrase": _PHRASE,
+    "hashes": re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?"),
+}
+# An answer that is only supposed, or held by others, is not the one that is given.
 _SUPPOSED = re.compile(
-    r"(?:\b(?:if|whether|suppose|supposing|assume|assuming|unless|each|every|any|per)"
-    r"|\b(?:you|people|some|many|most|they|students?)(?:[ ]\w+)?[ ](?:think|say|believe|guess|"
-    r"expect))"
-    r"[ ](?:that[ ])?(?:the|your|their|an?|this|its)?[ ]?(?:\w+[ ])?$",
+    r"\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
+    r"they)"
+    r"(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|its)?[ ]?"
+    r"(?:\w+ )?$",
     re.IGNORECASE,
 )
-_OPTIONS_FOLLOW = re.compile(r"[^\n]*\n\s*B[:.)]")
 
 
 class Mark(NamedTuple):
-    """A mark, its whole extent, and where the answer that it announces begins and must end.
+    """A mark, its start, and where the answer that it announces begins and must end.
 
     limit: the end of the text for all but boxes and tags, which close, if is_closed.
     may_be_working: of a label, that it says no more than `Answer`, so that working may follow.
@@ -84,30 +84,17 @@ class Mark(NamedTuple):
 
 def marks(text: str) -> list[Mark]:
     """The marks of plain text in the order of what they announce."""
-    labels = list(_labels(text))
-    labelled = {label.content for label in labels}
-    found = [*_enclosed(text), *labels]
-    found += [phrase for phrase in _phrases(text) if phrase.content not in labelled]
-    found += [Mark("hashes", *hashes.span(), len(text)) for hashes in _HASH.finditer(text)]
-    return sorted(found, key=lambda mark: (mark.content, mark.start))
-
-
-def _enclosed(text: str) -> Iterator[Mark]:
-    for box in _BOX.finditer(text):
-        yield Mark("boxed", box.start(), *box.span(1), box[2] is not None)
-    for tag in _TAG.finditer(text):
-        yield Mark("tag", tag.start(), *tag.span(1), tag[2] is not None)
-
-
-def _labels(text: str) -> Iterator[Mark]:
-    for label in _LABEL.finditer(text):
-        name = label["name"].lower()
-        if name != "a" or not _OPTIONS_FOLLOW.match(text, label.end()):
-            is_bare = name in {"a", "ans", "answer"}
-            yield Mark("label", *label.span(), len(text), may_be_working=is_bare)
-
-
-def _phrases(text: str) -> Iterator[Mark]:
-    for phrase in _PHRASE.finditer(text):
-        if not _SUPPOSED.search(text, max(0, phrase.start() - _NEAR), phrase.start()):
-            yield Mark("phrase", *phrase.span(), len(text))
+    found: dict[int, Mark] = {}
+    for shape, pattern in _PATTERNS.items():
+        for match in pattern.finditer(text):
+            groups = match.groupdict()
+            start, limit = (
+                match.span("content") if "content" in groups else (match.end(), len(text))
+            )
+            near = max(0, match.start() - _NEAR)
+            if shape != "phrase" or not _SUPPOSED.search(text, near, match.start()):
+                is_closed = "end" not in groups or groups["end"] is not None
+                is_bare = groups.get("bare") is not None
+                mark = Mark(shape, match.start(), start, limit, is_closed, is_bare)
+                found.setdefault(start, mark)
+    return [found[content] for content in sorted(found)]

@@ -36,13 +36,12 @@ from redline.tasks.answers.announced import announced
 from redline.tasks.answers.conclusion import concluded, corrected, looks_cut
 from redline.tasks.answers.mark import marks
 from redline.tasks.answers.markup import plain_text
-from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number, whole_number
+from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number
 from redline.tasks.answers.page import page_of
 from redline.tasks.answers.reasoning import spoken, without_run_on
 
 Form = Literal["hashes", "label", "phrase", "boxed"]
 
-_MOST_WHOLE = 80  # characters of an answer that is a number and nothing else
 _BY_FORM = {
     "hashes": re.compile(r"#### (-?[0-9.,]+)"),
     "label": re.compile(r"^(?:A|Answer): ?\$?(-?[0-9.,]+)", re.MULTILINE),
@@ -79,9 +78,6 @@ def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
         given = corrected(page, given.numeral.end) or given
     elif not (is_open or is_cut or looks_cut(page)):
         given = concluded(page, 0, len(page.text))
-        whole = whole_number(page.text) if len(page.text) <= _MOST_WHOLE else None
-        if given is None and whole is not None:
-            return Found(whole, page.text.strip(), "words")
     numeral = given and given.numeral
     if given is None or numeral is None or numeral.number is None:
         return None

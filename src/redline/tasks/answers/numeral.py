@@ -15,9 +15,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from redline.tasks.answers.markup import BOLD, THIN, plain_text
 
 MOST_DIGITS = 100
 _MOST_EXPONENT = 100
+_MOST_BASE = 1000  # of a power such as `2^10`
 _NEAR = 24  # characters before a numeral that can belong to it
 
 _LETTER = r"A-Za-zÀ-ÖØ-öø-ɏͰ-ϿЀ-ӿ"
@@ -46,26 +46,22 @@ _FORMS = tuple(
 _POINT_GROUP = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _MAY_LEAD = re.compile(r"[1-9]\d{0,2}")
 _SPACE_GROUPS = re.compile(r"(?:[ ]\d{3})+(?!\d)(?:[.,]\d+)?(?!\d)")
-_LIST = re.compile(r"\d+(?:,\d+)+")
 
 _LEAD = re.compile(rf"(?P<minus>-[ ]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<inner>-?)$")
 _MINUS_WORD = re.compile(r"(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$", re.I)
-_BEFORE_SIGN = re.compile(r"(?:[=(≈]|\bis|\bequals)[ $]*$")
 # A minus after these subtracts: a number, a bracket, a variable; a hyphen joins a word.
 _MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THIN}]*$|[{_LETTER}]$")
 _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
 
-_TIME_OR_DATE = re.compile(
-    r":(?P<minutes>\d\d?)(?!\d)(?::\d\d)?|/\d{1,2}/\d{2,4}(?!\d)|(?<=\d{4})-\d\d-\d\d(?!\d)"
-)
-_POWER = re.compile(
-    rf"(?:[eE]|[ {THIN}]?[×x*·][ {THIN}]?10[ ]?(?:\^|{BOLD})[ ]?\(?)([+-]?\d{{1,12}})(?!\w)"
-)
-_POWER_OF_TEN = re.compile(r"\^\(?([+-]?\d{1,12})")
-_OVER = re.compile(r"[ ]?/[ ]?(\d[\d,]*)(?![.,]?\d)")
-_AND_OVER = re.compile(rf"(?:[ {THIN}]|[ ]and[ ]|-)(\d{{1,4}})/(\d{{1,4}})(?![\d/])")
-_PERCENT = re.compile(
-    rf"[ {THIN}]?%|[ -]?(?:per ?cent|pct|prozent|por cien\w+|pour cent|процент\w*)\b", re.I
+_TAIL = re.compile(
+    rf"(?P<time>:(?P<minutes>\d\d?)(?!\d)(?::\d\d)?|/\d{{1,2}}/\d{{2,4}}(?!\d))"
+    rf"|(?:(?:[eE]|[ {THIN}]?[×x*·][ {THIN}]?10[ ]?(?:\^|"
+    rf"{BOLD})[ ]?\(?)(?P<tens>[+-]?\d{{1,12}})(?!\w)"
+    rf"|\^\(?(?P<power>\d{{1,12}})|(?:[ {THIN}-]|"
+    rf"[ ]and[ ])(?P<top>\d{{1,4}})/(?P<bottom>\d{{1,4}})(?![\d/])"
+    rf"|[ ]?/[ ]?(?P<below>\d[\d,]{{0,99}})(?![.,]?\d))?"
+    rf"(?:(?P<percent>[ {THIN}]?%|[ -]?(?i:per ?cent|prozent|por cien\w+|pour cent)\b)"
+    r"|(?:[ ](?:dollars?|euros?|pounds?))?,? and (?P<cents>\d\d?) (?:cents?|pence)\b)?"
 )
 _MAGNITUDE = re.compile(
     r"(?:(?P<near>[kKMB]|[bm]n?)|[ -]?(?i:(?P<e2>hundred)|(?P<e3>thousands?|tausend|тыс\w*)"
@@ -77,7 +73,6 @@ _NEAR_MAGNITUDES = {"k": 3, "m": 6, "b": 9}
 _MONEY_AFTER = re.compile(
     rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR)\b)"
 )
-_CENTS = re.compile(r"(?: (?:dollars?|euros?|pounds?))?,? and (\d\d?) (?:cents?|pence)\b", re.I)
 
 _SMALL = (
     "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|"
@@ -98,7 +93,6 @@ _PHRASE = re.compile(
     rf"(?:an?[ ])?{_WORD}){{0,24}}(?![\w-])",
     re.IGNORECASE,
 )
-_CHINESE = re.compile("[零〇一二两兩三四五六七八九十百千万萬亿億]{1,24}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,19 +105,14 @@ class Number:
     def __str__(self) -> str:
         """`18`, `-4.5`, `25%`; a fraction where decimals would not end: `1/3`."""
         sign = "%" if self.is_percent else ""
-        rest, places = self.value.denominator, 0
-        for prime in (2, 5):
-            count = 0
-            while rest % prime == 0:
-                rest, count = rest // prime, count + 1
-            places = max(places, count)
-        if rest > 1:
+        numerator, below = abs(self.value.numerator), self.value.denominator
+        enough = range(below.bit_length() + 1)  # places for any decimals that end
+        places = next((count for count in enough if 10**count % below == 0), None)
+        if not places:
             return f"{self.value}{sign}"
-        digits = str(abs(self.value.numerator) * 10**places // self.value.denominator)
-        if places:
-            digits = digits.rjust(places + 1, "0")
-            digits = f"{digits[:-places]}.{digits[-places:]}"
-        return f"{'-' if self.value < 0 else ''}{digits}{sign}"
+        digits = f"{numerator * 10**places // below:0{places + 1}}"
+        minus = "-" if self.value < 0 else ""
+        return f"{minus}{digits[:-places]}.{digits[-places:]}{sign}"
 
 
 def is_same(one: Number, other: Number) -> bool:
@@ -156,20 +145,12 @@ def read_number(text: str) -> Number | None:
 def whole_number(text: str) -> Number | None:
     """The number that a plain text is as a whole, and None if it is anything more."""
     plain = text.replace(BOLD, "").strip().removesuffix(".").removeprefix("+").strip()
-    found = next(numerals(plain, 0, len(plain), spaces_group=True), None) or word_numeral(plain, 0)
+    digits = numerals(plain, 0, len(plain), spaces_group=True)
+    found = next(digits, None) or next(word_numerals(plain, 0, len(plain)), None)
     if found is None or plain[: found.start].strip("$"):
         return None
     money = _MONEY_AFTER.match(plain, found.end)
     return None if plain[money.end() if money else found.end :].strip(" $") else found.number
-
-
-def word_numeral(text: str, at: int) -> Numeral | None:
-    """The numeral in English or Chinese words that begins exactly at `at`, or None."""
-    first = next(word_numerals(text, at, len(text)), None)
-    if first is not None and first.start == at:
-        return first
-    chinese = _CHINESE.match(text, at)
-    return chinese and Numeral(*chinese.span(), Number(Fraction(_chinese(chinese[0]))))
 
 
 def numerals(
@@ -182,9 +163,9 @@ def numerals(
 ) -> Iterator[Numeral]:
     """The numerals in digits of the plain text `text[start:end]`, in order, in linear time.
 
-    Digits that belong to a name, as in `H2O` or `m^2`, are none. A list without spaces, such as
-    `3,5,7`, is several. points_group: the text's language writes `70.000` for 70000. spaces_group:
-    `1 234` is one number; otherwise it is two, unless it is money or has two such groups.
+    Digits that belong to a name, as in `H2O` or `m^2`, are none. points_group: the text's language
+    writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless it
+    is money or has two such groups.
     """
     at = start
     while found := _DIGITS.search(text, at, end):
@@ -192,27 +173,26 @@ def numerals(
         lead = _lead(text, max(start, found.start() - _NEAR), found.start())
         if lead is None:
             continue
-        first, is_negative, is_money = lead
+        first, is_negative = lead
+        has_lead = first < found.start()  # a currency, most often
         groups = _SPACE_GROUPS.match(text, at, end) if _MAY_LEAD.fullmatch(run) else None
         if groups is not None and (
-            (spaces_group or points_group or is_money or len(groups[0]) > 4 or groups[0][1] == "0")
+            (spaces_group or points_group or has_lead or len(groups[0]) > 4 or groups[0][1] == "0")
             or _MONEY_AFTER.match(text, groups.end(), end)
         ):
             run, at = run + groups[0].replace(" ", THIN), groups.end()
-        value = _value_of(run, points_group)
-        if value is None:
-            parts = re.finditer(r"\d+", run) if _LIST.fullmatch(run) and len(run) < 99 else ()
-            for part in parts:
-                place = found.start() + part.start()
-                yield Numeral(place, place + len(part[0]), Number(Fraction(part[0])))
-            if not parts:
-                yield Numeral(found.start(), at, None)
-            continue
-        full, at, is_percent = _with_tail(text, value, at, end, is_money)
-        cents = _CENTS.match(text, at, end)
-        if cents is not None and full is not None:
-            full, at = full + Fraction(int(cents[1]), 100), cents.end()
-        number = None if full is None else Number(-full if is_negative else full, is_percent)
+        value, tail = _value_of(run, points_group), _TAIL.match(text, at, end)
+        if value is not None and tail is not None:
+            value, at = _with_tail(value, tail), tail.end()
+        while value is not None and (scale := _MAGNITUDE.match(text, at, end)):
+            near, name = scale["near"], scale.lastgroup or ""
+            if near in {"m", "b"} and not has_lead:
+                break  # metres
+            value *= 10 ** (_NEAR_MAGNITUDES[near[0].lower()] if near else int(name[1:]))
+            at = scale.end()
+        number = value if value is None else Number(-value if is_negative else value)
+        if number is not None and tail is not None and tail["percent"]:
+            number = replace(number, is_percent=True)
         yield Numeral(first, at, number)
 
 
@@ -230,23 +210,22 @@ def word_numerals(text: str, start: int, end: int) -> Iterator[Numeral]:
             yield Numeral(first, found.end(), Number(-value if minus else value))
 
 
-def _lead(text: str, begin: int, digits: int) -> tuple[int, bool, bool] | None:
-    """Where a numeral begins, whether it is negative, whether it is money; None within a name."""
+def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
+    """Where a numeral begins with its currency or minus, and if it is negative; None in a name."""
     head = text[begin:digits]
     lead = _LEAD.search(head)
-    assert lead is not None  # it matches the empty end
-    start = begin + (lead.start("money") if lead["money"] else len(head))
-    outside = head[: lead.start()]
-    if lead["money"] and lead["inner"]:
-        return start, True, True  # `$-5`
-    if not lead["money"] and _NAME.search(head):
+    if lead is None or (not lead["money"] and _NAME.search(head)):
         return None
+    start = begin + (lead.start("money") if lead["money"] else len(head))
+    if lead["money"] and lead["inner"]:
+        return start, True  # `$-5`
+    outside = head[: lead.start()]
     word = _MINUS_WORD.search(outside)
     sign = word.start() if word else lead.start()
-    is_negative = bool(word or lead["minus"]) and not _MINUEND.search(outside[:sign])
-    if (lead["minus"] == "- " and not _BEFORE_SIGN.search(outside)) or lead["inner"]:
-        is_negative = False  # a dash, or two of them
-    return begin + sign if is_negative else start, is_negative, lead["money"] is not None
+    is_dash = lead["minus"] == "- " or lead["inner"]
+    if is_dash or not (word or lead["minus"]) or _MINUEND.search(outside[:sign]):
+        return start, False
+    return begin + sign, True
 
 
 def _value_of(run: str, points_group: bool) -> Fraction | None:
@@ -262,39 +241,16 @@ def _value_of(run: str, points_group: bool) -> Fraction | None:
     return None
 
 
-def _with_tail(
-    text: str, value: Fraction, at: int, end: int, is_money: bool
-) -> tuple[Fraction | None, int, bool]:
-    """The value with all that follows the digits and belongs to them, its end, if a percentage."""
-    time = _TIME_OR_DATE.match(text, at, end)
-    if time is not None:
-        return value if time["minutes"] == "00" else None, time.end(), False
-    power = _POWER.match(text, at, end) or (value == 10 and _POWER_OF_TEN.match(text, at, end))
-    over = _OVER.match(text, at, end)
-    part = _AND_OVER.match(text, at, end)
-    if power:
-        base = value if power.re is _POWER else Fraction(1)  # `10^6` is a million
-        at, exponent = power.end(), int(power[1])
-        if abs(exponent) > _MOST_EXPONENT:
-            return None, at, False
-        value = base * Fraction(10) ** exponent
-    elif part and 0 < int(part[1]) < int(part[2]):
-        value, at = value + Fraction(int(part[1]), int(part[2])), part.end()
-    elif over:
-        below, at = over[1].replace(",", ""), over.end()
-        if len(below) > MOST_DIGITS or not int(below):
-            return None, at, False
-        value /= int(below)
-    percent = _PERCENT.match(text, at, end)
-    if percent is not None:
-        return value, percent.end(), True
-    while found := _MAGNITUDE.match(text, at, end):
-        near, name = found["near"], found.lastgroup or ""
-        if near in {"m", "b"} and not is_money:
-            break  # metres
-        value *= 10 ** (_NEAR_MAGNITUDES[near[0].lower()] if near else int(name[1:]))
-        at = found.end()
-    return value, at, False
+def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
+    """The value with what follows its digits and belongs to them; None for a time or a date."""
+    tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
+    top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
+    below = int((tail["below"] or "1").replace(",", ""))
+    is_bounded = max(abs(tens), power) <= _MOST_EXPONENT and (power == 1 or value <= _MOST_BASE)
+    if not is_bounded or not bottom or not below or (tail["time"] and tail["minutes"] != "00"):
+        return None
+    whole = value**power * Fraction(10) ** tens / below
+    return whole + Fraction(top, bottom) + Fraction(int(tail["cents"] or 0), 100)
 
 
 def _worded(phrase: str) -> Fraction | None:
@@ -324,17 +280,3 @@ def _worded(phrase: str) -> Fraction | None:
             group = (group or 1) * value if word in _FACTORS else group + value
         last = value
     return Fraction(total + group)
-
-
-def _chinese(text: str) -> int:
-    """The value of Chinese characters for digits, tens, hundreds and ten thousands."""
-    total = group = digit = 0
-    for character in text:
-        value = int(unicodedata.numeric(character))
-        if value < 10:
-            digit = 10 * digit + value
-        elif value < 10_000:
-            group, digit = group + (digit or 1) * value, 0
-        else:
-            total, group, digit = total + (group + digit or 1) * value, 0, 0
-    return total + group + digit

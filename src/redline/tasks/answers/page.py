@@ -67,13 +67,12 @@ def page_of(text: str) -> Page:
     found: list[Span] = []
     start = 0
     for end in _ends(text):
-        while start < end:
-            stop = min(end, start + _LONGEST)
-            part = text[start:stop]
-            first = start + len(part) - len(part.lstrip())
+        for first in range(start, end, _LONGEST):
+            part = text[first : min(end, first + _LONGEST)]
             if part.strip():
+                first += len(part) - len(part.lstrip())
                 found.append(Span(first, first + len(part.strip())))
-            start = stop
+        start = end
     return Page(text, found, points_group)
 
 

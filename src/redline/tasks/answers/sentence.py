@@ -4,9 +4,8 @@
 |------------------------------------------------------------------------|-------------------------|
 | `9 * 2`, the 2 of `2x`: parts of what is to be worked out              | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
-| `the 18th day`: ordinals                                               | 0                       |
-| `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 1                       |
-| what stands after `=`, and what the sentence says of its subject       | 2                       |
+| `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
+| what stands after `=`, and what the sentence says of its subject       | 1                       |
 
 The last number of the highest rank is the answer; one in bold goes before all others. The words
 that make a number a remark are English; in other languages the last number counts, which is where a
@@ -24,11 +23,11 @@ from redline.tasks.answers.markup import BOLD, THIN
 from redline.tasks.answers.numeral import Numeral
 from redline.tasks.answers.page import Span
 
-Outcome = Literal["found", "nothing", "unsolved", "valueless"]
+Outcome = Literal["found", "nothing", "unsolved", "valueless", "refused"]
 
 _NEAR = 60
 _MOST_NUMERALS = 64
-_RANGE, _NAMING, _OPERAND, _ORDINAL, _REMARK, _MAIN = range(-3, 3)
+_RANGE, _NAMING, _OPERAND, _REMARK, _MAIN = range(-3, 2)
 _BLANK = rf"[ $*\"'{BOLD}{THIN}]*"
 _EQUALS = re.compile(r"(?<![<>!=])=(?![=>])|≈|\bequals\b|\bis equal to\b")
 _TO_RESULT = re.compile(rf"{_BLANK}\(?(?:(?:approximately|about|roughly|around) )?{_BLANK}")
@@ -54,8 +53,6 @@ _NAME = re.compile(
     r"table|item|phase|chapter|page|section|approach|stage|round|not|isn't|wasn't)|第)[ ]*#?$",
     re.IGNORECASE,
 )
-_IS_ORDINAL = re.compile(r"(?:st|nd|rd|th)\b|[ºª](?!C)", re.IGNORECASE)
-_CLOCK = re.compile(r"[ ]?(?:[ap]\.?m\b|o'clock)", re.IGNORECASE)
 _REMARK_BEFORE = re.compile(
     rf"(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
     r"until|till|the|these|those|all|both|its|their|his|my|our|your|each|first|last|next|other|"
@@ -83,6 +80,8 @@ _REMARK_AFTER = re.compile(
     r"-[A-Za-z]|%?[ ](?:[A-Za-z]+[ ]){0,2}?(?:(?:more|fewer|less|older|younger|taller|longer)\b"
     r"[^.,;]{0,30}\bthan\b|times (?:as|the|more|larger|bigger|that)\b)"
 )
+# As the 100 and the 50 of `150 loaves: 100 white and 50 brown`.
+_PART_OF_TOTAL = re.compile(r"\d[^:]*:[ ](?:[^:]*\d[^:]*\0|\0[^:]*(?:,| and)[^:]*\d)")
 _EACH = re.compile(r"[ ](?:[A-Za-z]+[ ])?(?:each|apiece|per|a piece)\b|/[A-Za-z]")
 _IN_RANGE = re.compile(
     rf"(?:\b(?:between|zwischen|entre)[ ]{_BLANK}\0[A-Za-z ]{{0,20}}[ ](?:and|und|et|y)[ $]*|"
@@ -151,16 +150,6 @@ def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], N
         head = text[max(span.start, one.start - _NEAR) : one.start]
         if _IN_RANGE.search(f"{head}\0{text[one.end : other.start]}"):
             ranks[at] = ranks[at + 1] = _RANGE
-    colon = text.find(": ", span.start, span.end)
-    parts = [at for at, numeral in enumerate(numerals) if numeral.start > colon >= 0]
-    before = ranks[: parts[0]] if parts else []
-    if (
-        result is None
-        and before
-        and before[-1] == _MAIN
-        and [ranks[at] for at in parts].count(_MAIN) > 1
-    ):
-        ranks[parts[0] :] = [min(rank, _REMARK) for rank in ranks[parts[0] :]]  # `150: 100 and 50`
     return ranks, result
 
 
@@ -184,13 +173,10 @@ def _is_aside(head: str) -> bool:
 def _rank(head: str, tail: str, first: str) -> int:
     if _NAME.search(head):
         return _NAMING
-    if _IS_ORDINAL.match(tail):
-        return _ORDINAL
-    if _CLOCK.match(tail):
-        return _MAIN
     remark = _REMARK_BEFORE.search(head)
     is_price = remark and remark["money_too"] and not first.isdigit() and not _EACH.match(tail)
     is_remark = remark and not is_price
+    is_remark = is_remark or _PART_OF_TOTAL.search(f"{head}\0{tail}") is not None
     if is_remark or _is_aside(head) or _CLAUSE.search(head) or _REMARK_AFTER.match(tail):
         return _REMARK
     return _MAIN
