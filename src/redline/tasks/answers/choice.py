@@ -51,14 +51,11 @@ _CALLED = tuple(
         r"indeed |therefore |thus |clearly |most |also )*(?:correct|right|best|answer|accurate|"
         r"true)\b)",
         r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
-        r"\bmy (?:choice|"
-        r"pick|answer) is)|\b(?:choose|select|pick|(?i:it(?:'s| is| must be| has to be|"
-        r" should be))|"
-        r"but)(?:[ ]?:)?"
-        r"|(?i:best|correct|right|proper|good) (?:option|choice|guess|alternative|"
-        r"statement)[^.\n]{0,40}?"
-        r"(?:\bis\b|:)|(?i:option|choice)[ ]?(?:is\b|:)|\"(?:choice|option|letter|label)\"[ ]?:"
-        r"|(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
+        r"\bmy (?:choice|pick|answer) is)|\b(?:choose|select|pick|(?i:it(?:'s| is| must be|"
+        r" has to be| should be))|but)(?:[ ]?:)?|(?i:best|correct|right|proper|good) (?:option|"
+        r"choice|guess|alternative|statement)[^.\n]{0,40}?(?:\bis\b|:)|(?i:option|"
+        r"choice)[ ]?(?:is\b|:)|\"(?:choice|option|letter|label)\"[ ]?:|(?:答案|答え|正解|"
+        r"정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
         rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
         r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
         rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",

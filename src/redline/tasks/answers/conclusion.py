@@ -32,12 +32,12 @@ _CANNOT = (
 _REFUSAL = re.compile(
     rf"\b{_CANNOT} (?:be )?(?:determine|answer|solve|say|tell|know|calculate|find|give|help|"
     rf"provide|"
-    r"assist|have enough)"
-    r"|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|sufficient) (?:information|data|details)"
-    r"|\b(?:insufficient|missing|needs?|requires?)(?: \w+)? (?:information|data|details)\b"
-    r"|\b(?:information|data|details)(?: \w+)? (?:is|are) "
-    r"(?:insufficient|incomplete|missing|not (?:enough|sufficient))|\bwould need to know\b"
-    r"|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|are) (?:needed|required)"
+    r"assist|have enough)|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|"
+    r"sufficient) (?:information|data|details)|\b(?:insufficient|missing|needs?|"
+    r"requires?)(?: \w+)? (?:information|data|details)\b|\b(?:information|data|"
+    r"details)(?: \w+)? (?:is|are) (?:insufficient|incomplete|missing|not (?:enough|sufficient))|"
+    r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
+    r"are) (?:needed|required)"
     r"|\bi(?:'m| am) not sure|\bi can only\b|\bas an ai\b|\bunanswerable\b",
     re.IGNORECASE,
 )
@@ -55,8 +55,8 @@ _CONCLUDES = re.compile(
 )
 _NONE_LEFT = re.compile(
     r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
-    r" have)? any(?: [a-z]+){0,2})"
-    r"(?: of (?:them|the [a-z]+))?(?: (?:is|are|was|were|will be|would be|has|have|had|been)){0,2} "
+    r" have)? any(?: [a-z]+){0,2})(?: of (?:them|the [a-z]+))?(?: (?:is|are|was|were|will be|"
+    r"would be|has|have|had|been)){0,2} "
     r"(?:left|remain(?:s|ing|ed)?)\b|\bno remaining [a-z]+",
     re.IGNORECASE,
 )
@@ -64,8 +64,8 @@ _AMOUNT = re.compile(r"[=$€£]")
 
 _DANGLING = re.compile(
     r"(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
-    r"on|at|"
-    r"we|she|he|they|it|i|her|his|their|its|then|because|since|which|that|if|but|as|than|have|has|"
+    r"on|at|we|she|he|they|it|i|her|his|their|its|then|because|since|which|that|if|but|as|than|"
+    r"have|has|"
     r"had|will|would|can|multiply|divide|subtract|add|both|equals))$",
     re.IGNORECASE,
 )
@@ -74,12 +74,10 @@ _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences with numbers, of which none answers
 
 _CORRECTION = re.compile(
-    r"[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|"
-    r"apologies|however|oh|"
-    r"(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|reflection)|i apologi[sz]e|"
-    r"i made an?|"
-    r"let me (?:correct|fix|re\w*|re-\w+)|(?:edit|update)(?=:)|i (?:mean|meant|mis\w+)|"
-    r"make (?:that|it)|rather(?=,)|i (?:was|need|have) (?:wrong|mistaken|to correct)|"
+    r"[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|apologies|"
+    r"however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|reflection)|"
+    r"i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|(?:edit|update)(?=:)|i (?:mean|"
+    r"meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|have) (?:wrong|mistaken|to correct)|"
     r"(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|"
     r"a mistake|an error)(?=[.,;:!]|$))(?!\w)",
     re.IGNORECASE,

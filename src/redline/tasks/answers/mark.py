@@ -23,20 +23,17 @@ _GAP = rf"[ \t*_\"'{BOLD}]{{0,6}}"
 _ASIDE = rf"(?:[ ](?:final\w*|\d(?=:)))?(?:[ ]?\([^()\n]{{0,60}}\))?{_GAP}"
 _ANSWER = (
     r"(?:answers?|(?:final|correct) (?:result|value|number|total|amount|count)|antwort|"
-    r"(?:end)?ergebnis|"
-    r"r[ée]ponse|respuesta|resultado final|resposta|risposta|antwoord|svar(?:et)?|odpowied[źz]\w*|"
-    r"odpověď|vastaus|cevap|yanıt|đáp án|đáp số|câu trả lời|jawaban(?:nya)?|jibu|ответ\w*|"
-    r"відповідь|"
-    r"απάντηση|răspunsul|الإجابة|الاجابة|الجواب|جواب|پاسخ|उत्तर|जवाब|উত্তর|সমাধান|సమాధానం|பதில்|"
-    r"คำตอบ|"
-    r"התשובה|答案|答え|解答|回答|正解|答|정답|답)"
+    r"(?:end)?ergebnis|r[ée]ponse|respuesta|resultado final|resposta|risposta|antwoord|svar(?:et)?|"
+    r"odpowied[źz]\w*|odpověď|vastaus|cevap|yanıt|đáp án|đáp số|câu trả lời|jawaban(?:nya)?|jibu|"
+    r"ответ\w*|відповідь|απάντηση|răspunsul|الإجابة|الاجابة|الجواب|جواب|پاسخ|उत्तर|जवाब|উত্তর|"
+    r"সমাধান|సమాధానం|பதில்|คำตอบ|התשובה|答案|答え|解答|回答|正解|答|정답|답)"
 )
 _HEDGE = r"(?:(?:therefore|thus|then|hence|simply|just|now|also|still|indeed|clearly) )?"
 _IS = (
     r"(?:is|are|was|were|equals?|becomes|(?:would|should|will|must|can|has to) be|"
-    r"comes (?:out )?to|"
-    r"turns out to be|ends up being|ist|lautet|beträgt|wäre|est|serait|es|sería|é|seria|è|är|er|"
-    r"jest|brzmi|wynosi|je|on|là|adalah|ialah|ni|рав[ен]\w*|составляет|будет|є|είναι|este)\b"
+    r"comes (?:out )?to|turns out to be|ends up being|ist|lautet|beträgt|wäre|est|serait|es|sería|"
+    r"é|seria|è|är|er|jest|brzmi|wynosi|je|on|là|adalah|ialah|ni|рав[ен]\w*|составляет|будет|є|"
+    r"είναι|este)\b"
 )
 _PHRASE = re.compile(
     rf"(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
@@ -60,8 +57,8 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
 # An answer that is only supposed, or held by others, is not the one that is given.
 _SUPPOSED = re.compile(
     r"\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
-    r"they)"
-    r"(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|its)?[ ]?"
+    r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
+    r"its)?[ ]?"
     r"(?:\w+ )?$",
     re.IGNORECASE,
 )

@@ -62,9 +62,8 @@ _COMMAND = re.compile(r"\\([a-zA-Z]+\*?|[^a-zA-Z])")
 _COMMANDS = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _FRACTION),
     **dict.fromkeys(("begin", "end", "[", "]", "\\", "\n"), "\n"),
-    **dict(
-        pair.split() for pair in ["times ×", "cdot ·", "approx ≈", "div ÷", "pounds £", "euro €"]
-    ),
+    **{"times": "×", "cdot": "·", "approx": "≈", "div": "÷", "pounds": "£", "euro": "€"},
+    **{"circ": "°", "degree": "°", "percent": "%"},
     **{",": THIN, "!": ""},
     **{sign: sign for sign in "$%#&_"},
 }

@@ -40,8 +40,7 @@ _UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
 # With a unit between, a dash is a minus only in a sentence with an equals sign.
 _OPERATOR_NEXT = re.compile(
     rf"[xyznXYZN](?![A-Za-z])|{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
-    rf"[a-z]\b)"
-    rf"|{_UNIT}{_BLANK}[×÷*·+]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
+    rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
 )
 _OPERATOR_BEFORE = re.compile(
     rf"(?:(?:[\d)%²]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|[A-Za-z)°]{_BLANK}[×÷*·+])"
@@ -55,18 +54,15 @@ _NAME = re.compile(
 )
 _REMARK_BEFORE = re.compile(
     rf"(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
+    r"(?:as|than) \w+'s|"
     r"until|till|the|these|those|all|both|its|their|his|my|our|your|each|first|last|next|other|"
-    r"with|"
-    r"by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|level|"
-    r"number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|"
-    r"(?:by|from|after|for|when|while|of|before|since|with)[ ]\w+ing|"
-    r"(?:out|each|all|any|half|one|most|some|rest)[ ]of|\d[\w% ]{0,12}\bof|of her|"
-    r"at an?(?: \w+){1,3} of|"
-    r"(?:compared|relative|close|next)[ ]to|"
-    r"(?!needs?|needed|has|have|had|going|able|wants?|ought|expects?)\w+[ ]to[ ]\w+)"
-    r"|(?P<money_too>\bfor))"
-    r"(?:[ ](?:about|approximately|roughly|around|exactly|only|just|nearly|almost|another|"
-    r"additional|"
+    r"with|by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|"
+    r"level|number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|(?:by|"
+    r"from|after|for|when|while|of|before|since|with)[ ]\w+ing|(?:out|each|all|any|half|one|most|"
+    r"some|rest)[ ]of|\d[\w% ]{0,12}\bof|of her|at an?(?: \w+){1,3} of|(?:compared|relative|close|"
+    r"next)[ ]to|(?!needs?|needed|has|have|had|going|able|wants?|ought|expects?)\w+[ ]to[ ]\w+)|"
+    r"(?P<money_too>\bfor))(?:[ ](?:about|approximately|roughly|around|exactly|only|just|nearly|"
+    r"almost|another|additional|"
     rf"extra|further|full|whole|remaining))*[ $\"'({BOLD}{THIN}]*$",
     re.IGNORECASE,
 )
