@@ -21,6 +21,7 @@ from redline.tasks.answers.sentence import is_part
 
 _MOST_MARKS = 64
 _MOST_REGION = 600
+_MOST_UNIT_WORDS = 5  # as in `18 dollars a day`
 
 _FILLER = re.compile(
     rf"(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
@@ -29,6 +30,7 @@ _FILLER = re.compile(
     r"ist|est|es)(?!\w)|约|約)*+",
     re.IGNORECASE,
 )
+_EQUALS = re.compile(r"=|\bequals\b")
 
 
 def announced(page: Page, is_cut: bool) -> tuple[Given | None, bool]:
@@ -58,13 +60,20 @@ def _following(page: Page, mark: Mark, follows: int) -> Given | None:
     edge = filler.end() if filler else region.start
     found = page.numerals(region, spaces_group=True)
     first = next(iter(found or word_numerals(page.text, edge, region.end)), None)
+    is_worked_out = mark.may_be_working and _EQUALS.search(page.text, region.start, follows)
     if first is not None and first.start <= edge:
-        if first.number is None or not is_part(page.text, region, found or [first]):
+        # Of `A: 30 books weigh 7.5 ...` the first number only begins the working.
+        words = page.text[first.end : region.end].split()
+        is_alone = not (
+            is_worked_out
+            and ("=" in page.text[region.start : first.start] or len(words) > _MOST_UNIT_WORDS)
+        )
+        if first.number is None or (is_alone and not is_part(page.text, region, found or [first])):
             return Given(first, mark.shape) if first.number else None
     elif mark.shape == "hashes":
         return None
     given = answer_of(page, region, may_be_worded=True).given
-    if mark.may_be_working and (given is None or "=" in page.text[region.start : follows]):
+    if mark.may_be_working and (given is None or is_worked_out):
         given = concluded(page, mark.content, follows) or given
     return given and Given(given.numeral, mark.shape)
 

@@ -38,7 +38,7 @@ _REFUSAL = re.compile(
     r"details)(?: \w+)? (?:is|are) (?:insufficient|incomplete|missing|not (?:enough|sufficient))|"
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
-    r"|\bi(?:'m| am) not sure|\bi can only\b|\bas an ai\b|\bunanswerable\b",
+    r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b",
     re.IGNORECASE,
 )
 _REFUSED = re.compile(rf"(?:{_REFUSAL.pattern})[^.!?,\n]{{0,8}}$", re.IGNORECASE)

@@ -40,11 +40,12 @@ _UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
 # With a unit between, a dash is a minus only in a sentence with an equals sign.
 _OPERATOR_NEXT = re.compile(
     rf"[xyznXYZN](?![A-Za-z])|{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
-    rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
+    rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+/]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
 )
 _OPERATOR_BEFORE = re.compile(
-    rf"(?:(?:[\d)%²]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|[A-Za-z)°]{_BLANK}[×÷*·+])"
-    rf"{_BLANK}\(?$|\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
+    rf"(?:(?:[\d)%²]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|"
+    rf"[A-Za-z)°]{_BLANK}(?:[×÷*·+]|/[ ])){_BLANK}\(?$|"
+    r"\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
 )
 
 _NAME = re.compile(
