@@ -1,4 +1,4 @@
-"""An answer's plain text with its sentences, and how the text's language writes numerals."""
+"""A plain text with its sentences, and how its language writes numerals."""
 
 from __future__ import annotations
 
@@ -7,50 +7,82 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from redline.tasks.answers.numerals import Numeral, Reading, numerals
-from redline.tasks.answers.sections import Span, sentences
+from redline.tasks.answers.markup import BOLD, THIN
+from redline.tasks.answers.numeral import Numeral, numerals
 
-# Words of languages that group digits by points or spaces. A text with English ones does not.
+# A text with words of languages that group digits by points, and with no English ones.
 _POINTS_GROUP = re.compile(
-    r"\b(?:Antwort|Ergebnis|beträgt|insgesamt|das|der|und|ist|sind|sie|kostet|nicht|für|mit|"
-    r"respuesta|resultado|los|las|por|el|la|es|son|cuesta|réponse|résultat|les|des|le|est|donc|"
-    r"resposta|uma|custa|risposta|della|gli|il|sono|antwoord|het|een|zijn|svaret|jawaban|cevap|"
-    r"toplam)\b|[а-яё]",
+    r"\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
+    r"gli|het|een|är|"
+    r"antwort|svaret|jawaban|cevap)\b|[а-яё]",
     re.IGNORECASE,
 )
 _ENGLISH = re.compile(r"\b(?:the|of|is|and|answer)\b", re.IGNORECASE)
 
+_BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
+# After the first a period ends no sentence, after the others not before a number, as in `Rs. 500`.
+_ABBREVIATION = re.compile(
+    r"(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
+    re.IGNORECASE,
+)
+_NEAR = 12
+_LONGEST = 2000
 
-class Given(NamedTuple):
-    """A numeral that is the answer, and what shows it."""
 
-    numeral: Numeral
-    shape: str
+class Span(NamedTuple):
+    """A part of a text, from `start` up to `end`."""
+
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Plain text, its sentences in order, and how its numerals are read."""
+    """A plain text and its sentences in order, each within one line, none of them blank.
+
+    points_group: its language writes `70.000` for 70000.
+    """
 
     text: str
     sentences: list[Span]
-    reading: Reading
+    points_group: bool
 
-    def numerals(self, span: Span) -> list[Numeral]:
+    def numerals(self, span: Span, *, spaces_group: bool = False) -> list[Numeral]:
         """The numerals in digits of a part of the text."""
-        return list(numerals(self.text, span.start, span.end, self.reading))
+        points = self.points_group
+        found = numerals(self.text, *span, points_group=points, spaces_group=spaces_group)
+        return list(found)
 
     def within(self, start: int, end: int) -> list[Span]:
         """The sentences of a part of the text; the first and the last are cut to it."""
         first = bisect_right(self.sentences, start, key=lambda span: span.end)
         last = bisect_right(self.sentences, end - 1, key=lambda span: span.start)
-        cut = (
-            Span(max(start, span.start), min(end, span.end)) for span in self.sentences[first:last]
-        )
+        cut = (Span(max(start, one), min(end, other)) for one, other in self.sentences[first:last])
         return [span for span in cut if self.text[span.start : span.end].strip()]
 
 
 def page_of(text: str) -> Page:
-    """The page of a plain text."""
-    points = _POINTS_GROUP.search(text) is not None and _ENGLISH.search(text) is None
-    return Page(text, sentences(text), Reading(points_group=points))
+    """The page of a plain text; a sentence of more than 2,000 characters is cut into several."""
+    points_group = _POINTS_GROUP.search(text) is not None and not _ENGLISH.search(text)
+    found: list[Span] = []
+    start = 0
+    for end in _ends(text):
+        for first in range(start, end, _LONGEST):
+            part = text[first : min(end, first + _LONGEST)]
+            if part.strip():
+                first += len(part) - len(part.lstrip())
+                found.append(Span(first, first + len(part.strip())))
+        start = end
+    return Page(text, found, points_group)
+
+
+def _ends(text: str) -> list[int]:
+    """Where the sentences end."""
+    ends: list[int] = []
+    for cut in _BREAK.finditer(text):
+        if cut["stop"] == ".":
+            short = _ABBREVIATION.search(text, max(0, cut.start() - _NEAR), cut.start())
+            if short is not None and (short[1] or text[cut.end() : cut.end() + 1].isdigit()):
+                continue
+        ends.append(cut.end())
+    return [*ends, len(text)]

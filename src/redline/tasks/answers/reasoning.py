@@ -12,9 +12,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
-from redline.tasks.answers.plain_text import BOLD, BOX, HASHES, THIN
+from redline.tasks.answers.markup import BOLD, BOX, HASHES
 
 _NAMES = "think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|rationale"
 _REASONING = re.compile(
@@ -28,7 +27,6 @@ _TURN_ENDS = re.compile(
     r"user|system|assistant|end_of_turn|eos)\|>|<(?:end_of_turn|start_of_turn|eos|EOT)>|</s>|"
     r"\[/?INST\]|<｜end▁of▁sentence｜>|<｜User｜>"
 )
-_ROLE = re.compile(r"(?:assistant|model)\s*(?:<\|end_header_id\|>|\n)", re.IGNORECASE)
 
 _RUN_ON = re.compile(
     rf"^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
@@ -37,45 +35,12 @@ _RUN_ON = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _FIRST_OF_SERIES = re.compile(r"\b(?:Q|Question|Problem|Exercise)[ ]?#?1\b", re.IGNORECASE)
-_ASKED = re.compile(
-    rf"^[^\n]{{12,600}}\?[ {BOLD}]*\n+[ {BOLD}]*(?:A|Answer)[ {BOLD}]*:",
-    re.MULTILINE | re.IGNORECASE,
-)
-_CONCLUDED = re.compile(
-    rf"[{HASHES}{BOX}]\D{{0,8}}\d|\banswer is\b[^.\n]{{0,40}}\d|"
-    r"\b(?:therefore|thus|hence)\b[^.\n]{0,120}\d",
-    re.IGNORECASE,
-)
 ANSWERED = re.compile(
     rf"^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|=[ ]?[$€£]?\d|"
     rf"^[ {BOLD}]*(?:A|Answer|Final answer)[ {BOLD}]*:[^\n]{{0,80}}\d|"
     r"\banswer\b[^.\n]{0,40}\d|\b(?:therefore|thus|hence|so)\b[^.\n]{0,120}\d",
     re.MULTILINE | re.IGNORECASE,
 )
-
-_HASHED = re.compile(rf"{HASHES}[^\w\n]{{0,8}}\d[^\n]*")
-_RECONSIDERS = re.compile(
-    r"\b(?:wait|check|mistake|wrong|sorry|actually|correct(?:ion)?|hmm|re-?\w*calculate|no,)\b",
-    re.I,
-)
-
-_BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
-# After these a period ends nothing where a number follows, as in `Rs. 500`.
-_BEFORE_NUMBER = re.compile(
-    r"(?:^|[\s(])(?:approx|no|nos|nr|rs|rp|ans|ca|eq|fig|vs|vol|pp?)$", re.I
-)
-_ABBREVIATION = re.compile(
-    r"(?:^|[\s(])(?:mrs?|ms|dr|e\.g|i\.e|st|a\.m|p\.m|z\.B|bzw|p\.ej)$", re.I
-)
-_NEAR = 12
-_LONGEST = 2000
-
-
-class Span(NamedTuple):
-    """A part of a text, from `start` up to `end`."""
-
-    start: int
-    end: int
 
 
 def spoken(answer: str) -> str:
@@ -100,23 +65,17 @@ def _own_turn(text: str) -> str:
     for found in _TURN_ENDS.finditer(text):
         if text[at : found.start()].strip():
             return text[at : found.start()]
-        role = _ROLE.match(text, found.end())
-        at = role.end() if role else found.end()
+        at = found.end()
     return text[at:]
 
 
 def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
     """Plain text up to the next question that the model asks itself after it has answered.
 
-    A question before any answer is an echo of the one that was asked, and stays. Between two lines
-    of `####`, and before `Answer:` where a conclusion was drawn, a question need have no label. A
+    A question before any answer is an echo of the one that was asked, and stays. A
     series that begins with `Question 1` is the model's way to the answer, and stays. answered: what
     an answer looks like, numbers unless told.
     """
-    text = _first_hashed(text)
-    conclusion = _CONCLUDED.search(text)
-    asked = _ASKED.search(text, conclusion.end()) if conclusion else None
-    text = text[: asked.start()] if asked else text
     answer = answered.search(text)
     if answer is None:
         return text
@@ -124,51 +83,3 @@ def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
         is_series = question["number"] and _FIRST_OF_SERIES.search(text, 0, question.start())
         return text if is_series else text[: question.start()]
     return text
-
-
-def _first_hashed(text: str) -> str:
-    """The text up to a `#### 18` after which another question is asked and answered so."""
-    last: re.Match[str] | None = None
-    for found in _HASHED.finditer(text):
-        between = text[last.end() : found.start()] if last else ""
-        if last is not None and "?" in between and not _RECONSIDERS.search(between):
-            return text[: last.end()]
-        last = found
-    return text
-
-
-def sentences(text: str) -> list[Span]:
-    """The sentences of plain text in order, each within one line, none of them blank.
-
-    One of more than 2,000 characters is taken in pieces of that size.
-    """
-    found: list[Span] = []
-    start = 0
-    for cut in _BREAK.finditer(text):
-        if cut["stop"] == "." and _is_inner_stop(text, cut):
-            continue
-        _add(found, text, start, cut.end())
-        start = cut.end()
-    _add(found, text, start, len(text))
-    return found
-
-
-def _is_inner_stop(text: str, cut: re.Match[str]) -> bool:
-    head = text[max(0, cut.start() - _NEAR) : cut.start()]
-    if _ABBREVIATION.search(head):
-        return True
-    is_number_next = cut.end() < len(text) and text[cut.end()].isdigit()
-    return is_number_next and _BEFORE_NUMBER.search(head) is not None
-
-
-def _add(found: list[Span], text: str, start: int, end: int) -> None:
-    while end - start > _LONGEST:
-        space = text.rfind(" ", start + 1, start + _LONGEST)
-        stop = space if space > 0 else start + _LONGEST
-        _add(found, text, start, stop)
-        start = stop
-    part = text[start:end]
-    bare = part.strip()
-    if bare:
-        first = start + len(part) - len(part.lstrip())
-        found.append(Span(first, first + len(bare)))

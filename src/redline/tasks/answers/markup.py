@@ -20,25 +20,19 @@ import re
 import unicodedata
 
 BOX, BOX_END, BOLD, TAG, TAG_END, _FRACTION, HASHES = map(chr, range(0xE000, 0xE007))
-THIN = "\u202f"  # every space that is no ordinary one, some of which group digits
+THIN = "\u202f"  # a space that may group digits
 
-_CHARACTERS: dict[int, str | None] = {
+_CHARACTERS = {
     **{code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)},  # full width
-    **dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63"), "-"),
-    **dict.fromkeys(map(ord, "\u00a0\u2007\u2008\u2009\u200a\u202f"), THIN),
-    **dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"), None),
-    **dict.fromkeys(map(ord, "₀₁₂₃₄₅₆₇₈₉"), None),
     **dict.fromkeys(range(0xE000, 0xE007), " "),
-    **dict.fromkeys(map(ord, "‘’ʼ＇"), "'"),
-    **dict.fromkeys(map(ord, "“”„«»＂"), '"'),
-    **dict.fromkeys(map(ord, "⁄∕"), "/"),
-    **dict.fromkeys(map(ord, "⋅·∙"), "·"),
-    **{ord("٫"): ".", ord("٬"): ",", ord("،"): ",", ord("٪"): "%", ord("\u3000"): " "},
-    **{ord("\r"): "\n", ord("\u2028"): "\n", ord("\u2029"): "\n"},
+    **str.maketrans(
+        "‐‑‒–−\u00a0\u2009\u202f‘’“”„«»⁄∕⋅٫٬٪\u3000\r",
+        f'-----{THIN}{THIN}{THIN}\'\'"""""//·.,% \n',
+        "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad₀₁₂₃₄₅₆₇₈₉",
+    ),
 }
 _FOREIGN_DIGIT = re.compile(r"(?![0-9])\d")
-_SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻"
-_SUPERSCRIPT = re.compile(f"[{_SUPERSCRIPTS}]+")
+_SUPERSCRIPT = re.compile("[⁰¹²³⁴-⁹⁻]+")
 _VULGAR = re.compile(r"(\d?)([¼-¾⅐-⅞])")
 
 # Runs are cut short before each step, so that no pattern meets one that is long.
@@ -46,17 +40,12 @@ _SPACES = re.compile(rf"[ \t{THIN}]{{2,}}")
 _BLANK_LINES = re.compile(r"\n(?:[ \t]?\n){2,}")
 _RUN = re.compile(r"([^\w\s])\1{12,}")
 
-_ENTITY = re.compile(
-    r"&(?:nbsp|thinsp|minus|amp|lt|gt|quot|apos|euro|pound|yen|cent|dollar|percnt|times|divide|"
-    r"frac12|frac14|frac34|ndash|mdash|#\d{1,6}|#x[0-9a-fA-F]{1,5});"
-)
-_ELEMENT = re.compile(
-    r"<(/?)(final_answer|answer|strong|b|em|i|u|p|br|hr|div|span|li|ul|ol|tr|td|th|table|thead|"
-    r"tbody|h[1-6]|sup|sub|code|pre|mark|font|center|small|big|blockquote)\b[^<>\n]{0,200}>",
-    re.IGNORECASE,
-)
-_DELETED = re.compile(r"<del>[^<>\n]{0,200}</del>|~~[^~\n]{1,200}~~", re.IGNORECASE)
-_LINES = {"p", "br", "hr", "div", "li", "ul", "ol", "tr", "table", "blockquote", "pre"}
+_ELEMENT = re.compile(r"<(/?)([A-Za-z]\w{0,15})(?:\s[^<>\n]{0,200})?/?>")
+_MARKS = {
+    **dict.fromkeys(("/b", "/strong", "b", "strong"), BOLD),
+    **{"answer": TAG, "final_answer": TAG, "/answer": TAG_END, "/final_answer": TAG_END},
+    **{"sup": "^", "sub": "_"},
+}
 
 # What GSM8K's own solutions hold for a calculator: `3*6=<<3*6=18>>18`.
 _CALCULATION = re.compile(r"<<([^<>\n]{0,300})>>([ $]?[\d.])?")
@@ -65,25 +54,19 @@ _CALCULATION = re.compile(r"<<([^<>\n]{0,300})>>([ $]?[\d.])?")
 _EATEN = re.compile(r"\x08(?=oxed)|\x0c(?=rac\b|rac\{)")
 _COLOUR = re.compile(r"\\(?:text)?color\s*\{[^{}]{0,30}\}")
 _BARE_BOX = re.compile(r"\\boxed[ \t]*(-?\d[\d.,]*)")
-_BRACE = re.compile(r"\\?\bf?boxed\s*\{|\\[{}]|[{}]")
+_N = r"[^{}]*+"
+_BOX_START = r"\\?\bf?boxed\s*\{"
+_BOXED = re.compile(rf"{_BOX_START}({_N}(?:\{{{_N}(?:\{{{_N}\}}{_N})*+\}}{_N})*+)\}}")
 _COMMAND = re.compile(r"\\([a-zA-Z]+\*?|[^a-zA-Z])")
-_STYLE = re.compile(
-    r"text(?:bf|it|rm|sf|tt|style)?|math(?:rm|bf|it|sf|tt)|[mh]box|bf|rm|left|right|[bB]ig[lr]?|"
-    r"displaystyle|boldsymbol|operatorname|emph|underline|overline"
-)
+# What LaTeX's commands are read as; all others as a space.
 _COMMANDS = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _FRACTION),
-    **dict.fromkeys(("times", "ast"), "×"),
-    **dict.fromkeys(("cdot", "bullet"), "·"),
-    **dict.fromkeys(("approx", "simeq"), "≈"),
-    **dict.fromkeys(("begin", "end"), "\n"),
-    **{"div": "÷", "pounds": "£", "euro": "€", "yen": "¥", "textdollar": "$", "degree": "°"},
-    **{"circ": "°", "percent": "%", "over": "/", "cents": " cents"},
-    **{",": THIN, "!": "", ";": " ", ":": " ", " ": " ", "(": " ", ")": " "},
-    **{"[": "\n", "]": "\n", "\\": "\n", "\n": "\n"},
-    **{c: c for c in "$%#&_"},
+    **dict.fromkeys(("begin", "end", "[", "]", "\\", "\n"), "\n"),
+    **{"times": "×", "cdot": "·", "approx": "≈", "div": "÷", "pounds": "£", "euro": "€"},
+    **{"circ": "°", "degree": "°", "percent": "%"},
+    **{",": THIN, "!": ""},
+    **{sign: sign for sign in "$%#&_"},
 }
-_ENVIRONMENT = re.compile(r"\n\{(?:align|aligned|equation|gather|cases|array|split|multline)\*?\}")
 _FRACTION_OF = re.compile(
     rf"(\d?){_FRACTION}\s*(?:\{{([^{{}}]{{0,80}})\}}\s*\{{([^{{}}]{{0,80}})\}}|(\d)\s*(\d))"
 )
@@ -97,7 +80,6 @@ _HEAD = re.compile(r"^[ \t]*(?:>[ \t]?)*(?:#{1,3}(?!#)[ \t]*)?(?:[-*+•‣◦�
 _STRONG = re.compile(r"\*{2,3}|__")
 _EMPHASIS = re.compile(r"(?<![\w*)])\*(?=[^\s*])([^*\n]{1,200})(?<=\S)\*(?![\w*])")
 _UNDERLINE = re.compile(r"(?<!\w)_(?=[^\s_])([^_\n]{1,200})(?<=\S)_(?!\w)")
-_TIE = re.compile(r"(?<=\d)~(?=\d{3})")
 _NUMBERING = re.compile(rf"^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?=\S)", re.MULTILINE)
 
 
@@ -106,18 +88,13 @@ def plain_text(answer: str) -> str:
 
     Digits and signs of other scripts become the ASCII ones. Time and length are linear.
     """
-    text = answer.replace("\r\n", "\n").translate(_CHARACTERS)
+    text = html.unescape(answer).replace("\r\n", "\n").translate(_CHARACTERS)
     text = _shortened(text)
     if not text.isascii():
         text = _SUPERSCRIPT.sub(_raised, text)
         text = _FOREIGN_DIGIT.sub(lambda found: str(unicodedata.decimal(found[0])), text)
         text = _VULGAR.sub(_fraction_sign, text)
-    if "&" in text:
-        text = _ENTITY.sub(lambda found: html.unescape(found[0]).replace("\xa0", THIN), text)
-    text = _DELETED.sub(" ", text)
-    if "<" in text:
-        text = _CALCULATION.sub(_calculated, text)
-        text = _ELEMENT.sub(_element, text)
+    text = _ELEMENT.sub(_element, _CALCULATION.sub(_calculated, text))
     return _without_numbering(_shortened(_without_markdown(_shortened(_without_latex(text)))))
 
 
@@ -128,8 +105,7 @@ def _shortened(text: str) -> str:
 
 
 def _raised(found: re.Match[str]) -> str:
-    digits = "".join("0123456789-"[_SUPERSCRIPTS.index(c)] for c in found[0])
-    return f"^{digits}"
+    return "^" + unicodedata.normalize("NFKC", found[0]).replace("−", "-")
 
 
 def _fraction_sign(found: re.Match[str]) -> str:
@@ -145,55 +121,18 @@ def _calculated(found: re.Match[str]) -> str:
 
 
 def _element(found: re.Match[str]) -> str:
-    name, is_end = found[2].lower(), bool(found[1])
-    if name in {"answer", "final_answer"}:
-        return TAG_END if is_end else TAG
-    if name in {"b", "strong"}:
-        return BOLD
-    if name in {"sup", "sub"} and not is_end:
-        return "^" if name == "sup" else "_"
-    return "\n" if name in _LINES or name[0] == "h" else ""
+    return _MARKS.get((found[1] + found[2]).lower(), " ")
 
 
 def _without_latex(text: str) -> str:
-    if "color" in text:
-        text = _COLOUR.sub("", text)
-    if "boxed" in text or "\x08" in text or "\x0c" in text:
-        text = _EATEN.sub(lambda found: "\\b" if found[0] == "\x08" else "\\f", text)
-        text = _boxes(_BARE_BOX.sub(rf"{BOX}\1{BOX_END}", text))
-    text = _TIE.sub(THIN, text.replace("$$", " "))
-    if "\\" in text:
-        text = _COMMAND.sub(_command, text)
-        text = _ENVIRONMENT.sub("\n", text)
-        text = _FRACTION_OF.sub(_fraction, text).replace(_FRACTION, " ").replace("&", " ")
-    return text.replace("{", "").replace("}", "")
-
-
-def _command(found: re.Match[str]) -> str:
-    name = found[1].rstrip("*")
-    return "" if _STYLE.fullmatch(name) else _COMMANDS.get(name, " ")
-
-
-def _boxes(text: str) -> str:
-    """The text with each box's own braces as marks: one pass, however deep the braces nest."""
-    parts: list[str] = []
-    is_box: list[bool] = []
-    at = 0
-    for found in _BRACE.finditer(text):
-        token = found[0]
-        parts.append(text[at : found.start()])
-        at = found.end()
-        if token.endswith("{") and len(token) > 2:
-            is_box.append(True)
-            parts.append(BOX)
-        elif token == "}" and is_box:
-            parts.append(BOX_END if is_box.pop() else token)
-        else:
-            if token == "{":
-                is_box.append(False)
-            parts.append(token)
-    parts.append(text[at:])
-    return "".join(parts)
+    text = _EATEN.sub(lambda found: "\\b" if found[0] == "\x08" else "\\f", _COLOUR.sub("", text))
+    text = _BARE_BOX.sub(rf"{BOX}\1{BOX_END}", text)
+    for _ in range(2):  # one may hold another
+        text = _BOXED.sub(rf"{BOX}\1{BOX_END}", text)
+    text = re.sub(_BOX_START, BOX, text)
+    text = _COMMAND.sub(lambda found: _COMMANDS.get(found[1], " "), text.replace("$$", " "))
+    text = _FRACTION_OF.sub(_fraction, text)
+    return text.translate(str.maketrans(f"{_FRACTION}&", "  ", "{}"))
 
 
 def _fraction(found: re.Match[str]) -> str:

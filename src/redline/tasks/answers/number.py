@@ -1,16 +1,14 @@
 """The final number of a model's answer: found flexibly, or by one form strictly.
 
 **Flexible** (`final_number`). Reasoning, markup and questions that the model goes on to ask itself
-are taken away (sections.py, plain_text.py). Then, in this order:
+are removed (reasoning.py, markup.py). Then, in this order:
 
-1. The last mark that announces a number (markers.py, marked_number.py): a later one corrects an
-   earlier one.
-2. What a correction after it ("Wait, ...") concludes, unless that only confirms it.
-3. Without a mark, the conclusion: the answer of the last sentence that gives one (last_number.py).
+1. The last mark that announces a number (mark.py, announced.py): a later one corrects an earlier.
+2. What a correction after it ("Wait, ...") concludes, unless that only confirms it (conclusion.py).
+3. Without a mark, the conclusion: the answer of the last sentence that gives one.
 
-Nothing is found where the answer was cut before its number: where it ends inside a sentence, an
-expression, a box or its reasoning. A number that stands in the middle of such a text is none that
-the model gave.
+Nothing is found if the answer was cut before its number: if it ends inside a sentence, an
+expression, a box or its reasoning.
 
 **Strict** (`strict_number`). The answer keeps the form that its task asks for. For GSM8K that is
 the expression of the data set's own evaluation, `#### (\\-?[0-9\\.\\,]+)`, first match, which is
@@ -34,17 +32,16 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from redline.tasks.answers.last_number import conclusion, correction, looks_cut
-from redline.tasks.answers.marked_number import announced
-from redline.tasks.answers.markers import marks
-from redline.tasks.answers.numerals import MOST_DIGITS, Number, read_number, whole_number
-from redline.tasks.answers.page import Given, Page, page_of
-from redline.tasks.answers.plain_text import plain_text
-from redline.tasks.answers.sections import spoken, without_run_on
+from redline.tasks.answers.announced import announced
+from redline.tasks.answers.conclusion import concluded, corrected, looks_cut
+from redline.tasks.answers.mark import marks
+from redline.tasks.answers.markup import plain_text
+from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number
+from redline.tasks.answers.page import page_of
+from redline.tasks.answers.reasoning import spoken, without_run_on
 
 Form = Literal["hashes", "label", "phrase", "boxed"]
 
-_MOST_WHOLE = 80  # characters of an answer that is a number and nothing else
 _BY_FORM = {
     "hashes": re.compile(r"#### (-?[0-9.,]+)"),
     "label": re.compile(r"^(?:A|Answer): ?\$?(-?[0-9.,]+)", re.MULTILINE),
@@ -56,9 +53,9 @@ _BY_FORM = {
 class Found:
     """A final number, its text, and what shows it to be the final one.
 
-    text: without the answer's markup. shape: hashes, boxed, tag, label or phrase where a mark
-    announces it; bold, equation, sentence or words where it is the conclusion; for a strict
-    number, its form.
+    text: without the answer's markup. shape: hashes, boxed, tag, label or phrase if a mark
+    announces it; bold, equation, sentence or words if it is the conclusion; for a strict number,
+    its form.
     """
 
     number: Number
@@ -67,7 +64,7 @@ class Found:
 
 
 def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
-    """The number that the answer gives as its last word, or None where it gives none.
+    """The number that the answer gives as its last word, or None if it gives none.
 
     is_cut: the answer is known to have been cut off, so that only a number it announces counts, and
     not one at its very end, which may lack digits. Time is linear in the answer's length. Never
@@ -76,17 +73,15 @@ def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
     text = plain_text(spoken(answer))
     page = page_of(without_run_on(text))
     is_cut = is_cut and len(page.text) == len(text)  # what was cut may be what it ran on into
-    found = announced(page, is_cut)
-    if found is not None:
-        given = found.given
-        return given and _found(page, correction(page, given.numeral.end) or given)
-    if is_cut or looks_cut(page):
+    given, is_open = announced(page, is_cut)
+    if given is not None:
+        given = corrected(page, given.numeral.end) or given
+    elif not (is_open or is_cut or looks_cut(page)):
+        given = concluded(page, 0, len(page.text))
+    numeral = given and given.numeral
+    if given is None or numeral is None or numeral.number is None:
         return None
-    last = conclusion(page, 0, len(page.text))
-    if last is not None:
-        return _found(page, last)
-    whole = whole_number(page.text) if len(page.text) <= _MOST_WHOLE else None
-    return Found(whole, page.text.strip(), "words") if whole else None
+    return Found(numeral.number, page.text[numeral.start : numeral.end], given.shape)
 
 
 def strict_number(answer: str, form: Form = "hashes") -> Found | None:
@@ -95,15 +90,14 @@ def strict_number(answer: str, form: Form = "hashes") -> Found | None:
     if form == "boxed":
         plain = plain_text(text)
         boxes = [mark for mark in marks(plain) if mark.shape == "boxed"]
-        content = plain[boxes[-1].content : boxes[-1].limit] if boxes else ""
-        number = read_number(content) if boxes and boxes[-1].is_closed else None
-        return Found(number, content, form) if number else None
-    found = _BY_FORM[form].search(text)
-    if found is None:
-        return None
-    digits = found[1].replace(",", "")
-    number = read_number(digits) if len(digits) <= MOST_DIGITS else None
-    return Found(number, found[1], form) if number else None
+        said = plain[boxes[-1].content : boxes[-1].limit] if boxes and boxes[-1].is_closed else ""
+        number = read_number(said)
+    else:
+        found = _BY_FORM[form].search(text)
+        said = found[1] if found else ""
+        digits = said.replace(",", "")
+        number = read_number(digits) if len(digits) <= MOST_DIGITS else None
+    return Found(number, said, form) if number else None
 
 
 def gold_number(answer: str) -> Number | None:
@@ -112,10 +106,3 @@ def gold_number(answer: str) -> Number | None:
     `... #### 1,234` is 1234, as are `1,234` and `$1,234`.
     """
     return read_number(answer.rpartition("####")[2])
-
-
-def _found(page: Page, given: Given) -> Found | None:
-    numeral = given.numeral
-    if numeral.number is None:
-        return None
-    return Found(numeral.number, page.text[numeral.start : numeral.end], given.shape)

@@ -1,0 +1,94 @@
+"""The number that a mark of an answer announces: the last mark that has one.
+
+| after the mark                | the number is                                                    |
+|-------------------------------|------------------------------------------------------------------|
+| a number, at once             | that one, unless it is part of an expression or a range          |
+| a sentence                    | the answer of that sentence (sentence.py)                        |
+| working, after `A:`           | what the working concludes (conclusion.py)                       |
+| nothing, and the line ends    | any of these on the next line                                    |
+"""
+
+from __future__ import annotations
+
+import re
+
+from redline.tasks.answers.conclusion import Given, answer_of, concluded, is_refused
+from redline.tasks.answers.mark import Mark, marks
+from redline.tasks.answers.markup import BOLD, HASHES
+from redline.tasks.answers.numeral import word_numerals
+from redline.tasks.answers.page import Page, Span
+from redline.tasks.answers.sentence import is_part
+
+_MOST_MARKS = 64
+_MOST_REGION = 600
+_MOST_UNIT_WORDS = 5  # as in `18 dollars a day`
+
+_FILLER = re.compile(
+    rf"(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
+    r"(?<![A-Za-z])(?:therefore|thus|then|simply|just|only|exactly|approximately|about|"
+    r"around|roughly|equal to|now|indeed|actually|clearly|also|still|the number|the|of|"
+    r"ist|est|es)(?!\w)|约|約)*+",
+    re.IGNORECASE,
+)
+_EQUALS = re.compile(r"=|\bequals\b")
+
+
+def announced(page: Page, is_cut: bool) -> tuple[Given | None, bool]:
+    """The announced number, or None, and whether the text was cut within an announced number.
+
+    is_cut: the text was cut, so that a number at its very end may lack digits and does not count.
+    """
+    follows = len(page.text)
+    for mark in reversed(marks(page.text)[-_MOST_MARKS:]):
+        is_enclosed = mark.shape in {"boxed", "tag"}
+        given = _enclosed(page, mark) if is_enclosed else _following(page, mark, follows)
+        if given is not None:
+            may_lack = is_cut or (not mark.is_closed and mark.shape == "boxed")
+            is_open = may_lack and given.numeral.end >= len(page.text.rstrip())
+            return None if is_open else given, is_open
+        follows = min(follows, mark.start)
+    return None, False
+
+
+def _following(page: Page, mark: Mark, follows: int) -> Given | None:
+    """The number after a mark, or None. follows: where the next mark begins."""
+    regions = page.within(mark.content, min(follows, mark.content + _MOST_REGION))
+    if not regions or is_refused(page.text, mark.start):
+        return None
+    region = regions[0]
+    filler = _FILLER.match(page.text, *region)
+    edge = filler.end() if filler else region.start
+    found = page.numerals(region, spaces_group=True)
+    first = next(iter(found or word_numerals(page.text, edge, region.end)), None)
+    is_worked_out = mark.may_be_working and _EQUALS.search(page.text, region.start, follows)
+    if first is not None and first.start <= edge:
+        # Of `A: 30 books weigh 7.5 ...` the first number only begins the working.
+        words = page.text[first.end : region.end].split()
+        is_alone = not (
+            is_worked_out
+            and ("=" in page.text[region.start : first.start] or len(words) > _MOST_UNIT_WORDS)
+        )
+        if first.number is None or (is_alone and not is_part(page.text, region, found or [first])):
+            return Given(first, mark.shape) if first.number else None
+    elif mark.shape == "hashes":
+        return None
+    given = answer_of(page, region, may_be_worded=True).given
+    if mark.may_be_working and (given is None or is_worked_out):
+        given = concluded(page, mark.content, follows) or given
+    return given and Given(given.numeral, mark.shape)
+
+
+def _enclosed(page: Page, mark: Mark) -> Given | None:
+    """The one number in a box or tag, such as `1 234`, or what a sentence in it says."""
+    span = Span(mark.content, mark.limit)
+    if not mark.is_closed and mark.shape == "boxed":
+        line = page.text[mark.content : mark.limit].partition("\n")[0]
+        span = Span(mark.content, mark.content + len(line))
+    found = page.numerals(span, spaces_group=True)
+    if len(found) == 1 and found[0].number is not None:
+        rest = page.text[span.start : found[0].start] + page.text[found[0].end : span.end]
+        if not rest.strip(f" \n$.{BOLD}"):
+            return Given(found[0], mark.shape)
+    is_tag = mark.shape == "tag"
+    given = concluded(page, *span) if is_tag else answer_of(page, span, may_be_worded=True).given
+    return given and Given(given.numeral, mark.shape)

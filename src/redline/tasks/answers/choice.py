@@ -1,0 +1,149 @@
+"""The letter that an answer to a multiple-choice question chooses.
+
+| in this order                      | as in                                                     |
+|------------------------------------|-----------------------------------------------------------|
+| the last that is announced,        | `The answer is (C).`, `Answer: b`, `\\boxed{C}`            |
+| or chosen, or called right         | `I choose C`, `So (C).`, `Option C is correct`, `选C`     |
+| the letter that a line begins with | `C`, `**C) 18**`, `C. Because ...`: the first or the last |
+| the only letter that is mentioned  | `That leaves option C`, in the last sentence              |
+
+Two letters at once (`A and C`, `A or B`) choose none. Options that are only listed choose none. A
+small letter counts where it can be no word: `b)`, `(b)`, `the answer is b`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+
+from redline.tasks.answers.mark import marks
+from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
+from redline.tasks.answers.page import Page, Span, page_of
+from redline.tasks.answers.reasoning import spoken, without_run_on
+
+_ALIKE = str.maketrans("АВСЕабсе", "ABCEabce")  # Cyrillic letters that look like Latin ones
+_ALONE = r"(?![A-Za-z0-9'])"
+_BLANK = rf"[\s\"'*_$:{BOLD}{HASHES}]{{0,8}}"
+_FILLER = re.compile(
+    rf"(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
+    r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|вариант|la|el|le|"
+    r"die|der|das|opción|opção|lettre|letra|buchstabe|选项|選項)(?!\w))*+",
+    re.IGNORECASE,
+)
+_LETTER = re.compile(
+    rf"(?P<open>[\[(])?{_BLANK}(?P<letter>[A-Za-zАВСЕабсе]){_BLANK}(?P<close>[\])])?"
+    rf"(?P<end>[.,;:!?。]|$|\n|[{BOLD}{BOX_END}{TAG_END}\"'$])?(?![A-Za-z'’])"
+)
+_MORE = re.compile(
+    rf"{_BLANK}[\])]?{_BLANK}(?:,|/|&|(?:,[ ]?)?(?:and|or|und|oder|y|et|ou|和|或|と)(?![a-z]))"
+    rf"{_BLANK}(?:option |choice )?[\[(]?(?P<letter>[A-Z]){_ALONE}"
+)
+_WORD_NEXT = re.compile(
+    r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due|would)[a-z]"
+)
+_LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]])){_BLANK}[\])]?{_ALONE}"
+_CALLED = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:[ ](?:is|must be|seems to be|would be|"
+        rf"being)[ ](?:the |"
+        r"indeed |therefore |thus |clearly |most |also )*(?:correct|right|best|answer|accurate|"
+        r"true)\b)",
+        r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
+        r"\bmy (?:choice|pick|answer) is)|\b(?:choose|select|pick|(?i:it(?:'s| is| must be|"
+        r" has to be| should be))|but)(?:[ ]?:)?|(?i:best|correct|right|proper|good) (?:option|"
+        r"choice|guess|alternative|statement)[^.\n]{0,40}?(?:\bis\b|:)|(?i:option|"
+        r"choice)[ ]?(?:is\b|:)|\"(?:choice|option|letter|label)\"[ ]?:|(?:答案|答え|正解|"
+        r"정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
+        rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
+        r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
+        rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
+    )
+)
+_NOT_BEFORE = re.compile(
+    r"\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$", re.I
+)
+_LINE = re.compile(
+    rf"{_BLANK}(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
+    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|[ ](?:because|since)\b))"
+)
+_OPTION = re.compile(r"(?:^|[\s(\[])([A-Z])[).:\]][ ]")
+_MENTIONED = re.compile(
+    r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|选项)[ ]?[\[(]?|[\[(](?=\w[\])]))"
+    rf"(?P<letter>[A-Z]){_ALONE}"
+)
+_ANSWERED = re.compile(
+    rf"^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
+    rf"(?:\b(?i:answer)\b|答案|[{HASHES}])[^\n.]{{0,40}}?(?<!\w)[A-Z](?!\w)",
+    re.MULTILINE,
+)
+_NEAR = 24
+_MOST_CHOSEN = 64
+
+
+def final_choice(answer: str, letters: str = "ABCD") -> str | None:
+    """The letter, as in `letters`, that the answer chooses, or None if it chooses none or two.
+
+    letters: the options there are, as capitals. Time is linear in the answer's length. Never
+    raises.
+    """
+    page = page_of(without_run_on(plain_text(spoken(answer)), _ANSWERED))
+    chosen = [*_announced(page, letters), *_called(page.text, letters)]
+    if chosen:
+        return max(chosen)[1] or None
+    listed = {option for option in _OPTION.findall(page.text) if option in letters}
+    lines = [line for line in page.text.split("\n") if line.strip()] if len(listed) < 2 else []
+    for line in (*lines[:1], *lines[-1:]):
+        found = _LINE.match(line)
+        if found and found["letter"].upper() in letters:
+            return found["letter"].upper()
+    mentioned = {
+        letter for last in page.sentences[-1:] for _, letter in _mentions(page, last, letters)
+    }
+    return mentioned.pop() if len(mentioned) == 1 else None
+
+
+def _announced(page: Page, letters: str) -> Iterator[tuple[int, str]]:
+    """Places and letters that marks announce; an empty letter if there are two at once."""
+    for mark in marks(page.text)[-_MOST_CHOSEN:]:
+        for region in page.within(mark.content, mark.limit)[:1]:
+            filler = _FILLER.match(page.text, *region)
+            found = _LETTER.match(page.text, filler.end() if filler else region.start, region.end)
+            if found is not None and (letter := _accepted(page.text, found, letters)):
+                more = _MORE.match(page.text, found.end("letter"))
+                is_two = more is not None and more["letter"] in letters
+                yield found.start("letter"), "" if is_two else letter
+            else:
+                yield from islice(_mentions(page, region, letters), 1)
+
+
+def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
+    """The option that the match names, or None if the letter may be a word or is no option."""
+    letter = found["letter"].translate(_ALIKE)
+    if not (found["close"] or found["end"] is not None):
+        may_be_word = letter.islower() or letter == "A"
+        if may_be_word and _WORD_NEXT.match(text, found.end("letter")):
+            return None
+        if letter.islower() and not found["open"]:
+            return None
+    return letter.upper() if letter.upper() in letters else None
+
+
+def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
+    """Places and letters that are said to be chosen or to be right."""
+    for pattern in _CALLED:
+        for found in islice(pattern.finditer(text), _MOST_CHOSEN):
+            start, letter = found.start("letter"), found["letter"].upper()
+            if letter in letters and not _NOT_BEFORE.search(
+                text, max(0, found.start() - _NEAR), start
+            ):
+                yield start, letter
+
+
+def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]:
+    """Places and letters in a sentence that are neither denied nor supposed."""
+    for found in _MENTIONED.finditer(page.text, *span):
+        start, letter = found.start("letter"), found["letter"]
+        if letter in letters and not _NOT_BEFORE.search(page.text, span.start, found.end()):
+            yield start, letter

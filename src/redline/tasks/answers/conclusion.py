@@ -1,0 +1,228 @@
+"""The number that an answer concludes with if no mark announces it, or corrects itself to.
+
+The sentences are read from the last one back. Passed over are closing words (`Let me know ...`),
+sentences without a number, and those that only state an expression. A question that is not put to
+the reader takes its paragraph with it: what precedes it there is the question that was asked.
+A refusal ends the search, and so does a range or a time: that is the answer, and it is no number.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import NamedTuple
+
+from redline.tasks.answers.markup import BOLD, BOX_END, TAG_END
+from redline.tasks.answers.numeral import Number, Numeral, word_numerals
+from redline.tasks.answers.page import Page, Span
+from redline.tasks.answers.sentence import Outcome, choose
+
+_CLOSING = re.compile(
+    r"[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
+    r"does (?:that|this)|is there|any (?:other |more )?questions|thank|happy to|glad to|"
+    r"you're welcome|good luck|cheers|great (?:job|question)|don't hesitate|can i|shall i|want me|"
+    r"i can|i'd be|i would be|have a|best|regards|enjoy|keep|note|remember|p\.?s|confidence)\b",
+    re.IGNORECASE,
+)
+_TO_READER = re.compile(r"\b(?:you|your|help|sense|else|further|clear)\b", re.IGNORECASE)
+_SHORT_QUESTION = 24  # characters of `Right?`, `Does that fit?` or `Maybe 18?`
+_CANNOT = (
+    r"(?:can(?:not|'t)|(?:do not|don't)|(?:unable|not able|impossible|not possible|no way) to)"
+)
+_REFUSAL = re.compile(
+    rf"\b{_CANNOT} (?:be )?(?:determine|answer|solve|say|tell|know|calculate|find|give|help|"
+    rf"provide|"
+    r"assist|have enough)|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|"
+    r"sufficient) (?:information|data|details)|\b(?:insufficient|missing|needs?|"
+    r"requires?)(?: \w+)? (?:information|data|details)\b|\b(?:information|data|"
+    r"details)(?: \w+)? (?:is|are) (?:insufficient|incomplete|missing|not (?:enough|sufficient))|"
+    r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
+    r"are) (?:needed|required)"
+    r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(rf"(?:{_REFUSAL.pattern})[^.!?,\n]{{0,8}}$", re.IGNORECASE)
+_NEAR = 80
+_AFTERWARDS = re.compile(
+    r"^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|justification|notes?)"
+    rf"[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
+    r"let(?:'s| me) (?:verify|check|double))\b)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_THEREFORE = re.compile(r"\b(?:so|therefore|thus|hence|finally)\b", re.IGNORECASE)
+_CONCLUDES = re.compile(
+    r"\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b", re.IGNORECASE
+)
+_NONE_LEFT = re.compile(
+    r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
+    r" have)? any(?: [a-z]+){0,2})(?: of (?:them|the [a-z]+))?(?: (?:is|are|was|were|will be|"
+    r"would be|has|have|had|been)){0,2} "
+    r"(?:left|remain(?:s|ing|ed)?)\b|\bno remaining [a-z]+",
+    re.IGNORECASE,
+)
+_AMOUNT = re.compile(r"[=$€£]")
+
+_DANGLING = re.compile(
+    r"(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
+    r"on|at|we|she|he|they|it|i|her|his|their|its|then|because|since|which|that|if|but|as|than|"
+    r"have|has|"
+    r"had|will|would|can|multiply|divide|subtract|add|both|equals))$",
+    re.IGNORECASE,
+)
+_ENDINGS = frozenset(".!?。！？…)]}\"'|;」】") | {BOX_END, TAG_END}
+_SHORT_LINE_WORDS = 3
+_MOST_TRIED = 32  # sentences with numbers, of which none answers
+
+_CORRECTION = re.compile(
+    r"[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|apologies|"
+    r"however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|reflection)|"
+    r"i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|(?:edit|update)(?=:)|i (?:mean|"
+    r"meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|have) (?:wrong|mistaken|to correct)|"
+    r"(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|"
+    r"a mistake|an error)(?=[.,;:!]|$))(?!\w)",
+    re.IGNORECASE,
+)
+_CORRECTS = re.compile(
+    r"\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
+    r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
+    r"i meant?)\b",
+    re.IGNORECASE,
+)
+# Before a number that is next to all there is, as in `Sorry, that should be 22 eggs.`
+_BARE = re.compile(
+    r"[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
+    r"must|would|to)[\s:]+){0,8}",
+    re.IGNORECASE,
+)
+_MOST_BARE_WORDS = 2
+
+
+class Given(NamedTuple):
+    """A numeral that is the answer, and what shows it."""
+
+    numeral: Numeral
+    shape: str
+
+
+class Said(NamedTuple):
+    """What one sentence answers: a number, or why it has none, as in `sentence.Pick`."""
+
+    given: Given | None
+    outcome: Outcome
+
+
+def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
+    """The number that a sentence gives, in digits or, if it may be worded, in words.
+
+    That none are left is 0 if the sentence concludes it or has no other number.
+    """
+    text = page.text[span.start : span.end]
+    if _REFUSAL.search(text):
+        return Said(None, "refused")
+    found = page.numerals(span)
+    none = _NONE_LEFT.search(text)
+    is_concluded = none and _THEREFORE.search(text, 0, none.start()) and not _AMOUNT.search(text)
+    if none and (is_concluded or (may_be_worded and not found)):
+        place = span.start + none.start(), span.start + none.end()
+        return Said(Given(Numeral(*place, Number(Fraction(0))), "words"), "found")
+    is_worded = may_be_worded and not found
+    if is_worded:
+        words = word_numerals(page.text, *span)
+        found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
+    pick = choose(page.text, span, found)
+    shape = "words" if is_worded else pick.shape
+    return Said(pick.numeral and Given(pick.numeral, shape), pick.outcome)
+
+
+def concluded(page: Page, start: int, end: int) -> Given | None:
+    """The answer of the last sentence of a part of the text that gives one.
+
+    Notes and checks that follow an answer are left out, unless they find a mistake. What
+    follows a refusal is no answer unless it is worked out or concluded.
+    """
+    afterwards = _AFTERWARDS.search(page.text, start, end)
+    if afterwards is not None and not _CORRECTS.search(page.text, afterwards.end(), end):
+        before = _last_given(page, start, afterwards.start())
+        if before is not None:
+            return before
+    return _last_given(page, start, end)
+
+
+def corrected(page: Page, start: int) -> Given | None:
+    """What the text after an announced number corrects it to, or None if it confirms it.
+
+    `Actually` and its kin may also open a remark that corrects nothing, so a mistake must be named,
+    or an equation be worked out again, or the number be all there is.
+    """
+    for span in page.within(start, len(page.text)):
+        opening = _CORRECTION.match(page.text, *span)
+        if opening is None:
+            continue
+        given = _last_given(page, span.start, len(page.text))
+        if given is None:
+            return None
+        head = page.text[opening.end() : given.numeral.start]
+        tail = re.split(r"\n|\. ", page.text[given.numeral.end :], maxsplit=1)[0]
+        is_bare = _BARE.fullmatch(head) and len(tail.split()) <= _MOST_BARE_WORDS
+        is_reworked = _THEREFORE.search(head.partition("=")[2]) and " if " not in head
+        is_corrected = given.shape == "equation" or _CORRECTS.search(page.text, span.start)
+        return given if is_bare or is_reworked or is_corrected else None
+    return None
+
+
+def is_refused(text: str, mark: int) -> bool:
+    """Whether a refusal ends where a mark begins, as `I cannot determine` before `the answer`."""
+    return _REFUSED.search(text, max(0, mark - _NEAR), mark) is not None
+
+
+def looks_cut(page: Page) -> bool:
+    """Whether the text ends inside a sentence, so that its number may not have come yet."""
+    if not page.sentences:
+        return False
+    last = page.sentences[-1]
+    line = page.text[last.start : last.end].rstrip(f" *_`${BOLD}")
+    if _DANGLING.search(line):
+        return True
+    is_spoken = line.isascii() and line[-1:].isalnum()  # no emoji, no tick, no other script
+    if len(page.sentences) == 1 or not is_spoken or _CLOSING.match(line):
+        return False
+    is_own_line = "\n" in page.text[page.sentences[-2].end : last.start]
+    if is_own_line and len(line.split()) <= _SHORT_LINE_WORDS:
+        return False
+    return not page.numerals(last) and not any(word_numerals(page.text, *last))
+
+
+def _last_given(page: Page, start: int, end: int) -> Given | None:
+    spans = page.within(start, end)
+    is_wordy = not any(character.isdigit() for character in page.text[start:end])
+    tried = 0
+    while spans and tried < _MOST_TRIED:
+        span = spans.pop()
+        text = page.text[span.start : span.end]
+        if text.rstrip(f" *_\"'){BOLD}").endswith(("?", "？")) and len(text) > _SHORT_QUESTION:
+            is_asked = not _TO_READER.search(text)
+            while is_asked and spans and "\n\n" not in page.text[spans[-1].end : span.start]:
+                span = spans.pop()
+            continue
+        if _CLOSING.match(text):
+            continue
+        concludes = _CONCLUDES.search(text) is not None
+        given, outcome = answer_of(page, span, is_wordy or concludes)
+        tried += outcome != "nothing"
+        if given is not None:
+            is_worked_out = concludes or given.shape == "equation"
+            return given if is_worked_out or not _is_refused(page, spans) else None
+        is_open_end = span.end == len(page.text) and text[-1] not in _ENDINGS
+        if outcome in {"valueless", "refused"} or (outcome == "unsolved" and is_open_end):
+            return None
+    return None
+
+
+def _is_refused(page: Page, spans: list[Span]) -> bool:
+    """Whether one of these sentences is a refusal, and nothing is worked out after it."""
+    for span in reversed(spans):
+        if _REFUSAL.search(page.text, *span):
+            return True
+        if "=" in page.text[span.start : span.end]:
+            return False
+    return False

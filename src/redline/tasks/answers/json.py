@@ -1,0 +1,133 @@
+"""The JSON in a model's reply, whatever prose or fences surround it.
+
+Only strict JSON is taken (RFC 8259) and nothing is repaired: a trailing comma, a comment, single
+quotes, NaN or a missing end make it broken, since a repaired guess would look like an answer. What
+a broken object holds inside is not taken either: it is a part, and not the reply.
+
+Of several values the one in a fence goes first, then the last: a reply that shows an example, or
+that corrects itself, ends with what it means.
+
+Each token is read once, and a broken string twice: where a value breaks, all that it is part of
+break at the same place, so none of them is tried again. Hence time is linear. (`raw_decode` of the
+standard library counts the lines of the whole text before each error, which is not.)
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Literal
+
+from redline.tasks.answers.reasoning import spoken
+
+Kind = Literal["object", "array"]
+
+_MOST_DEPTH = 200  # deeper is no answer, and would exhaust the parser's stack
+_OPEN = re.compile(r"[\[{]")
+_BRACKET = re.compile(r"[\[\]{}]")
+_CLOSE_OF = {"{": "}", "[": "]"}
+_S = r"[ \t\n\r]*+"
+_SPACE = re.compile(_S)
+_STRING = r'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
+_KEY = re.compile(rf"{_STRING}{_S}:{_S}")
+_SCALAR = re.compile(
+    rf"(?:{_STRING}|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9A-Za-z_.])"
+    rf"|(?:true|false|null)(?!\w)){_S}"
+)
+_FENCE = re.compile(r"(?:```|~~~)[ \t]*([\w+.-]{0,16})\s{0,10}$")
+_FENCE_END = re.compile(r"\s{0,8}(?:```|~~~)")
+_NEAR = 40
+
+
+def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[object] | None:
+    """The object or array that the reply holds, or None if it holds none that is whole.
+
+    kind: only an object, or only an array. Of a key that occurs twice the later value counts.
+    Reasoning in `<think>` is no part of the reply. Time is linear in the reply's length. Never
+    raises.
+    """
+    text = spoken(reply.removeprefix("\ufeff"))
+    wanted = "{[" if kind is None else "{" if kind == "object" else "["
+    found: list[tuple[bool, int, int]] = []  # whether it is in a fence, its start, its end
+    ends: dict[int, int] | None = None
+    at = 0
+    while opened := _OPEN.search(text, at):
+        start = opened.start()
+        is_whole, at = _read(text, start)
+        if is_whole and text[start] in wanted:
+            found.append((_is_fenced(text, start, at), start, at))
+        elif not is_whole and text[start + 1 : at].strip():  # broken JSON, no bracket of prose
+            ends = _ends(text) if ends is None else ends
+            at = max(at, ends.get(start, at))
+        at = max(at, start + 1)
+    for _, start, end in sorted(found, reverse=True):
+        try:
+            parsed: dict[str, object] | list[object] = json.loads(
+                text[start:end], parse_float=_finite
+            )
+        except ValueError:  # a number with more digits or a larger exponent than Python takes
+            continue
+        return parsed
+    return None
+
+
+def _read(text: str, start: int) -> tuple[bool, int]:
+    """Whether the value that opens at `start` is whole, and where it ends or breaks."""
+    closing: list[str] = []
+    at = start
+    while True:
+        close = _CLOSE_OF.get(text[at : at + 1]) if len(closing) < _MOST_DEPTH else None
+        scalar = None if close else _SCALAR.match(text, at)
+        if close:
+            closing.append(close)
+            at = _past_space(text, at + 1)
+        elif scalar:
+            at = scalar.end()
+        else:
+            return False, at
+        is_complete = not close or text.startswith(close, at)
+        while is_complete:
+            sign = text[at : at + 1]
+            if sign == closing[-1]:
+                closing.pop()
+                if not closing:
+                    return True, at + 1
+            elif sign != ",":
+                return False, at
+            is_complete = sign != ","
+            at = _past_space(text, at + 1)
+        if closing[-1] == "}":
+            key = _KEY.match(text, at)
+            if key is None:
+                return False, at
+            at = key.end()
+
+
+def _past_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return space.end() if space else at
+
+
+def _ends(text: str) -> dict[int, int]:
+    """Where each bracket's partner ends, by brackets alone; one without a partner is left out."""
+    ends: dict[int, int] = {}
+    open_at: list[int] = []
+    for found in _BRACKET.finditer(text):
+        if found[0] in _CLOSE_OF:
+            open_at.append(found.start())
+        elif open_at:
+            ends[open_at.pop()] = found.end()
+    return ends
+
+
+def _is_fenced(text: str, start: int, end: int) -> bool:
+    before = _FENCE.search(text[max(0, start - _NEAR) : start])
+    return before is not None and bool(before[1] or _FENCE_END.match(text, end))
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is beyond what a float holds")
+    return value

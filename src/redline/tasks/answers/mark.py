@@ -1,0 +1,97 @@
+"""Where an answer says that its result comes next: `####`, a box, a tag, a label, a phrase.
+
+| shape    | as in                                                       |
+|----------|-------------------------------------------------------------|
+| hashes   | `#### 18`                                                   |
+| boxed    | `\\boxed{18}`                                                |
+| tag      | `<answer>18</answer>`                                       |
+| label    | `A: 18`, `**Final Answer**`, `Réponse : 18`, `"answer": 18` |
+| phrase   | `the answer is 18`, `Die Antwort lautet 18`, `答案是18`       |
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, NamedTuple
+
+from redline.tasks.answers.markup import BOLD, BOX, BOX_END, HASHES, TAG, TAG_END
+
+Shape = Literal["hashes", "boxed", "tag", "label", "phrase"]
+
+_NEAR = 40
+_GAP = rf"[ \t*_\"'{BOLD}]{{0,6}}"
+_ASIDE = rf"(?:[ ](?:final\w*|\d(?=:)))?(?:[ ]?\([^()\n]{{0,60}}\))?{_GAP}"
+_ANSWER = (
+    r"(?:answers?|(?:final|correct) (?:result|value|number|total|amount|count)|antwort|"
+    r"(?:end)?ergebnis|r[ée]ponse|respuesta|resultado final|resposta|risposta|antwoord|svar(?:et)?|"
+    r"odpowied[źz]\w*|odpověď|vastaus|cevap|yanıt|đáp án|đáp số|câu trả lời|jawaban(?:nya)?|jibu|"
+    r"ответ\w*|відповідь|απάντηση|răspunsul|الإجابة|الاجابة|الجواب|جواب|پاسخ|उत्तर|जवाब|উত্তর|"
+    r"সমাধান|సమాధానం|பதில்|คำตอบ|התשובה|答案|答え|解答|回答|正解|答|정답|답)"
+)
+_HEDGE = r"(?:(?:therefore|thus|then|hence|simply|just|now|also|still|indeed|clearly) )?"
+_IS = (
+    r"(?:is|are|was|were|equals?|becomes|(?:would|should|will|must|can|has to) be|"
+    r"comes (?:out )?to|turns out to be|ends up being|ist|lautet|beträgt|wäre|est|serait|es|sería|"
+    r"é|seria|è|är|er|jest|brzmi|wynosi|je|on|là|adalah|ialah|ni|рав[ен]\w*|составляет|будет|є|"
+    r"είναι|este)\b"
+)
+_PHRASE = re.compile(
+    rf"(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
+    rf"[ —-]{{1,3}}(?=\d)"
+    r"|[^.\n:=?!。\d]{0,12}?(?:是|为|為|等于|等於|は|은|는|이|هي|هو|है|হল|คือ|היא))",
+    re.IGNORECASE,
+)
+_LABEL = re.compile(
+    rf"^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
+    rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b)|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
+    rf"(?:[:=]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
+    re.IGNORECASE | re.MULTILINE,
+)
+_PATTERNS: dict[Shape, re.Pattern[str]] = {
+    "boxed": re.compile(rf"{BOX}(?P<content>[^{BOX}{BOX_END}]{{0,400}})(?P<end>{BOX_END})?"),
+    "tag": re.compile(rf"{TAG}(?P<content>[^{TAG}{TAG_END}]{{0,4000}})(?P<end>{TAG_END})?"),
+    "label": _LABEL,
+    "phrase": _PHRASE,
+    "hashes": re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?"),
+}
+# An answer that is only supposed, or held by others, is not the one that is given.
+_SUPPOSED = re.compile(
+    r"\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
+    r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
+    r"its)?[ ]?"
+    r"(?:\w+ )?$",
+    re.IGNORECASE,
+)
+
+
+class Mark(NamedTuple):
+    """A mark, its start, and where the answer that it announces begins and must end.
+
+    limit: the end of the text for all but boxes and tags, which close, if is_closed.
+    may_be_working: of a label, that it says no more than `Answer`, so that working may follow.
+    """
+
+    shape: Shape
+    start: int
+    content: int
+    limit: int
+    is_closed: bool = True
+    may_be_working: bool = False
+
+
+def marks(text: str) -> list[Mark]:
+    """The marks of plain text in the order of what they announce."""
+    found: dict[int, Mark] = {}
+    for shape, pattern in _PATTERNS.items():
+        for match in pattern.finditer(text):
+            groups = match.groupdict()
+            start, limit = (
+                match.span("content") if "content" in groups else (match.end(), len(text))
+            )
+            near = max(0, match.start() - _NEAR)
+            if shape != "phrase" or not _SUPPOSED.search(text, near, match.start()):
+                is_closed = "end" not in groups or groups["end"] is not None
+                is_bare = groups.get("bare") is not None
+                mark = Mark(shape, match.start(), start, limit, is_closed, is_bare)
+                found.setdefault(start, mark)
+    return [found[content] for content in sorted(found)]

@@ -1,0 +1,282 @@
+"""The numbers of plain text, in digits or words, with their sign, currency, share and magnitude.
+
+| text                          | number        | why                                           |
+|-------------------------------|---------------|-----------------------------------------------|
+| `1,234` `1'234` `1,00,000`    | 1234 ...      | groups of three, or Indian ones               |
+| `1.234,56` `1.234.567`        | 1234.56 ...   | no other reading is left                      |
+| `1.234`                       | 1.234         | a decimal point, as in English ...            |
+| `70.000` in a text in German  | 70000         | ... unless the language groups by it          |
+| `12,50` `0,5`                 | 12.5, 0.5     | no group of three, so a decimal comma         |
+| `25%`                         | 25, a percent | a percentage is asked for as 25               |
+| `3:30` `12/25/2024` `1.2.3`   | nothing       | a time, a date, a version; `5:00` is 5        |
+| more than 100 digits          | nothing       | a model in a loop; it bounds the work as well |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import NamedTuple
+
+from redline.tasks.answers.markup import BOLD, THIN, plain_text
+
+MOST_DIGITS = 100
+_MOST_EXPONENT = 100
+_MOST_BASE = 1000  # of a power such as `2^10`
+_NEAR = 24  # characters before a numeral that can belong to it
+
+_LETTER = r"A-Za-zÀ-ÖØ-öø-ɏͰ-ϿЀ-ӿ"
+_MONEY = (
+    rf"(?:(?:(?<![{_LETTER}])[A-Z]{{1,2}})?\$+|[£¥€฿₠-⃀]"
+    rf"|(?<![{_LETTER}])(?:USD|EUR|GBP|INR|CNY|CHF|Rs\.?|Rp\.?|kr\.?))"
+)
+_DIGITS = re.compile(rf"\d+(?:[.,'_{THIN}]\d+)*|(?<![\w.])\.\d+")
+# What digits with separators may be: their form, the separators of groups, the decimal one.
+_FORMS = tuple(
+    (re.compile(form), groups, decimal)
+    for form, groups, decimal in (
+        (r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d+)?|[1-9]\d?(?:,\d{2})+,\d{3}(?:\.\d+)?", ",", "."),
+        (rf"[1-9]\d{{0,2}}(?:(?:['_]\d{{3}})+|(?:{THIN}\d{{3}})+)(?:[.,]\d+)?", f"'_{THIN}", ","),
+        (r"[1-9]\d{0,2}(?:(?:\.\d{3})+,\d+|(?:\.\d{3}){2,})", ".", ","),
+        (r"\d*[.,]\d+", "", ","),
+    )
+)
+_POINT_GROUP = re.compile(r"[1-9]\d{0,2}\.\d{3}")
+_MAY_LEAD = re.compile(r"[1-9]\d{0,2}")
+_SPACE_GROUPS = re.compile(r"(?:[ ]\d{3})+(?!\d)(?:[.,]\d+)?(?!\d)")
+
+_LEAD = re.compile(rf"(?P<minus>-[ ]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<inner>-?)$")
+_MINUS_WORD = re.compile(r"(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$", re.I)
+# A minus after these subtracts: a number, a bracket, a variable; a hyphen joins a word.
+_MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THIN}]*$|[{_LETTER}]$")
+_NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
+
+_TAIL = re.compile(
+    rf"(?P<time>:(?P<minutes>\d\d?)(?!\d)(?::\d\d)?|/\d{{1,2}}/\d{{2,4}}(?!\d))"
+    rf"|(?:(?:[eE]|[ {THIN}]?[×x*·][ {THIN}]?10[ ]?(?:\^|"
+    rf"{BOLD})[ ]?\(?)(?P<tens>[+-]?\d{{1,12}})(?!\w)"
+    rf"|\^\(?(?P<power>\d{{1,12}})|(?:[ {THIN}-]|"
+    rf"[ ]and[ ])(?P<top>\d{{1,4}})/(?P<bottom>\d{{1,4}})(?![\d/])"
+    rf"|[ ]?/[ ]?(?P<below>\d[\d,]{{0,99}})(?![.,]?\d))?"
+    rf"(?:(?P<percent>[ {THIN}]?%|[ -]?(?i:per ?cent|prozent|por cien\w+|pour cent)\b)"
+    r"|(?:[ ](?:dollars?|euros?|pounds?))?,? and (?P<cents>\d\d?) (?:cents?|pence)\b)?"
+)
+_MAGNITUDE = re.compile(
+    r"(?:(?P<near>[kKMB]|[bm]n?)|[ -]?(?i:(?P<e2>hundred)|(?P<e3>thousands?|tausend|тыс\w*)"
+    r"|(?P<e5>lakhs?)|(?P<e6>mill?i(?:on|ón|one)\w*|milh\w+|mio|mln|миллион\w*|млн)|(?P<e7>crores?)"
+    r"|(?P<e9>billions?|milliard\w*|mrd|млрд)|(?P<e12>trillions?)))(?![^\W\d])"
+    r"|[ ]?(?:(?P<e4>[万萬만])|(?P<e8>[亿億억]))"
+)
+_NEAR_MAGNITUDES = {"k": 3, "m": 6, "b": 9}
+_MONEY_AFTER = re.compile(
+    rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR)\b)"
+)
+
+_SMALL = (
+    "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|thirteen|fourteen|fifteen|"
+    "sixteen|seventeen|eighteen|nineteen"
+)
+_TENS = "twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety"
+_FACTORS = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_PARTS = {"half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "tenth": 10}
+_VALUES = {
+    **{word: value for value, word in enumerate(_SMALL.split("|"))},
+    **{word: 10 * tens for tens, word in enumerate(_TENS.split("|"), 2)},
+    **_FACTORS,
+}
+_WORD = rf"(?:{'|'.join(sorted(_VALUES, key=len, reverse=True))}|halves|(?:{'|'.join(_PARTS)})s?)"
+_PHRASE = re.compile(
+    rf"(?<![\w-])(?:an?[ ])?{_WORD}(?:(?:[ -]|(?<=red|and|ion)[ ]and[ ]|[ ]and[ ](?=(?:an?|"
+    rf"one)[ ]))"
+    rf"(?:an?[ ])?{_WORD}){{0,24}}(?![\w-])",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An exact value; `25%` is 25 with is_percent."""
+
+    value: Fraction
+    is_percent: bool = False
+
+    def __str__(self) -> str:
+        """`18`, `-4.5`, `25%`; a fraction where decimals would not end: `1/3`."""
+        sign = "%" if self.is_percent else ""
+        numerator, below = abs(self.value.numerator), self.value.denominator
+        enough = range(below.bit_length() + 1)  # places for any decimals that end
+        places = next((count for count in enough if 10**count % below == 0), None)
+        if not places:
+            return f"{self.value}{sign}"
+        digits = f"{numerator * 10**places // below:0{places + 1}}"
+        minus = "-" if self.value < 0 else ""
+        return f"{minus}{digits[:-places]}.{digits[-places:]}{sign}"
+
+
+def is_same(one: Number, other: Number) -> bool:
+    """Whether two numbers are equal; 18, 18.0 and $18.00 are. Nothing is rounded.
+
+    A percentage equals the bare number (`25%` as 25, which is how GSM8K's answers state
+    percentages) and the share (`25%` as 0.25); two percentages must be equal.
+    """
+    if one.value == other.value:
+        return True
+    if one.is_percent == other.is_percent:
+        return False
+    percent, share = (one, other) if one.is_percent else (other, one)
+    return percent.value == 100 * share.value
+
+
+class Numeral(NamedTuple):
+    """A numeral and its place in a text; `number` is None for a time, a date or a version."""
+
+    start: int
+    end: int
+    number: Number | None
+
+
+def read_number(text: str) -> Number | None:
+    """The number that `text` is, in digits or in words, and None if it is anything more."""
+    return whole_number(plain_text(text))
+
+
+def whole_number(text: str) -> Number | None:
+    """The number that a plain text is as a whole, and None if it is anything more."""
+    plain = text.replace(BOLD, "").strip().removesuffix(".").removeprefix("+").strip()
+    digits = numerals(plain, 0, len(plain), spaces_group=True)
+    found = next(digits, None) or next(word_numerals(plain, 0, len(plain)), None)
+    if found is None or plain[: found.start].strip("$"):
+        return None
+    money = _MONEY_AFTER.match(plain, found.end)
+    return None if plain[money.end() if money else found.end :].strip(" $") else found.number
+
+
+def numerals(
+    text: str,
+    start: int,
+    end: int,
+    *,
+    points_group: bool = False,
+    spaces_group: bool = False,
+) -> Iterator[Numeral]:
+    """The numerals in digits of the plain text `text[start:end]`, in order, in linear time.
+
+    Digits that belong to a name, as in `H2O` or `m^2`, are none. points_group: the text's language
+    writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless it
+    is money or has two such groups.
+    """
+    at = start
+    while found := _DIGITS.search(text, at, end):
+        run, at = found[0], found.end()
+        lead = _lead(text, max(start, found.start() - _NEAR), found.start())
+        if lead is None:
+            continue
+        first, is_negative = lead
+        has_lead = first < found.start()  # a currency, most often
+        groups = _SPACE_GROUPS.match(text, at, end) if _MAY_LEAD.fullmatch(run) else None
+        if groups is not None and (
+            (spaces_group or points_group or has_lead or len(groups[0]) > 4 or groups[0][1] == "0")
+            or _MONEY_AFTER.match(text, groups.end(), end)
+        ):
+            run, at = run + groups[0].replace(" ", THIN), groups.end()
+        value, tail = _value_of(run, points_group), _TAIL.match(text, at, end)
+        if value is not None and tail is not None:
+            value, at = _with_tail(value, tail), tail.end()
+        while value is not None and (scale := _MAGNITUDE.match(text, at, end)):
+            near, name = scale["near"], scale.lastgroup or ""
+            if near in {"m", "b"} and not has_lead:
+                break  # metres
+            value *= 10 ** (_NEAR_MAGNITUDES[near[0].lower()] if near else int(name[1:]))
+            at = scale.end()
+        number = value if value is None else Number(-value if is_negative else value)
+        if number is not None and tail is not None and tail["percent"]:
+            number = replace(number, is_percent=True)
+        yield Numeral(first, at, number)
+
+
+def word_numerals(text: str, start: int, end: int) -> Iterator[Numeral]:
+    """The numerals in English words of the plain text `text[start:end]`, in order.
+
+    `a dozen` is 12, `half a million` 500000, `one and a half` 3/2, `two thirds` 2/3. A lone `one`
+    is one of them, as is `half`; ordinals are not.
+    """
+    for found in _PHRASE.finditer(text, start, end):
+        value = _worded(found[0].lower())
+        if value is not None:
+            minus = _MINUS_WORD.search(text, max(start, found.start() - _NEAR), found.start())
+            first = minus.start() if minus else found.start()
+            yield Numeral(first, found.end(), Number(-value if minus else value))
+
+
+def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
+    """Where a numeral begins with its currency or minus, and if it is negative; None in a name."""
+    head = text[begin:digits]
+    lead = _LEAD.search(head)
+    if lead is None or (not lead["money"] and _NAME.search(head)):
+        return None
+    start = begin + (lead.start("money") if lead["money"] else len(head))
+    if lead["money"] and lead["inner"]:
+        return start, True  # `$-5`
+    outside = head[: lead.start()]
+    word = _MINUS_WORD.search(outside)
+    sign = word.start() if word else lead.start()
+    is_dash = lead["minus"] == "- " or lead["inner"]
+    if is_dash or not (word or lead["minus"]) or _MINUEND.search(outside[:sign]):
+        return start, False
+    return begin + sign, True
+
+
+def _value_of(run: str, points_group: bool) -> Fraction | None:
+    """The value of digits with their separators, or None if they are no one number."""
+    if len(run) > MOST_DIGITS:
+        return None
+    if run.isdigit() or (points_group and _POINT_GROUP.fullmatch(run)):
+        return Fraction(run.replace(".", ""))
+    for form, groups, decimal in _FORMS:
+        if form.fullmatch(run):
+            bare = "".join(sign for sign in run if sign not in groups)
+            return Fraction(bare.replace(decimal, "."))
+    return None
+
+
+def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
+    """The value with what follows its digits and belongs to them; None for a time or a date."""
+    tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
+    top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
+    below = int((tail["below"] or "1").replace(",", ""))
+    is_bounded = max(abs(tens), power) <= _MOST_EXPONENT and (power == 1 or value <= _MOST_BASE)
+    if not is_bounded or not bottom or not below or (tail["time"] and tail["minutes"] != "00"):
+        return None
+    whole = value**power * Fraction(10) ** tens / below
+    return whole + Fraction(top, bottom) + Fraction(int(tail["cents"] or 0), 100)
+
+
+def _worded(phrase: str) -> Fraction | None:
+    """The value of a phrase, or None if it is no one number, such as `two three` or `third`."""
+    words = [word for word in re.split(r"[ -]", phrase) if word not in {"a", "an", "and"}]
+    if words[0] == "half" and len(words) > 1:
+        rest = _worded(" ".join(words[1:]))
+        return rest and rest / 2
+    part = _PARTS.get(words[-1].replace("halves", "half").removesuffix("s"))
+    if part is not None:
+        whole, joined, share = phrase.rpartition(" and ")
+        if joined:
+            one, other = _worded(whole), _worded(share)
+            return None if one is None or other is None else one + other
+        is_one = phrase.startswith("a") or words == ["half"]
+        count = _worded(" ".join(words[:-1])) if len(words) > 1 else Fraction(is_one)
+        is_share = count == 1 or words[-1].endswith("s")
+        return count / part if count and is_share else None
+    total, group, last = 0, 0, 100
+    for word in words:
+        value = _VALUES.get(word)
+        if value is None or not (last >= 100 or word in _FACTORS or (last >= 20 and value < 10)):
+            return None
+        if value >= 1000:
+            total, group = total + (group or 1) * value, 0
+        else:
+            group = (group or 1) * value if word in _FACTORS else group + value
+        last = value
+    return Fraction(total + group)

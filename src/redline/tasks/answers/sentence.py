@@ -1,0 +1,184 @@
+"""Which number of one sentence is its answer.
+
+| numbers                                                                | rank                    |
+|------------------------------------------------------------------------|-------------------------|
+| `9 * 2`, the 2 of `2x`: parts of what is to be worked out              | none                    |
+| `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
+| `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
+| what stands after `=`, and what the sentence says of its subject       | 1                       |
+
+The last number of the highest rank is the answer; one in bold goes before all others. The words
+that make a number a remark are English; in other languages the last number counts, which is where a
+result is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from redline.tasks.answers.markup import BOLD, THIN
+from redline.tasks.answers.numeral import Numeral
+from redline.tasks.answers.page import Span
+
+Outcome = Literal["found", "nothing", "unsolved", "valueless", "refused"]
+
+_NEAR = 60
+_MOST_NUMERALS = 64
+_RANGE, _NAMING, _OPERAND, _REMARK, _MAIN = range(-3, 2)
+_BLANK = rf"[ $*\"'{BOLD}{THIN}]*"
+_EQUALS = re.compile(r"(?<![<>!=])=(?![=>])|≈|\bequals\b|\bis equal to\b")
+_TO_RESULT = re.compile(rf"{_BLANK}\(?(?:(?:approximately|about|roughly|around) )?{_BLANK}")
+_NEW_CLAUSE = re.compile(r"[,;:]|\b(?:so|thus|therefore|hence|making|which|because|since)\b")
+
+_OPERATOR = (
+    r"(?:[+×÷*·^]|/(?!\w*[A-Za-z]{2})|[xX](?=[ ]?\d)|(?:times|multiplied by|divided by)(?=[ ]\d))"
+)
+_UNIT = rf"(?:{_BLANK}(?:\([^()]{{0,40}}\)|[A-Za-z/°%²]+)){{0,5}}?"
+# With a unit between, a dash is a minus only in a sentence with an equals sign.
+_OPERATOR_NEXT = re.compile(
+    rf"[xyznXYZN](?![A-Za-z])|{_BLANK}\)?{_BLANK}(?:{_OPERATOR}|-){_BLANK}\(?-?[$€£]?(?:[\d.(]|"
+    rf"[a-z]\b)|{_UNIT}{_BLANK}[×÷*·+/]{_BLANK}\(?[$€£]?[\d(]|{_BLANK}[+×*·]{_BLANK}[A-Za-z]"
+)
+_OPERATOR_BEFORE = re.compile(
+    rf"(?:(?:[\d)%²]|(?<![A-Za-z])[A-Za-z]){_BLANK}(?:{_OPERATOR}|-)|"
+    rf"[A-Za-z)°]{_BLANK}(?:[×÷*·+]|/[ ])){_BLANK}\(?$|"
+    r"\b(?:times|multiplied by|divided by|plus|minus)[ ]$"
+)
+
+_NAME = re.compile(
+    r"(?:\b(?:step|part|problem|question|exercise|example|option|method|case|equation|figure|"
+    r"table|item|phase|chapter|page|section|approach|stage|round|not|isn't|wasn't)|第)[ ]*#?$",
+    re.IGNORECASE,
+)
+_REMARK_BEFORE = re.compile(
+    rf"(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
+    r"(?:as|than) \w+'s|"
+    r"until|till|the|these|those|all|both|its|their|his|my|our|your|each|first|last|next|other|"
+    r"with|by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|"
+    r"level|number|no|room|age|aged|nach|pro|für|bei|mit|en|por|para|pour|après|за|через|(?:by|"
+    r"from|after|for|when|while|of|before|since|with)[ ]\w+ing|(?:out|each|all|any|half|one|most|"
+    r"some|rest)[ ]of|\d[\w% ]{0,12}\bof|of her|at an?(?: \w+){1,3} of|(?:compared|relative|close|"
+    r"next)[ ]to|(?!needs?|needed|has|have|had|going|able|wants?|ought|expects?)\w+[ ]to[ ]\w+)|"
+    r"(?P<money_too>\bfor))(?:[ ](?:about|approximately|roughly|around|exactly|only|just|nearly|"
+    r"almost|another|additional|"
+    rf"extra|further|full|whole|remaining))*[ $\"'({BOLD}{THIN}]*$",
+    re.IGNORECASE,
+)
+_CLAUSE = re.compile(
+    r"\b(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
+    r"whereas|after|before|once|until|weil|wenn|parce que|porque)\b[^,;:]*$",
+    re.IGNORECASE,
+)
+_REASON = re.compile(r"\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b)[^,;:])*$", re.IGNORECASE)
+_REMARK_AFTER = re.compile(
+    r"-[A-Za-z]|%?[ ](?:[A-Za-z]+[ ]){0,2}?(?:(?:more|fewer|less|older|younger|taller|longer)\b"
+    r"[^.,;]{0,30}\bthan\b|times (?:as|the|more|larger|bigger|that)\b)"
+)
+# As the 100 and the 50 of `150 loaves: 100 white and 50 brown`.
+_PART_OF_TOTAL = re.compile(r"\d[^:]*:[ ](?:[^:]*\d[^:]*\0|\0[^:]*(?:,| and)[^:]*\d)")
+_EACH = re.compile(r"[ ](?:[A-Za-z]+[ ])?(?:each|apiece|per|a piece)\b|/[A-Za-z]")
+_IN_RANGE = re.compile(
+    rf"(?:\b(?:between|zwischen|entre)[ ]{_BLANK}\0[A-Za-z ]{{0,20}}[ ](?:and|und|et|y)[ $]*|"
+    rf"(?<!\bfrom[ ])(?<!\bby[ ])\0{_BLANK}[ ]to[ ]{_BLANK})$"
+)
+
+
+class Pick(NamedTuple):
+    """What a sentence answers.
+
+    found: `numeral` is it. nothing: it has no number. unsolved: only parts of an expression, such
+    as `9 * 2`. valueless: a range, a time or a number without end.
+    """
+
+    outcome: Outcome
+    numeral: Numeral | None = None
+    shape: Literal["bold", "equation", "sentence"] = "sentence"
+
+
+def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
+    """The answer among the numerals `found` of one sentence of plain text, which stands at `span`.
+
+    Only the last 64 numerals are looked at, so that a sentence of any length takes linear time.
+    """
+    numerals = list(found[-_MOST_NUMERALS:])
+    ranks, result = _ranks(text, span, numerals)
+    candidates = [(rank, one) for rank, one in zip(ranks, numerals, strict=True) if rank >= 0]
+    if not candidates:
+        if _RANGE in ranks or any(numeral.number is None for numeral in numerals):
+            return Pick("valueless")
+        return Pick("unsolved" if _OPERAND in ranks else "nothing")
+    bold = [(rank, one) for rank, one in candidates if _is_bold(text, one)]
+    _, best = max(bold or candidates, key=lambda candidate: (candidate[0], candidate[1].start))
+    if best.number is None:
+        return Pick("valueless")
+    return Pick("found", best, "bold" if bold else "equation" if best is result else "sentence")
+
+
+def is_part(text: str, span: Span, found: Sequence[Numeral]) -> bool:
+    """Whether the first numeral of a sentence is part of an expression or of a range."""
+    ranks, _ = _ranks(text, span, list(found[:_MOST_NUMERALS]))
+    return ranks[0] in (_OPERAND, _RANGE)
+
+
+def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], Numeral | None]:
+    """The rank of each numeral, and the last result."""
+    results = _results(text, span, numerals)
+    result = results[-1] if results else None
+    ranks: list[int] = []
+    for numeral in numerals:
+        head = text[max(span.start, numeral.start - _NEAR) : numeral.start]
+        tail = text[numeral.end : min(span.end, numeral.end + _NEAR)]
+        rank = _rank(head, tail, text[numeral.start])
+        if numeral in results:
+            is_remark = _REASON.search(head) or _is_aside(head)
+            rank = _REMARK if is_remark else _MAIN
+        elif _OPERATOR_NEXT.match(tail) or _OPERATOR_BEFORE.search(head):
+            rank = _OPERAND
+        elif result is not None and rank == _MAIN:
+            first, last = sorted((numeral, result))
+            if not _NEW_CLAUSE.search(text, first.end, last.start):
+                # As the 2 of `= $18 a day at 2 markets`, and of `9 eggs - 2 eggs = 7 eggs`.
+                rank = _REMARK if first is result else _OPERAND
+        ranks.append(rank)
+    for at, (one, other) in enumerate(pairwise(numerals)):
+        head = text[max(span.start, one.start - _NEAR) : one.start]
+        if _IN_RANGE.search(f"{head}\0{text[one.end : other.start]}"):
+            ranks[at] = ranks[at + 1] = _RANGE
+    return ranks, result
+
+
+def _results(text: str, span: Span, numerals: list[Numeral]) -> list[Numeral]:
+    """The numerals that stand right after an equals sign with no operator behind them."""
+    found: list[Numeral] = []
+    equals = [sign.end() for sign in _EQUALS.finditer(text, span.start, span.end)]
+    for before, numeral in pairwise([Numeral(0, span.start, None), *numerals]):
+        signs = [end for end in equals if before.end <= end <= numeral.start]
+        is_next = signs and _TO_RESULT.fullmatch(text, signs[0], numeral.start)
+        if is_next and not _OPERATOR_NEXT.match(text, numeral.end, span.end):
+            found.append(numeral)
+    return found
+
+
+def _is_aside(head: str) -> bool:
+    opening = head.rfind("(")
+    return opening > head.rfind(")") and bool(head[:opening].strip())
+
+
+def _rank(head: str, tail: str, first: str) -> int:
+    if _NAME.search(head):
+        return _NAMING
+    remark = _REMARK_BEFORE.search(head)
+    is_price = remark and remark["money_too"] and not first.isdigit() and not _EACH.match(tail)
+    is_remark = remark and not is_price
+    is_remark = is_remark or _PART_OF_TOTAL.search(f"{head}\0{tail}") is not None
+    if is_remark or _is_aside(head) or _CLAUSE.search(head) or _REMARK_AFTER.match(tail):
+        return _REMARK
+    return _MAIN
+
+
+def _is_bold(text: str, numeral: Numeral) -> bool:
+    line = max(text.rfind("\n", 0, numeral.start) + 1, numeral.start - 2000)
+    return text.count(BOLD, line, numeral.start) % 2 == 1
