@@ -42,7 +42,7 @@ _MOST_REQUESTS = 16_384
 # What cannot change while it serves.
 _FIXED = (
     *("host", "port", "workers", "certificate", "embedded", "function"),
-    *("state", "keys", "most", "balance", "cache", "classes"),
+    *("state", "keys", "most", "balance", "cache", "classes", "batches"),
 )
 
 
@@ -67,7 +67,8 @@ async def gateway_of(
         keyring = Keyring(settings.keys, tenants)
         batches = None
         if settings.state is not None:
-            batches = Batches(settings.state / "batches", Lines(lineup, tenants, gates.meter))
+            lines = Lines(lineup, tenants, gates.meter)
+            batches = Batches(settings.state / "batches", lines, settings.batches)
         is_first = worker is None or worker.is_first
         gateway = Gateway(
             lineup,
