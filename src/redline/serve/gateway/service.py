@@ -58,10 +58,11 @@ async def gateway_of(
     async with _answering(settings, inside) as endpoints, _remembering(settings) as answers:
         store = OWN if worker is None else SharedStore(worker.table, worker.number)
         tenants = Tenants(settings.tenants, store=store)
-        gates = Gates(settings.classes, tenants, Meter(settings.price_table))
+        flights = None if worker is None else worker.flights
+        gates = Gates(settings.classes, tenants, Meter(settings.price_table), flights)
         slots = None
         if worker is not None:
-            sharer = worker.sharer(demand=lambda: gateway.in_flight)
+            sharer = worker.sharer(demand=lambda label: lineup.demand(label))
             slots = partial(slots_of, sharer)
         lineup = _lineup(settings, endpoints, gates, answers, slots)
         keyring = Keyring(settings.keys, tenants)
