@@ -248,7 +248,8 @@ def _reread(
     try:
         notes = served.change(reread())
     except ConfigError as error:
-        on_note(f"the settings stay as they are: {error.where}: {error.what}")
+        why = ": ".join(filter(None, (error.where, error.what)))
+        on_note(f"the settings stay as they are: {why}")
         return
     for note in notes:
         served.gateway.watch.note(f"settings read: {note}")
