@@ -22,6 +22,17 @@ cache-ttl = "1h"
 endpoint = ["one"]
 [serve.classes.low]
 most_waiting = 5
+[serve.batches]
+file_size = "1g"
+lines = 100_000
+stored = "1t"
+files = 10
+queued = 20
+uploads = 1
+running = 2
+running_each = 1
+kept = "90d"
+longest_window = "14d"
 [endpoints.one]
 base_url = "http://127.0.0.1:9000/v1"
 models = { fast = "m" }
@@ -68,6 +79,8 @@ def test_the_schema_takes_what_the_command_takes(
         ("port = 8080", "port = true", "port must be text or a number", "redline.toml, [serve]"),
         ("cache = true", "cache = 'yes'", "cache must be true or false", "redline.toml, [serve]"),
         ("most_waiting = 5", "most = 5", "unknown setting: most", "[serve.classes.low]"),
+        ("queued = 20", "queue = 20", "unknown setting: queue", "[serve.batches]"),
+        ("queued = 20", "queued = false", "queued must be text or a number", "[serve.batches]"),
         ("base_url = \"", "base = \"", "unknown setting: base", "[endpoints.one]"),
         ("admin = true", "admin = 'no'", "admin must be true or false", "[tenants.a]"),
         ("[tenants.a]", "[tenant.a]", "unknown setting: tenant", "redline.toml"),
@@ -183,3 +196,24 @@ def test_a_start_says_what_stands_in_its_way_and_what_to_do(cli: Cli) -> None:
     told = cli(*sim, "0", "--state", "junk")
     assert "the state cannot be kept in junk" in told.err
     assert "--state" in told.err
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("queued = 0", "queued must be 1 to 1,000,000"),
+        ("lines = 'many'", "lines is not a whole number: many"),
+        ("file_size = 0", "file_size must be above 0"),
+        ("longest_window = 'soon'", "longest_window is not a time: soon"),
+    ],
+)
+def test_a_wrong_bound_of_batches_is_named_as_the_file_has_it(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = '[endpoints.one]\nbase_url = "http://127.0.0.1:9000/v1"\n[serve.batches]\n'
+    Path("redline.toml").write_text(head + line, "utf-8")
+    told = cli("serve", "--check")
+    assert told.status == 2
+    assert what in told.err
+    assert "redline.toml, [serve.batches]" in told.err

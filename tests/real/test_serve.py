@@ -174,6 +174,9 @@ def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
                 serve.write(toml("one", "two", broken="[serve]\nprot = 1\n"))
                 serve.process.send_signal(signal.SIGHUP)
                 time.sleep(0.3)
+                (tmp_path / "redline.toml").write_bytes(b"\xff\xfe")
+                serve.process.send_signal(signal.SIGHUP)
+                time.sleep(0.3)
                 serve.write(toml("one", "two"))
                 serve.process.send_signal(signal.SIGHUP)
                 wait_until(lambda: two.stats()["answered"] > 8)
@@ -190,6 +193,7 @@ def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
             status, err = serve.end()
     assert status == 0
     assert "the settings stay as they are: redline.toml, [serve]: unknown setting: prot" in err
+    assert "the settings stay as they are: cannot read redline.toml: it is not UTF-8" in err
     assert "settings read: new: two" in err
     assert "settings read: no longer: one" in err
 

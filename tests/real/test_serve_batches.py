@@ -165,3 +165,35 @@ def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not
         # 50 of 20 in 2 s: two whole windows pass.
         assert took_s >= 4
         assert sim.stats()["received"] == 50
+
+
+def test_bounds_of_batches_are_those_of_the_settings(tmp_path: Path) -> None:
+    with SimProcess("--latency", "5") as sim:
+        toml = f"""
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+            [serve.batches]
+            file_size = "2k"
+            lines = 3
+            queued = 2
+            kept = "2h"
+            longest_window = "24h"
+        """
+        with Serve(tmp_path, toml=toml) as serve:
+            client = serve.client()
+            with pytest.raises(openai.APIStatusError) as caught:
+                client.files.create(file=("in.jsonl", lines_of(30)), purpose="batch")
+            assert caught.value.status_code == 413
+            failed = ended(client, begun(client, lines_of(4)).id)
+            assert (failed.status, failed.errors.data[0].code) == ("failed", "too_many_requests")
+            file = client.files.create(file=("in.jsonl", lines_of(3)), purpose="batch")
+            assert file.expires_at - file.created_at == 7200
+            facts: Any = {"input_file_id": file.id, "endpoint": "/v1/chat/completions"}
+            with pytest.raises(openai.BadRequestError):
+                client.batches.create(completion_window="25h", **facts)
+            # Two batches of one file, and no third one.
+            for _ in range(2):
+                client.batches.create(completion_window="24h", **facts)
+            with pytest.raises(openai.RateLimitError) as over:
+                client.batches.create(completion_window="24h", **facts)
+            assert over.value.code == "too_many_batches"

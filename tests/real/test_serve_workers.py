@@ -105,6 +105,7 @@ def test_slots_are_shared_and_one_worker_may_have_them_all(tmp_path: Path) -> No
         assert set(alone.statuses) | set(both.statuses) == {200}
 
 
+HELLO = {"role": "user", "content": "hello " * 20}
 TENANTS = """
     [serve]
     keys = "keys.jsonl"
@@ -116,16 +117,26 @@ TENANTS = """
     requests = "10/1h"
     [tenants.narrow]
     concurrency = 4
+    [tenants.terse]
+    tokens = "800/1h"
 """
 
 
 def test_tenants_have_their_limits_once_and_not_for_each_worker(tmp_path: Path) -> None:
-    keys = keys_of(tmp_path, "few", "narrow")
+    keys = keys_of(tmp_path, "few", "narrow", "terse")
     with SimProcess("--latency", "0.3") as sim:
         with Serve(tmp_path, toml=TENANTS.format(url=sim.base_url)) as serve:
             lines = spread(serve.url, 8, keys["few"])
             statuses = [line.ask() for _ in range(2) for line in lines]
             assert sorted(statuses) == [200] * 10 + [429] * 22
+            used = 0
+            for line in spread(serve.url, 4, keys["terse"]):
+                for _ in range(10):
+                    ask = {"model": "m", "max_tokens": 40, "messages": [HELLO]}
+                    status, answer = line.post(ask)
+                    used += answer["usage"]["total_tokens"] if status == 200 else 0
+                assert status in (200, 429)
+            assert 300 < used <= 800
             with Load(spread(serve.url, 8, keys["narrow"])) as load:
                 wait_until(lambda: load.statuses[200] > 20)
             assert set(load.statuses) == {200, 429}

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from redline.limits.shared import LOOK_S, SharedCount, SharedSlots, Sharer
+from redline.limits.shared import LOOK_S, Demand, SharedCount, SharedSlots, Sharer
 from redline.process import SharedTable
 from redline.testing import VirtualClock, VirtualLoop
 from support.catching import assert_caught
@@ -40,7 +40,7 @@ def run(
         tables = [first, *(SharedTable(first.fd) for _ in demands[1:])]
         slots = []
         for number, (table, demand) in enumerate(zip(tables, demands, strict=True)):
-            sharer = Sharer(table, number, lambda demand=demand: demand, clock)
+            sharer = Sharer(table, number, lambda _, demand=demand: Demand(share=demand), clock)
             own = [count(sharer, "a", most)]
             own += [count(sharer, f"bound {at}", bound) for at, bound in enumerate(bounds)]
             slots.append(SharedSlots(sharer, own))

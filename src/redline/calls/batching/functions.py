@@ -22,8 +22,9 @@ from typing import Any
 import msgspec
 
 from redline.calls.batching.parts import Lists, Part
+from redline.calls.client import call_error_of
 from redline.clock import SYSTEM, Clock
-from redline.errors import BadReply, CallError, Disconnected, NoEndpoint, Rejected, TimedOut
+from redline.errors import BadReply, CallError, NoEndpoint, Rejected
 from redline.process import DaemonThreads
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
@@ -98,24 +99,16 @@ class ListFunction:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _answers(self, asked: _Items) -> list[Any]:
+        clock = asyncio.timeout(self._call_s)
         try:
-            async with asyncio.timeout(self._call_s) as clock:
+            async with clock:
                 return await self._called(asked)
-        except CallError:
-            raise
-        except TimeoutError as error:
-            raise TimedOut("attempt", self._call_s if clock.expired() else None) from error
-        except ConnectionError as error:
-            raise Disconnected(f"{type(error).__name__}: {error}") from error
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+        except BaseException as error:
+            after_s = self._call_s if clock.expired() else None
+            found = call_error_of(error, self.label, after_s=after_s)
+            if found is None:
                 raise
-            # Not this call but something inside it was cancelled.
-            raise Rejected(f"{self.label} raised CancelledError: {error}") from error
-        except Exception as error:
-            # The row boundary: a defect in the user's function fails its items and nothing else.
-            raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error
+            raise found from error
 
     async def _called(self, asked: _Items) -> list[Any]:
         # Whatever the function does with its items, the caller's are as they were.
@@ -218,11 +211,7 @@ def _of_answer(outcome: Outcome, answer: Any) -> Outcome:
 def _as_error(error: BaseException, label: str) -> CallError | NoEndpoint:
     if isinstance(error, CallError | NoEndpoint):
         return error
-    said = f"{type(error).__name__}: {error}"
-    if isinstance(error, TimeoutError):
-        return TimedOut("attempt")
-    if isinstance(error, ConnectionError):
-        return Disconnected(said)
-    rejected = Rejected(f"{label} returned {said}")
+    found = call_error_of(error, label, what="returned")
+    rejected = found or Rejected(f"{label} returned {type(error).__name__}: {error}")
     rejected.__cause__ = error
     return rejected

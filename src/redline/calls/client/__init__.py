@@ -5,3 +5,4 @@ from redline.calls.client.bounded import Bounded
 from redline.calls.client.client import Client
 from redline.calls.client.function import FunctionBackend, check_timeout, function_limiter, label_of
 from redline.calls.client.retry import Retry, RetryBudget, RetryPolicy
+from redline.calls.client.user_errors import call_error_of

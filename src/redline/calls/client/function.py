@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import inspect
 import math
@@ -11,10 +10,11 @@ from typing import Any
 
 import msgspec
 
+from redline.calls.client.user_errors import call_error_of
 from redline.calls.http import Shared
 from redline.calls.wire import Deadlines, do_nothing
 from redline.clock import SYSTEM, Clock
-from redline.errors import CallError, ConfigError, Disconnected, NoEndpoint, Rejected, TimedOut
+from redline.errors import CallError, ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
 from redline.limits.rule import AUTO
 from redline.waist import (
@@ -168,24 +168,16 @@ class FunctionBackend:
                         hint="write `async def`, and await what blocks with asyncio.to_thread",
                     )
                 output = await result
-        except CallError:
-            raise
-        except TimeoutError as error:
+        except BaseException as error:
             is_row = alarm.has_rung and until_s < self._timeout_s
-            # A clock of the function's own ran out where this one has not.
-            after_s = until_s if alarm.has_rung and not is_row else None
-            raise TimedOut("row" if is_row else "attempt", after_s) from error
-        except ConnectionError as error:
-            raise Disconnected(f"{type(error).__name__}: {error}") from error
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_row and isinstance(error, TimeoutError):
+                raise TimedOut("row") from error
+            # A clock of the function's own may have run out where this one has not.
+            after_s = until_s if alarm.has_rung else None
+            found = call_error_of(error, self.label, after_s=after_s)
+            if found is None:
                 raise
-            # Not this call but something inside it was cancelled.
-            raise Rejected(f"{self.label} raised CancelledError: {error}") from error
-        except Exception as error:
-            # The row boundary: a defect in the user's function fails its row and not the run.
-            raise Rejected(f"{self.label} raised {type(error).__name__}: {error}") from error
+            raise found from error
         return Outcome(status="succeeded", reply=Reply(output=output), endpoint=self.label)
 
     def _tell_end(self, sent_s: float, outcome: Outcome | None, waits: _Waits) -> None:

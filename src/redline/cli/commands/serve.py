@@ -85,6 +85,8 @@ PARAMS = (
         for name in _CALLING
     ),
 )
+# Of [serve], beside its settings.
+_TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 
 
@@ -144,12 +146,14 @@ def _say_url(url: str) -> None:
 
 def _settings(given: Flags) -> GatewaySettings:
     """What the flags and the file say. Raises ConfigError that names the place."""
+    from redline.serve.batches import parse_batches
     from redline.serve.gateway import GatewaySettings, parse_classes
     from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
     flags = {**configuration.run, **given}
     classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
+    batches = parse_batches(configuration.serve.get("batches", {}), configuration.file)
     state = Path(flags.get("state") or "redline.serve")
     with _placed(configuration, given):
         stated = _own_settings(flags, state)
@@ -172,6 +176,7 @@ def _settings(given: Flags) -> GatewaySettings:
         function=function,
         state=state,
         classes=classes,
+        batches=batches,
         tenants=parse_tenants(
             configuration.tenants, configuration.file, [one.name for one in classes]
         ),
@@ -221,7 +226,7 @@ def _configuration(given: Flags) -> Configuration:
         )
     configuration = load(path.parent, file=path.name)
     kinds = {option.key: option.kind for option in PARAMS if option.key not in _ONLY_FLAGS}
-    stated = {key: value for key, value in configuration.serve.items() if key != "classes"}
+    stated = {key: value for key, value in configuration.serve.items() if key not in _TABLES}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")
     return msgspec.structs.replace(configuration, run=run, defaults="serve")
 

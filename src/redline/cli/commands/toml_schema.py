@@ -8,6 +8,7 @@ from typing import Any
 from redline.calls.cost import PRICE_KEYS
 from redline.cli.session import ENDPOINT_KEYS, RUN_KEYS
 from redline.job.settings import FLAGS, OF_ENDPOINT, Kind, Option
+from redline.serve.batches import BATCH_KEYS
 from redline.serve.gateway import CLASS_KEYS
 from redline.serve.keys import TENANT_KEYS
 
@@ -29,6 +30,7 @@ def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
     options = list(of_serve)
     serve = _table({option.key: option.kind for option in options}, _help(options))
     serve["properties"]["classes"] = _tables(_table(CLASS_KEYS, {}))
+    serve["properties"]["batches"] = _table(BATCH_KEYS, {})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "redline.toml",

@@ -1,6 +1,7 @@
 """Limits shared by processes: send times booked ahead in a file or in Redis."""
 
 from redline.limits.shared.file_ledger import FileLedger
+from redline.limits.shared.flights import Flights, OwnFlights, SharedFlights
 from redline.limits.shared.ledger import open_ledger
 from redline.limits.shared.limiter import GIVE_UP_S, SharedLimiter
 from redline.limits.shared.redis_ledger import RedisLedger
@@ -17,5 +18,11 @@ from redline.limits.shared.schedule import (
     rules_of,
     transact,
 )
-from redline.limits.shared.shared_slots import LOOK_S, SharedCount, SharedSlots, Sharer
+from redline.limits.shared.shared_slots import (
+    LOOK_S,
+    Demand,
+    SharedCount,
+    SharedSlots,
+    Sharer,
+)
 from redline.limits.shared.timetable import Caller, Slot

@@ -5,9 +5,9 @@ words up and compares. Nothing is leased ahead, so that one process may use all 
 hold none, and a lost one holds none as soon as its words are cleared.
 
 A process that finds no slot free says that it wants one, and looks again every LOOK_S: another one
-that gives a slot back cannot wake it. If several want a slot, it goes to the one that uses fewest
-for what its clients ask of it: to that with the lowest (in use + 1) / demand. So calls wait about
-as long in each process, however clients are spread over them.
+that gives a slot back cannot wake it. If several want a slot, it goes to the one whose first
+call has the lowest rank; among those of one rank, to the one that uses fewest for its share: to
+that with the lowest (in use + 1) / share. So it matters little how clients are spread over them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,23 +28,36 @@ LOOK_S = 0.005
 _FRESH_S = 0.05
 
 
+class Demand(NamedTuple):
+    """What a process wants slots of an endpoint for.
+
+    rank: of the first of its calls that wait; the lower goes first. share: what it is to have of
+    the slots, against the others of its rank; not below 0.
+    """
+
+    rank: int = 0
+    share: float = 1.0
+
+
 class Sharer(msgspec.Struct, frozen=True, eq=False):
     """One of the processes that share a table.
 
-    number: from 0. demand: calls that its clients have asked for and that are not over. clock: the
-    same for all.
+    number: from 0. demand: what it wants, given the name of an endpoint. clock: the same for all.
     """
 
     table: SharedTable
     number: int
-    demand: Callable[[], int] = lambda: 1
+    demand: Callable[[str], Demand] = lambda _: Demand()
     clock: Clock = SYSTEM
 
 
 class SharedCount:
-    """How many of `most` all processes use. name: the same for all of them."""
+    """How many of `most` all processes use. name: the same for all of them.
 
-    def __init__(self, sharer: Sharer, name: str, most: int) -> None:
+    endpoint: what `Sharer.demand` is asked about.
+    """
+
+    def __init__(self, sharer: Sharer, name: str, most: int, endpoint: str = "") -> None:
         table = sharer.table
         self.most = most
         self._sharer = sharer
@@ -52,7 +66,9 @@ class SharedCount:
         self._used = table.counts(f"{name}/used")
         self._wants = table.counts(f"{name}/wants")  # when it looked last
         self._taken = table.counts(f"{name}/taken")  # when it took one last
-        self._demand = table.counts("demand")
+        self._ranks = table.counts(f"{name}/rank")
+        self._shares = table.counts(f"{name}/share")
+        self._endpoint = endpoint
         self._own = self._used + sharer.number
 
     @property
@@ -62,8 +78,14 @@ class SharedCount:
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         """This process may take one, once it has taken so many more."""
-        if self.used + coming >= self.most:
-            return False
+        return self.is_free(coming) and self._is_next(now_s, coming)
+
+    def is_free(self, coming: int = 0) -> bool:
+        """One is free once so many more are taken, whoever is to have it."""
+        return self.used + coming < self.most
+
+    def _is_next(self, now_s: float, coming: int) -> bool:
+        """No other process is to have the next one."""
         wants, own = self._wants, self._sharer.number
         since_s = now_s - _FRESH_S
         others = [
@@ -73,8 +95,8 @@ class SharedCount:
         ]
         if not others:
             return True
-        self._words[self._demand + own] = self._sharer.demand()
-        turn = self._turn(own)
+        self._state_demand()
+        turn = self._turn(own, coming)
         return all(turn <= self._turn(number) for number in others)
 
     def take(self, now_s: float) -> None:
@@ -88,9 +110,8 @@ class SharedCount:
 
     def want(self, now_s: float) -> None:
         """This process waits for one."""
-        number = self._sharer.number
-        self._words[self._demand + number] = self._sharer.demand()
-        self._reals[self._wants + number] = now_s
+        self._state_demand()
+        self._reals[self._wants + self._sharer.number] = now_s
 
     def want_none(self) -> None:
         """This process does not wait any more."""
@@ -100,11 +121,17 @@ class SharedCount:
         """There are so many from now on."""
         self.most = most
 
-    def _turn(self, number: int) -> tuple[float, float]:
-        """The lowest goes first; among equals, who has waited longer."""
-        demand = self._words[self._demand + number]
-        share = (self._words[self._used + number] + 1) / demand if demand > 0 else math.inf
-        return share, self._reals[self._taken + number]
+    def _state_demand(self) -> None:
+        number, demand = self._sharer.number, self._sharer.demand(self._endpoint)
+        self._words[self._ranks + number] = demand.rank
+        self._reals[self._shares + number] = demand.share
+
+    def _turn(self, number: int, coming: int = 0) -> tuple[int, float, float]:
+        """The lowest goes first: by rank, by share, and among equals who has waited longer."""
+        share = self._reals[self._shares + number]
+        used = self._words[self._used + number] + coming
+        turn = (used + 1) / share if share > 0 else math.inf
+        return self._words[self._ranks + number], turn, self._reals[self._taken + number]
 
 
 class SharedSlots(Slots):
@@ -120,6 +147,8 @@ class SharedSlots(Slots):
         self._counts = counts
         self._on_room: Callable[[], None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        # When it last said that one may be taken.
+        self._told_s = -math.inf
 
     @property
     def steady(self) -> int:
@@ -133,9 +162,13 @@ class SharedSlots(Slots):
     def has_room(self, coming: int = 0) -> bool:
         now_s = self._clock.now_s()
         if self._may_take(now_s, coming):
+            self._told_s = now_s
             return True
         self._want(now_s)
         return False
+
+    def want(self) -> None:
+        self._want(self._clock.now_s())
 
     def tell(self, on_room: Callable[[], None]) -> None:
         self._on_room = on_room
@@ -172,7 +205,10 @@ class SharedSlots(Slots):
     def _take(self) -> bool:
         with self._table:
             now_s = self._clock.now_s()
-            if not self._may_take(now_s):
+            if not all(count.is_free() for count in self._counts):
+                return False
+            # A call that `has_room` has let come may be the last one of its rank.
+            if now_s - self._told_s >= _FRESH_S and not self._may_take(now_s):
                 return False
             for count in self._counts:
                 count.take(now_s)

@@ -38,6 +38,9 @@ class Slots:
         """One would be free once so many more are taken, whoever waits."""
         return self.in_use + coming < self.count
 
+    def want(self) -> None:
+        """Calls wait elsewhere for a slot: others that share the slots are to know it."""
+
     def tell(self, on_room: Callable[[], None]) -> None:
         """`on_room` is to be called when slots come free that `release` has not been called for."""
 

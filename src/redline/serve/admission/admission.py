@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from redline.errors import ConfigError, nearest
+from redline.limits.shared import Flights
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.fair_queue import FairQueue, Fits, Flow, Step, Waiter
@@ -53,13 +54,15 @@ class Room(Protocol):
 class Line:
     """The calls of one class: those that wait, those in flight, and counts since the start.
 
-    usual: how many are in flight on average, over about MEAN_S. is_used: it has had a call of late.
+    flights: those in flight in all processes that share the endpoints. usual: how many of them on
+    average, over about MEAN_S. is_used: the class has had a call of late.
     """
 
-    def __init__(self, settings: ClassSettings, now_s: float) -> None:
+    def __init__(self, settings: ClassSettings, now_s: float, flights: Flights) -> None:
         self.settings = settings
         self.queue = FairQueue()
         self.drain = Drain()
+        self.flights = flights
         self.in_flight = 0
         self.admitted = 0
         self.refused = Counter[str]()
@@ -76,8 +79,9 @@ class Line:
         self._seen_s += (past_s := now_s - self._at_s)
         self._at_s = now_s
         share = max(past_s / self._seen_s, -math.expm1(-past_s / MEAN_S)) if past_s > 0 else 0.0
-        self.usual += (self.in_flight - self.usual) * share
-        if self.admitted != self._known or self.in_flight:
+        in_flight = self.flights.count
+        self.usual += (in_flight - self.usual) * share
+        if self.admitted != self._known or in_flight:
             self._known, self._used_s = self.admitted, now_s
         self.is_used = now_s - self._used_s < UNUSED_S
 
@@ -85,10 +89,12 @@ class Line:
         """A call starts."""
         self.in_flight += 1
         self.admitted += 1
+        self.flights.add(1)
 
     def end(self) -> None:
         """A call is over."""
         self.in_flight -= 1
+        self.flights.add(-1)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
         """A call waits."""
@@ -142,16 +148,22 @@ class Admission:
     """waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
 
     most: calls in flight at once, beside what the endpoints allow; None for no such bound.
+    flights: those of a class, by its name, in all processes that share the endpoints.
     """
 
     def __init__(
-        self, room: Room, classes: Sequence[ClassSettings], most: int | None, now_s: float
+        self,
+        room: Room,
+        classes: Sequence[ClassSettings],
+        most: int | None,
+        now_s: float,
+        flights: Callable[[str], Flights],
     ) -> None:
         if most is not None and most < 1:
             raise ConfigError(f"at least 1 call must be admitted at once, not {most}")
         self._room = room
         self._most = math.inf if most is None else most
-        self._lines = [Line(settings, now_s) for settings in in_order(classes)]
+        self._lines = [Line(one, now_s, flights(one.name)) for one in in_order(classes)]
         self._by_name = {line.settings.name: line for line in self._lines}
         self._slots = math.inf
         self._parked_until_s = -math.inf
@@ -168,6 +180,15 @@ class Admission:
         except KeyError:
             hint = nearest(klass, self._by_name)
             raise ConfigError(f"there is no class {klass}", hint=hint) from None
+
+    @property
+    def lowest(self) -> int:
+        """The priority of the lowest class."""
+        return self._lines[-1].settings.priority
+
+    def first(self) -> Line | None:
+        """The highest class of which a call waits."""
+        return next((line for line in self._lines if line.queue.waiting), None)
 
     def class_of(self, priority: int) -> str:
         """The name of the highest class that goes no sooner than this, or of the lowest."""
@@ -288,13 +309,13 @@ class Admission:
         slots = self._slots
         if slots == math.inf:
             return True
-        below, left = self.in_flight, slots
+        below, left = sum([one.flights.count for one in self._lines]), slots
         if below >= slots:
             return False
         for one in self._lines:
             if one is line:
                 break
-            below -= one.in_flight
+            below -= one.flights.count
             left -= one.usual
             if not one.is_used:
                 continue

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from redline.clock import SYSTEM, Clock
+from redline.limits.shared import Demand, Flights, OwnFlights
 from redline.serve.admission.admission import REVIEW_S, Admission, Line, Room
 from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
@@ -16,6 +17,10 @@ from redline.serve.admission.state import AdmissionState
 # An estimate beyond this is a mistake.
 _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
+
+
+def _nothing() -> None:
+    """No other process has a gate."""
 
 
 class Place:
@@ -59,8 +64,10 @@ class Place:
 class Gate:
     """Lets calls through to a pool, by class and fairly between tenants.
 
-    room: where they go. All calls to it pass this gate. classes: see ClassSettings. most: calls in
-    flight at once, beside what the endpoints allow; None for no such bound.
+    room: where they go. All calls to it pass this gate, or one of another process. classes: see
+    ClassSettings. most: calls in flight at once, beside what the endpoints allow; None for no such
+    bound. flights: those of a class, by its name, in all processes with a gate to the room; None
+    if there is no other one. want: called whenever a call has to wait, so that they know it.
     Raises ConfigError for classes that are none or alike.
     """
 
@@ -70,9 +77,14 @@ class Gate:
         classes: Sequence[ClassSettings] = CLASSES,
         *,
         most: int | None = None,
+        flights: Callable[[str], Flights] | None = None,
+        want: Callable[[], None] = _nothing,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._admission = Admission(room, classes, most, clock.now_s())
+        self._admission = Admission(
+            room, classes, most, clock.now_s(), flights or (lambda _: OwnFlights())
+        )
+        self._want = want
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
         room.held_by(self._look)
@@ -140,6 +152,13 @@ class Gate:
         """A call waits for its turn."""
         return self._admission.waiting > 0
 
+    def demand(self) -> Demand:
+        """What is wanted of the room that several processes share."""
+        line = self._admission.first()
+        if line is None:
+            return Demand(rank=self._admission.lowest)
+        return Demand(line.settings.priority, line.queue.weights)
+
     def state(self) -> AdmissionState:
         """How it is now."""
         return self._admission.state(self._clock.now_s())
@@ -191,6 +210,8 @@ class Gate:
             now_s = self._clock.now_s()
             while (waiter := admission.next(now_s)) is not None:
                 waiter.turns(Step.STARTED)
+        if admission.waiting:
+            self._want()
         if not admission.waiting:
             if self._timer is not None:
                 self._timer.cancel()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import msgspec
 
 from redline.apis import APIS, MOST_FILE_BYTES, MOST_LINES
 from redline.calls import RetryPolicy
 from redline.errors import ConfigError
+from redline.job.settings import Kind, settings_in, table_in, values
 
 DAY_S = 86_400.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -57,3 +59,51 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         found = _WINDOW.fullmatch(text)
         window_s = float(int(found[1]) * _SECONDS[found[2]]) if found else 0.0
         return window_s if 0 < window_s <= self.most_window_s else None
+
+
+# What [serve.batches] may say: its keys, and the fields that they set.
+_SIZES = {"file_size": "most_file_bytes", "stored": "tenant_bytes"}
+_NUMBERS = {
+    "lines": "most_lines",
+    "files": "tenant_files",
+    "queued": "tenant_batches",
+    "uploads": "tenant_uploads",
+    "running": "running",
+    "running_each": "tenant_running",
+}
+_TIMES = {"kept": "kept_s", "longest_window": "most_window_s"}
+BATCH_KEYS = dict.fromkeys((*_SIZES, *_NUMBERS, *_TIMES), Kind.TEXT)
+_MOST_KEPT_S = 3650 * DAY_S
+_MOST_NUMBER = 1_000_000
+
+
+def parse_batches(table: object, file: str) -> BatchSettings:
+    """The bounds of batches, as [serve.batches] changes the usual ones.
+
+    file: its name, for errors. Raises ConfigError that names the file and the table.
+    """
+    where = f"{file}, [serve.batches]"
+    stated = settings_in(table_in(table, "serve.batches", file), BATCH_KEYS, where)
+    found: dict[str, Any] = {}
+    try:
+        found.update((field, _size(stated, key)) for key, field in _SIZES.items())
+        found.update(
+            (field, values.whole(stated, key, 1, _MOST_NUMBER)) for key, field in _NUMBERS.items()
+        )
+        found.update(
+            (field, values.duration(stated, key, _MOST_KEPT_S)) for key, field in _TIMES.items()
+        )
+        return BatchSettings(**{name: value for name, value in found.items() if value is not None})
+    except ConfigError as error:
+        # As a file has it, and not the command line.
+        flag, *rest = error.what.split(" ", 1)
+        error.what = " ".join([flag.removeprefix("--").replace("-", "_"), *rest])
+        error.where = where
+        raise
+
+
+def _size(stated: dict[str, Any], key: str) -> int | None:
+    size = values.size(stated, key)
+    if size == 0:
+        raise ConfigError(f"{key} must be above 0", hint="write it like 500m or 2g")
+    return size

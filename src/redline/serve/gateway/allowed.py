@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from redline.calls.tokens import BodyFacts
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.http import Refusal, names_one_model, no_model
@@ -18,8 +20,7 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
         raise missing(lineup, tenant, model)
     target = lineup.target(model)
     if model is None and (target is None or is_restricted):
-        what = "The body of the request is not JSON, or it names no model."
-        raise Refusal(what, param="model")
+        raise _names_none(raw)
     if target is None or not tenant.may_use(model or ""):
         raise missing(lineup, tenant, model or "")
     if is_restricted and not names_one_model(raw):
@@ -30,3 +31,12 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
 def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:
     """Refuses a model that the tenant does not have, with the nearest that it has."""
     return no_model(name, [one for one in lineup.names if tenant.may_use(one)])
+
+
+def _names_none(raw: bytes) -> Refusal:
+    """Refuses a body of which no model can be read, with the reason."""
+    try:
+        msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Refusal(f"The body of the request is not JSON: {error}.", param="model")
+    return Refusal("The body of the request names no model.", param="model")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from redline.limits.shared import Flights
+from redline.route import Pool
 from redline.serve.admission import ClassSettings, Gate, Gated
 from redline.serve.gateway.metering import Meter, read_request
 from redline.serve.keys import Tenants
@@ -11,13 +13,32 @@ from redline.waist import Backend, Request
 
 
 class Gates:
-    """A call states its class by `Call.priority`. priorities: by the names of classes."""
+    """A call states its class by `Call.priority`. priorities: by the names of classes.
 
-    def __init__(self, classes: Sequence[ClassSettings], tenants: Tenants, meter: Meter) -> None:
+    flights: by a name, those in all workers; None if there is one.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[ClassSettings],
+        tenants: Tenants,
+        meter: Meter,
+        flights: Callable[[str], Flights] | None = None,
+    ) -> None:
         self.classes = tuple(classes)
         self.priorities = {one.name: one.priority for one in classes}
         self.tenants = tenants
         self.meter = meter
+        self._flights = flights
+
+    def gate(self, pool: Pool, name: str, want: Callable[[], None]) -> Gate:
+        """The gate in front of a pool. name: of the pool, alike in all workers. want: see Gate."""
+        flights = self._flights
+        if flights is None:
+            return Gate(pool, self.classes)
+        return Gate(
+            pool, self.classes, want=want, flights=lambda one: flights(f"class/{name}/{one}")
+        )
 
     def gated(self, backend: Backend, gate: Gate) -> Gated:
         """The backend behind the gate, whose tenants share it by their weights."""
@@ -28,4 +49,7 @@ class Gates:
         return self.meter.estimate(facts, len(raw)).tokens
 
     def _weight_of(self, tenant: str) -> float:
-        return self.tenants.of(tenant).settings.weight
+        """Of several workers, each has the part of the weight that it has of the tenant's calls."""
+        found = self.tenants.of(tenant)
+        flights = found.limits.flights
+        return found.settings.weight * max(1, flights.own) / max(1, flights.count)

@@ -21,6 +21,7 @@ from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
 from redline.limits import Slots
+from redline.limits.shared import Demand
 from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
@@ -167,6 +168,8 @@ class Lineup:
         self._leaving = set[asyncio.Task[None]]()
         self.attempts: dict[str, Attempts] = {}
         self.ways: list[Way] = []
+        self._gate_of: dict[str, Gate] = {}
+        self._slots: dict[str, Slots] = {}
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
         for group in grouped(endpoints):
@@ -217,6 +220,11 @@ class Lineup:
         """Who answers calls for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
 
+    def demand(self, label: str) -> Demand:
+        """What this worker wants of the slots of an endpoint."""
+        gate = self._gate_of.get(label)
+        return Demand() if gate is None else gate.demand()
+
     def change(self, endpoints: Sequence[Endpoint]) -> None:
         """Has these endpoints from now on. Calls in flight end where they are.
 
@@ -257,11 +265,17 @@ class Lineup:
         """group: all endpoints of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
         make, pool = self._pooling.slots, (group[0].label, self._pooling.most)
+
+        def slots(one: Endpoint, count: int) -> Slots:
+            assert make is not None
+            made = self._slots[one.label] = make(one, count, pool)
+            return made
+
         shared = Shared(
             stores=self._stores,
             intake=self._intake,
             outbox=self._outbox,
-            slots=None if make is None else lambda one, count: make(one, count, pool),
+            slots=None if make is None else slots,
         )
         return seat_of(endpoint, price=self._price(endpoint), shared=shared, attempts=attempts)
 
@@ -269,8 +283,10 @@ class Lineup:
         """Sets the ways from names to pools."""
         self._targets, self._open = {}, None
         before = {id(way.pool): way for way in self.ways}
-        self.ways = [before.get(id(pool)) or self._way(pool) for _, pool in self._pools]
+        self.ways = [before.get(id(pool)) or self._way(group, pool) for group, pool in self._pools]
+        self._gate_of = {}
         for (group, _), way in zip(self._pools, self.ways, strict=True):
+            self._gate_of.update((one.label, way.gate) for one in group.endpoints)
             anew = self._gates.gated(way.failover, way.gate)
             lines = self._gates.gated(way.pool, way.gate)
             backend = self._remembering(anew, group)
@@ -279,8 +295,15 @@ class Lineup:
             if group.is_open:
                 self._open = Target(backend, anew, lines, has_waiting=way.gate.has_waiting)
 
-    def _way(self, pool: Pool) -> Way:
-        return Way(pool, Gate(pool, self._gates.classes), Failover(pool))
+    def _way(self, group: Group, pool: Pool) -> Way:
+        gate = self._gates.gate(pool, group.endpoints[0].label, lambda: self._want(pool))
+        return Way(pool, gate, Failover(pool))
+
+    def _want(self, pool: Pool) -> None:
+        """Calls wait for slots of the pool's endpoints."""
+        for member in pool.members:
+            if (slots := self._slots.get(member.name)) is not None:
+                slots.want()
 
     def _remembering(self, inner: Backend, group: Group) -> Backend:
         """The same behind the cache, if there is one."""

@@ -42,7 +42,7 @@ _MOST_REQUESTS = 16_384
 # What cannot change while it serves.
 _FIXED = (
     *("host", "port", "workers", "certificate", "embedded", "function"),
-    *("state", "keys", "most", "balance", "cache", "classes"),
+    *("state", "keys", "most", "balance", "cache", "classes", "batches"),
 )
 
 
@@ -58,16 +58,18 @@ async def gateway_of(
     async with _answering(settings, inside) as endpoints, _remembering(settings) as answers:
         store = OWN if worker is None else SharedStore(worker.table, worker.number)
         tenants = Tenants(settings.tenants, store=store)
-        gates = Gates(settings.classes, tenants, Meter(settings.price_table))
+        flights = None if worker is None else worker.flights
+        gates = Gates(settings.classes, tenants, Meter(settings.price_table), flights)
         slots = None
         if worker is not None:
-            sharer = worker.sharer(demand=lambda: gateway.in_flight)
+            sharer = worker.sharer(demand=lambda label: lineup.demand(label))
             slots = partial(slots_of, sharer)
         lineup = _lineup(settings, endpoints, gates, answers, slots)
         keyring = Keyring(settings.keys, tenants)
         batches = None
         if settings.state is not None:
-            batches = Batches(settings.state / "batches", Lines(lineup, tenants, gates.meter))
+            lines = Lines(lineup, tenants, gates.meter)
+            batches = Batches(settings.state / "batches", lines, settings.batches)
         is_first = worker is None or worker.is_first
         gateway = Gateway(
             lineup,
@@ -246,7 +248,8 @@ def _reread(
     try:
         notes = served.change(reread())
     except ConfigError as error:
-        on_note(f"the settings stay as they are: {error.where}: {error.what}")
+        why = ": ".join(filter(None, (error.where, error.what)))
+        on_note(f"the settings stay as they are: {why}")
         return
     for note in notes:
         served.gateway.watch.note(f"settings read: {note}")

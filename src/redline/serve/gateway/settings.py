@@ -16,6 +16,7 @@ from redline.job.settings import Embedded, Kind, settings_in, table_in, values
 from redline.process import MOST_PROCESSES
 from redline.route import check_balance
 from redline.serve.admission import CLASSES, ClassSettings
+from redline.serve.batches import BatchSettings
 from redline.serve.functions import function_backend
 from redline.serve.gateway.lineup import grouped
 from redline.serve.keys import Keyring, Tenants, TenantSettings
@@ -69,7 +70,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     most_body_bytes: of a request. most_held_bytes: see Bounds. state: a folder for what outlives
     the process.
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
-    classes: of priority, highest first.
+    classes: of priority, highest first. batches: bounds of files and batches.
     cache: where answers are kept, for cache_ttl_s; None for nowhere.
     prices: of models, in dollars for a million tokens.
     """
@@ -90,6 +91,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     keys: Path | None = None
     tenants: dict[str, TenantSettings] = {}
     classes: tuple[ClassSettings, ...] = CLASSES
+    batches: BatchSettings = BatchSettings()
     cache: Cache | None = None
     cache_ttl_s: float = math.inf
     prices: dict[str, Price] = {}

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from redline.limits import Rate
+from redline.limits.shared import Flights, OwnFlights
 from redline.serve.keys.day_money import DayMoney
 from redline.serve.keys.window import SlidingWindow
 
@@ -31,16 +32,6 @@ class CountedWindow(Protocol):
     def wait_s(self, amount: int, now_s: float) -> float: ...
 
     def take(self, amount: int, now_s: float) -> Entry: ...
-
-
-class Flights(Protocol):
-    """Calls of a tenant that have started and not ended."""
-
-    @property
-    def count(self) -> int: ...
-
-    def add(self, more: int) -> None:
-        """So many more have started; -1 if one has ended."""
 
 
 class Money(Protocol):
@@ -99,18 +90,6 @@ class LimitStore(Protocol):
         self, tenant: str, kind: str, rate: Rate, before: Sequence[CountedWindow]
     ) -> CountedWindow:
         """A window of `requests` or `tokens`. before: of the same, which it takes up."""
-
-
-class OwnFlights:
-    """Those of this process alone."""
-
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self, more: int) -> None:
-        self.count += more
 
 
 class OwnStore:

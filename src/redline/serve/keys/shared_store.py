@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from redline.limits import Rate
+from redline.limits.shared import Flights, SharedFlights
 from redline.process import SharedTable
-from redline.serve.keys.limit_store import CountedWindow, Flights, Money
+from redline.serve.keys.limit_store import CountedWindow, Money
 from redline.serve.keys.window import EXACT
 
 # EXACT records, and one for each part of a window beyond them; what comes on top shares the last.
@@ -23,23 +24,6 @@ _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
 _DAY, _OTHERS, _KEPT, _MONEY_WORDS = 0, 1, 2, 3
-
-
-class SharedFlights:
-    """Calls of a tenant in all workers."""
-
-    def __init__(self, table: SharedTable, name: str, worker: int) -> None:
-        self._words = table.words
-        self._first = table.counts(name)
-        self._end = self._first + table.processes
-        self._own = self._first + worker
-
-    @property
-    def count(self) -> int:
-        return sum(self._words[self._first : self._end])
-
-    def add(self, more: int) -> None:
-        self._words[self._own] += more
 
 
 class SharedEntry:

@@ -18,7 +18,16 @@ from redline.calls import Endpoint
 from redline.calls.http import account_of
 from redline.limits import Slots
 from redline.limits.rule import AUTO
-from redline.limits.shared import SharedCount, SharedSlots, Sharer, described, rated
+from redline.limits.shared import (
+    Demand,
+    Flights,
+    SharedCount,
+    SharedFlights,
+    SharedSlots,
+    Sharer,
+    described,
+    rated,
+)
 from redline.process import SharedTable
 
 _VARIABLE = "REDLINE_WORKER"
@@ -74,9 +83,13 @@ class Worker:
         """The socket of the first worker for the others."""
         return self.folder / "door"
 
-    def sharer(self, demand: Callable[[], int]) -> Sharer:
+    def sharer(self, demand: Callable[[str], Demand]) -> Sharer:
         """It, among those that share slots. demand: see Sharer."""
         return Sharer(self.table, self.number, demand)
+
+    def flights(self, name: str) -> Flights:
+        """Calls in flight in all workers. name: the same for all of them."""
+        return SharedFlights(self.table, name, self.number)
 
     def sharing(self, endpoint: Endpoint, state: Path) -> Endpoint:
         """The endpoint with rates that all workers keep to together, by a ledger in `state`.
@@ -115,7 +128,8 @@ def slots_of(sharer: Sharer, endpoint: Endpoint, count: int, pool: tuple[str, in
     pool: its name, and how many calls may be at all of its endpoints together.
     """
     name, most = pool
-    counts = [SharedCount(sharer, f"endpoint/{account_of(endpoint)}", count)]
+    label = endpoint.label
+    counts = [SharedCount(sharer, f"endpoint/{account_of(endpoint)}", count, label)]
     if most is not None:
-        counts.append(SharedCount(sharer, f"pool/{name}", most))
+        counts.append(SharedCount(sharer, f"pool/{name}", most, label))
     return SharedSlots(sharer, counts)

@@ -1,0 +1,62 @@
+"""How many calls are in flight, in this process alone or in all that share a table."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from redline.process import SharedTable
+
+
+class Flights(Protocol):
+    """Calls that have started and not ended."""
+
+    @property
+    def count(self) -> int:
+        """In all processes."""
+
+    @property
+    def own(self) -> int:
+        """In this process."""
+
+    def add(self, more: int) -> None:
+        """So many more have started here; -1 if one has ended."""
+
+
+class OwnFlights:
+    """Those of this process alone."""
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @property
+    def own(self) -> int:
+        return self.count
+
+    def add(self, more: int) -> None:
+        self.count += more
+
+
+class SharedFlights:
+    """Those of all processes that share a table; of one that is lost, none.
+
+    name: the same for all of them. process: this one, from 0.
+    """
+
+    def __init__(self, table: SharedTable, name: str, process: int) -> None:
+        self._words = table.words
+        self._first = table.counts(name)
+        self._end = self._first + table.processes
+        self._own = self._first + process
+
+    @property
+    def count(self) -> int:
+        return sum(self._words[self._first : self._end])
+
+    @property
+    def own(self) -> int:
+        return self._words[self._own]
+
+    def add(self, more: int) -> None:
+        self._words[self._own] += more
