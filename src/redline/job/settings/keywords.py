@@ -19,7 +19,7 @@ from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.option_hints import meant
 from redline.job.settings.options import Options
-from redline.job.settings.otel_settings import parse_otel
+from redline.job.settings.otel_table import parse_otel
 from redline.limits import Limits, as_rates, parse_count, rate_per
 from redline.limits.rule import KINDS
 

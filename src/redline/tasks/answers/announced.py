@@ -15,8 +15,8 @@ import re
 from redline.tasks.answers.conclusion import Given, answer_of, concluded, is_refused
 from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, HASHES
-from redline.tasks.answers.numeral import word_numerals
-from redline.tasks.answers.page import Page, Span
+from redline.tasks.answers.numeral import Span, word_numerals
+from redline.tasks.answers.page import Page
 from redline.tasks.answers.sentence import is_part
 
 _MOST_MARKS = 64

@@ -19,7 +19,8 @@ from itertools import islice
 
 from redline.tasks.answers.mark import marks
 from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
-from redline.tasks.answers.page import Page, Span, page_of
+from redline.tasks.answers.numeral import Span
+from redline.tasks.answers.page import Page, page_of
 from redline.tasks.answers.reasoning import spoken, without_run_on
 
 _ALIKE = str.maketrans("АВСЕабсе", "ABCEabce")  # Cyrillic letters that look like Latin ones

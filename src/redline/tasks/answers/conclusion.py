@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from redline.tasks.answers.markup import BOLD, BOX_END, TAG_END
-from redline.tasks.answers.numeral import Number, Numeral, word_numerals
-from redline.tasks.answers.page import Page, Span
+from redline.tasks.answers.numeral import Number, Numeral, Span, word_numerals
+from redline.tasks.answers.page import Page
 from redline.tasks.answers.sentence import Outcome, choose
 
 _CLOSING = re.compile(

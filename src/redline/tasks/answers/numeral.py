@@ -129,6 +129,13 @@ def is_same(one: Number, other: Number) -> bool:
     return percent.value == 100 * share.value
 
 
+class Span(NamedTuple):
+    """A part of a text, from `start` up to `end`."""
+
+    start: int
+    end: int
+
+
 class Numeral(NamedTuple):
     """A numeral and its place in a text; `number` is None for a time, a date or a version."""
 

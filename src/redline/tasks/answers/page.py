@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from redline.tasks.answers.markup import BOLD, THIN
-from redline.tasks.answers.numeral import Numeral, numerals
+from redline.tasks.answers.numeral import Numeral, Span, numerals
 
 # A text with words of languages that group digits by points, and with no English ones.
 _POINTS_GROUP = re.compile(
@@ -27,13 +26,6 @@ _ABBREVIATION = re.compile(
 )
 _NEAR = 12
 _LONGEST = 2000
-
-
-class Span(NamedTuple):
-    """A part of a text, from `start` up to `end`."""
-
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,7 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from redline.tasks.answers.markup import BOLD, THIN
-from redline.tasks.answers.numeral import Numeral
-from redline.tasks.answers.page import Span
+from redline.tasks.answers.numeral import Numeral, Span
 
 Outcome = Literal["found", "nothing", "unsolved", "valueless", "refused"]
 
