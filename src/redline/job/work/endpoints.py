@@ -13,9 +13,8 @@ from redline.route import Pool
 from redline.timeline import EndpointState, LimitUse
 from redline.waist import Backlog, Health
 
-# Of a large fleet, so many endpoints are looked at each time, others the next time.
+# Of a large fleet, at most this many endpoints are looked at each time, others the next time.
 MOST_LOOKED_AT = 64
-
 
 # Backends that say what each of their calls waits for.
 _Watched = HttpBackend | FunctionBackend
@@ -33,6 +32,7 @@ class Endpoints:
     def __init__(self, of: Backend) -> None:
         self._of = of
         self._turn = 0
+        self._left = 1  # endpoints that were not out at the last look
 
     @property
     def queued(self) -> int:
@@ -45,12 +45,18 @@ class Endpoints:
         return isinstance(self._of, Pool) and self._of.is_full
 
     def slots(self, backlogs: Sequence[Backlog]) -> int:
-        """Calls that may be in flight at these endpoints, all together; 0 for no bound."""
+        """Calls that may be in flight at all endpoints together; 0 for no bound.
+
+        backlogs: those of the last look. Of a large fleet they are a sample.
+        """
         slots = [backlog.slots for backlog in backlogs]
         most = self._of.most if isinstance(self._of, Pool) else None
         if not all(slots):
             return most or 0
-        return sum(slots) if most is None else min(sum(slots), most)
+        total = sum(slots)
+        if self._left > len(slots) > 0:
+            total = total * self._left // len(slots)
+        return total if most is None else min(total, most)
 
     def backlogs(self, now_s: float) -> tuple[list[Backlog], set[str]]:
         """Of endpoints that are not out; and the names of the limits that hold calls there."""
@@ -99,6 +105,7 @@ class Endpoints:
         if not isinstance(of, Pool):
             return
         left = [member for member in of.members if not member.is_out]
+        self._left = len(left)
         is_broken = not any(member.breaker.is_working for member in left)
         self._turn += MOST_LOOKED_AT
         begin = self._turn % len(left) if len(left) > MOST_LOOKED_AT else 0
