@@ -32,7 +32,7 @@ _WORDS = {
     "content_filter": "cut by a content filter",
     "refusal": "refused by the model",
 }
-# Before so many answers, `all of them` says little.
+# Before this many answers, `all of them` says little.
 _TELLING_ANSWERS = 10
 
 _SOUND_REASONS = frozenset({"stop", None})

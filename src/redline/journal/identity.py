@@ -247,7 +247,7 @@ def _names_of(rows: Sequence[Row]) -> Sequence[str | None]:
 
 
 def _slots_for(count: int, least: int) -> int:
-    """`least` or so many times its double that less than half are taken by so many keys."""
+    """`least`, doubled until these keys take less than half of it."""
     while 2 * count >= least:
         least *= 2
     return least

@@ -219,7 +219,7 @@ def _whole_reply(outcome: Outcome) -> Any:
     try:
         body.decode()
     except UnicodeDecodeError:
-        # The parser skips what nobody reads; a results file must be readable as a whole.
+        # The parser skips what is not read; a results file must be readable as a whole.
         body = body.decode("utf-8", "replace").encode()
     return msgspec.Raw(body)
 

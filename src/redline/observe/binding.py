@@ -50,7 +50,7 @@ _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
 _ENOUGH_ANSWERS = 60
 # The same at about one number of calls in flight; of fewer, quartiles are chance.
 _LEAST_ANSWERS = 16
-# Latency must have grown by this factor, and so many standard errors.
+# Latency must have grown by this factor, and by this many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
 # Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
 # the distance of the two quartiles in standard deviations.

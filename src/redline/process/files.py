@@ -2,7 +2,7 @@
 
 A lock lasts as long as the process that took it, whatever that process forks. An flock belongs to
 an open file, which a forked process has open as well: a pool's workers outlive a killed run, and
-its locks with them. So they are closed in every forked process, and unlocked by whoever closes
+its locks with them. So they are closed in every forked process, and unlocked by the one that closes
 them.
 """
 

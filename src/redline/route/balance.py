@@ -33,7 +33,7 @@ from redline.waist import Request
 
 # Answers that a mean counts.
 MEMORY = 16
-# Of an endpoint that has given so many, a mean takes up this many more at once, or fewer at a
+# After the first answers of an endpoint, a mean takes up this many more at once, or fewer at a
 # review: it costs more than all else that a pool does for a call.
 TOGETHER = 8
 # A latency counts for half when the latest answer is so long ago, in seconds.
@@ -152,11 +152,11 @@ class Figures:
         self.availability -= self.availability / MEMORY
 
     def expect(self, tokens: float) -> None:
-        """A call that is expected to use so many is on its way to it; below 0 when that is over."""
+        """A call of that many expected tokens is on its way to it; below 0 when that is over."""
         self.tokens += tokens
 
     def drained(self, tokens: float, took_s: float) -> None:
-        """An answer has used so many tokens, within took_s.
+        """An answer has used these tokens, within took_s.
 
         The rate is that of a call, times the weight. Tokens over the time in which it had any calls
         would say that an endpoint with few of them is slow, and so keep calls from it.
@@ -289,7 +289,7 @@ class LongestPrefix:
             owners = self._seen[asked.blocks[known - 1]] if known else ()
             if any(name in names for name in owners):
                 return index
-            # One that so many have seen is at home in none of them.
+            # A prefix that most endpoints have seen is at home in none of them.
             if unseen is None and (not owners or len(owners) == OWNERS):
                 unseen = index
         return unseen or 0

@@ -48,7 +48,7 @@ WARM_CALLS = 20
 # Calls at once that try whether it answers again. If it keeps them for a timeout of a minute, there
 # is still one at the end of each pause.
 MOST_TRIES = 8
-# A health page that fails so many times in a row, a second apart, takes the endpoint out. A busy
+# A health page that fails this many times in a row, a second apart, takes the endpoint out. A busy
 # server may be late once or twice. Kubernetes has the same number by default (failureThreshold).
 BAD_PAGES = 3
 # Results that count for the share of failures: between one and two times as many.
@@ -115,7 +115,7 @@ class Breaker:
             self.again_s = -math.inf
 
     def answered(self, calls: int) -> None:
-        """So many calls have been answered while it was settled."""
+        """These calls have been answered while it was settled."""
         self.calls += calls
         self._forget()
 

@@ -85,7 +85,7 @@ class PoolMember(Figures):
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, is_broken: bool = False, beside: int = 0) -> bool:
-        """It can take a call now, beside so many others, unless it is out.
+        """It can take a call now, besides those already coming, unless it is out.
 
         is_broken: even if its breaker is open.
         """
@@ -154,7 +154,7 @@ class PoolMember(Figures):
             self._timer = None
 
     def check_empty(self) -> None:
-        """Whoever waits for the end of its calls is told if they are over."""
+        """Wakes the waiter for the end of its calls if they are over."""
         if not self.in_flight:
             self._is_empty.set()
 

@@ -10,7 +10,7 @@ from itertools import count, islice
 from redline.route.balance import Asked
 from redline.waist import Call
 
-# If the first calls may not use the endpoint that is free, so many of them are passed over.
+# If the first calls may not use the endpoint that is free, up to this many of them are passed over.
 LOOKED_AT = 64
 # Later calls that may go before a call, because they suit the endpoints that have room better.
 MOST_PASSED = 64

@@ -67,7 +67,7 @@ async def serving(
     is_named: only requests that name the model are answered. Raises ConfigError.
     """
     engine = await asyncio.to_thread(_loaded, settings)
-    # Imported here, as PyTorch is: nobody else pays for them.
+    # Imported here, as PyTorch is: other commands need not pay for them.
     from redline.serve.http import Front
 
     models = dict.fromkeys((engine.name, settings.model)) if is_named else {}
@@ -115,7 +115,7 @@ def serve_engine(
             on_signals(end_at_once)
             stop.set()
 
-        # Loading may wait for a network, and there is nobody yet to be answered. Ranks end by
+        # Loading may wait for a network, and there is no request yet to be answered. Ranks end by
         # themselves when this process has.
         on_signals(end_at_once)
         on_note(f"loading {settings.model}")

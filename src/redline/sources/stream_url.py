@@ -28,7 +28,7 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
     server: for redis-py; it may hold a password. name: the stream as it may be shown. field: of a
     message that has no other, and holds its row as JSON. idle_s: a message is another consumer's
     once its own has not been heard of for so long. most_deliveries: a message that was handed out
-    so often, without an outcome, fails. claims_orphans: also messages whose outcome a dead
+    this often, without an outcome, fails. claims_orphans: also messages whose outcome a dead
     consumer may have written.
     """
 

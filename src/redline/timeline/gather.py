@@ -32,7 +32,7 @@ from redline.waist import Attempt
 _ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
 _COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
 _TRIED = itemgetter(2)
-# From so many calls on they are worked through at the next sample: enough that it costs little for
+# From this many calls on they are processed at the next sample: enough that it costs little for
 # each, and few enough that their attempts, with errors and what these quote, take little room.
 ENOUGH_CALLS = 128
 _LONGEST_ERROR = 300

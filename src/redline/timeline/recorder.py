@@ -14,7 +14,7 @@ from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink
 # What a death may lose, and how many records are encoded at once: about a millisecond of work.
 _GROUP_S = 1.0
 _GROUP = 256
-# A disk that is behind by so many records loses others: about 64 MB of them.
+# A disk that is behind by this many records loses others: about 64 MB of them.
 _MOST = 65_536
 _MICROS = 1e6
 

@@ -87,7 +87,7 @@ class _Flight:
 class Cached:
     """A backend that remembers. Outermost: what it answers costs no attempt and no limit.
 
-    identity: of whoever answers, see key.py. use: counts what was asked. ttl_s: answers that are
+    identity: of what answers, see key.py. use: counts what was asked. ttl_s: answers that are
     older are asked for again. Streams are answered from the store, too, in one chunk; they are not
     kept and not shared.
     """
@@ -173,7 +173,7 @@ class Cached:
             kept = _DECODE(value)
             if kept.at_s + self._ttl_s <= self._clock.wall_s():
                 return None
-            # Read anew for each: nobody can change another's answer.
+            # Read anew for each: no caller can change another's answer.
             reply = _read(request, kept.body)
         except (CallError, NoEndpoint, msgspec.DecodeError):
             return None

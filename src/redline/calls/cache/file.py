@@ -141,7 +141,7 @@ def _opened(path: Path) -> sqlite3.Connection:
             database.execute("PRAGMA synchronous = NORMAL")
             # Also of a file from before, which had a write-ahead log.
             database.execute("PRAGMA journal_mode = DELETE").fetchone()
-            # Whoever only reads must not wait for one who writes.
+            # A reader must not wait for a writer.
             if database.execute(_IS_MADE).fetchone() is None:
                 database.executescript(_SCHEMA)
             return database

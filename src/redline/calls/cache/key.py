@@ -3,7 +3,7 @@
 Two requests have one key where nothing that decides the answer differs: the endpoints, the method,
 the path, the JSON of the body whatever the order of its keys (1 and 1.0 differ), the output path,
 the headers, and the tenant. Credentials are left out: some live for an hour, and an answer is the
-same under the next one. Whoever asks one address in two accounts that differ takes two folders.
+same under the next one. Two accounts that differ behind one address need two folders.
 """
 
 from __future__ import annotations

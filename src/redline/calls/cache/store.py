@@ -7,7 +7,7 @@
   a damage     an answer whose checksum does not hold is none; of a damaged file see file.py
   a failure    a disk that is full or out of reach keeps nothing and finds nothing, and says so
 
-Nothing blocks the event loop. A lookup takes 10 us where the file is in memory, but nobody knows
+Nothing blocks the event loop. A lookup takes 10 us if the file is in memory, but it is unknown
 how long where it is not, so it has a thread.
 """
 
@@ -98,7 +98,7 @@ class AnswerStore:
     def open(self) -> None:
         """Opens the file, or makes it. Blocks. Raises ConfigError where nothing can be kept."""
         try:
-            # Prompts and answers are in it: nobody else's to read.
+            # Prompts and answers are in it: for its owner alone to read.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files = Files(self.folder)
             self.notes = self._files.notes
@@ -135,7 +135,7 @@ class AnswerStore:
         self._write_soon()
 
     async def aclose(self) -> None:
-        """Writes what is pending, and closes the file. Nobody waits for a lookup any more."""
+        """Writes what is pending, and closes the file. No lookup is waited for any more."""
         self._answer(self._wanted, {})
         self._wanted = {}
         while self._reading is not None:

@@ -2,7 +2,7 @@
 
 Providers count its requests apart from those of their models, so no limit of the endpoint holds
 them. They are tried again as a row's are, but for the making of a batch: where the answer is lost,
-the batch may be there, and would be paid for twice. Whoever makes one looks for it before.
+the batch may be there, and would be paid for twice. Before one is made, it is looked for.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"share must be 0 to 1, not {self.share:g}")
 
     def pause_s(self, retries: int) -> float:
-        """The longest back-off after so many retries, 0 or more; at most `cap_s`."""
+        """The longest back-off after `retries`, 0 or more; at most `cap_s`."""
         # 2^30 is past any cap; a larger exponent would only overflow.
         return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
 

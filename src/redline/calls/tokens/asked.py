@@ -21,7 +21,7 @@ from redline.waist import Request
 OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_limits))
 # Without any of these fields, a body asks for one answer of any length.
 _OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
-# Long texts are judged by so many of their characters, which bounds the time.
+# Long texts are judged by this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
 # Of a chat as most are: it asks for one answer.
 _ONE_ANSWER: dict[str, Any] = {}

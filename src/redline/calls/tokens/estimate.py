@@ -50,7 +50,7 @@ _BY_CLASS = (
 )
 _MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
-# Of a long text so many characters are looked at, which bounds the time.
+# At most this many characters of a long text are looked at, which bounds the time.
 _MOST_CHARS = 4096
 # Half the first guess for a letter or digit, less for others, where tokenizers differ more.
 # Spaces and marks may come in runs that are one token.
@@ -68,7 +68,7 @@ _MODELS_KEPT = 32
 # reply in eight teaches it.
 _SHARE = 1 / 8
 # A call that takes a bound needs no estimate, and may be one of thousands a second: learning from
-# all of them would cost as much as their limits. So one in so many is followed.
+# all of them would cost as much as their limits. So one in this many is followed.
 _SHARE_OF_BOUNDS = 1 / 32
 # Multiples of the golden ratio fall evenly between whole numbers, and those of every n-th call do,
 # too: where rows of two kinds take turns, both teach.
@@ -190,9 +190,9 @@ class TokenEstimator:
     def estimate(self, request: Request) -> Cost:
         """The tokens a call of `request` will use, input and output each at least 1.
 
-        Output: the mean of those in flight, and how far it may lie from that, so that whoever adds
-        up many calls can keep the quantile of their sum free; the quantiles of single calls add up
-        to far more. Before twenty replies the request's own maximum, or 256 or the largest reply
+        Output: the mean of those in flight, and how far it may lie from that, so that a caller can
+        keep the quantile of a sum of many calls free; the quantiles of single calls add up to far
+        more. Before twenty replies the request's own maximum, or 256 or the largest reply
         so far. Embeddings have none.
         """
         asked = asked_of(request)

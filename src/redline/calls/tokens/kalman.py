@@ -20,16 +20,16 @@ import msgspec
 # text 0.01 costs 0.1 % of accuracy against 0.0005, and 0.03 costs 0.5 %.
 _DRIFT = 0.01
 _OUTLIER_DEVIATIONS = 3.0
-# So many outliers in a row on the same side are no outliers: something has changed.
+# This many outliers in a row on the same side are no outliers: something has changed.
 _BELIEVED_AFTER = 6
-# After a change the first guess counts for less: deviations are so many times the first ones.
+# After a change the first guess counts for less: deviations are this many times the first ones.
 _CHANGED = 3.0
 # Relative deviation of single readings: learned, within 1 and 30 %.
 _FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.1, 0.01, 0.3
 _NOISE_RATE = 0.02
-# So many readings make weights as good as they become. Until then each one matters.
+# This many readings make weights as good as they become. Until then each one matters.
 _ENOUGH = 256
-# Below so many tokens an error counts as if there were as many: one token more or less is no news.
+# Below this many tokens an error counts as of as many: one token more or less is no news.
 _SMALLEST_SCALE = 10.0
 
 

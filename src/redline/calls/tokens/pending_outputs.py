@@ -16,7 +16,7 @@ _LEAST = 20
 # Each output weighs 1/300 less with every later one, so that a change is followed.
 _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
-# Once so many are known, one more says little: what is learned is read anew after so many.
+# Once this many are known, one more says little: what is learned is read anew after as many.
 _READ_EVERY = 8
 # A call that never ends holds up this many others at most.
 _MOST_WAITING = 4096
@@ -45,7 +45,7 @@ class PendingOutputs:
     def read(self) -> tuple[float, float, float]:
         """Mean, variance and third central moment of an output in flight; zeros until it is known.
 
-        The mean is 2 standard errors above the outputs' own. Whoever sums many estimates counts on
+        The mean is 2 standard errors above the outputs' own. A sum of many estimates relies on
         their errors to cancel out, and an error of the mean would not. The same tuple as before
         where nothing has changed.
         """

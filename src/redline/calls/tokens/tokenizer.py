@@ -83,7 +83,7 @@ class Tokenizers:
         if may_block:
             self._load(model)
             return self._by_model.get(model)
-        # One thread at a time; whoever asks for another model asks again with its next call. It
+        # One thread at a time; a call for another model asks again with the next one. It
         # is not a daemon: ending the process inside a foreign library's code could crash it.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._load, args=(model,), name="tokenizer")

@@ -406,7 +406,7 @@ class Connection(asyncio.Protocol):
             if self.is_done:
                 self._bare_bytes = 0
                 if size_bytes >= _FULL_READ_BYTES:
-                    # The socket may hold what follows, which nobody has looked at.
+                    # The socket may hold what follows, which has not been looked at.
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())

@@ -2,7 +2,7 @@
 
   an answer     counts with                   until
   being read    what of its body has come     its exchange is over
-  whole         its body and its output       whoever asked lets go of it (Call.held)
+  whole         its body and its output       the caller releases it (Call.held)
 
   state    from         meaning
   open     192 MiB down  everything is read
@@ -14,8 +14,8 @@ While it is full, whole answers are first waited for where they leave no room. S
 together hold at most 384 MiB, or 256 MiB and one answer of the largest size where that is more; and
 what one read brings (256 KB), for each connection that begins to send when it is full.
 
-It opens again, whatever happens. What reads on comes to its end, or its clock runs out. Whoever has
-a whole answer needs no other one to let go of it.
+It opens again, whatever happens. What reads on comes to its end, or its clock runs out. A caller
+that has a whole answer needs no other one to release it.
 """
 
 from __future__ import annotations
@@ -149,6 +149,6 @@ class Held:
         self._size_bytes = size_bytes
 
     def release(self) -> None:
-        """Nobody has the answer any more. May be called again."""
+        """The answer is released. May be called again."""
         size_bytes, self._size_bytes = self._size_bytes, 0
         self._intake.drop(size_bytes)

@@ -124,7 +124,7 @@ class _Together:
         pieces = [piece for piece, _ in found]
         width = max(piece.size for piece in pieces)
         length = bucketed(max(piece.start + piece.size for piece in pieces))
-        # Most slots of the first so many take part: all of those are looked at where they lie.
+        # Most of the first slots take part: all of those are looked at where they lie.
         # Elsewhere the few are copied out.
         highest = max(piece.slot for piece in pieces) + 1
         self._is_dense = 2 * len(pieces) >= highest

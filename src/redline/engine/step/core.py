@@ -28,7 +28,7 @@ class Computer(Protocol):
 
     @property
     def steps_at_once(self) -> int:
-        """So many are under way where there is work for them, so that every stage is busy."""
+        """How many are under way if there is work for them, so that every stage is busy."""
 
     @property
     def parameter_bytes(self) -> list[int]:

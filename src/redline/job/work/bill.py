@@ -60,7 +60,7 @@ class Bill:
         self._before = 0 if spending is None else spending.spent.picodollars
         self._by_replies = 0
         self._replies = 0
-        # One reply without a price or a usage, and nobody can say what all have cost. An embedded
+        # One reply without a price or a usage, and the total cost is unknown. An embedded
         # server is free, and a function of the user's own has no tokens.
         self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None

@@ -218,7 +218,7 @@ class Feed:
         """The reading has gone on, or ended. A row wakes one worker of the thousands there may be.
 
         At the end of the input, or where it broke, all of them hear of it. Without a row, one is
-        woken all the same: whoever runs next reads on.
+        woken all the same: the next one to run reads on.
         """
         is_broken = refill.cancelled() or refill.exception() is not None
         is_over = is_broken or self._is_end

@@ -170,7 +170,7 @@ class Runner:
             self._supply = own
 
     def offer(self, rows: int) -> None:
-        """So many more rows are in hand; below 0 for rows that are given back."""
+        """More rows are in hand; below 0 for rows that are given back."""
         self.offered += rows
 
     async def _run(self) -> None:
@@ -548,7 +548,7 @@ class Runner:
             await handing
 
     def _save(self, picked: Picked, outcome: Outcome) -> Awaitable[None] | None:
-        """Hands the outcome to the journal; what whoever takes the row is to be awaited for."""
+        """Hands the outcome to the journal; what the row's taker is to be awaited for."""
         result = Result(picked.row, picked.key, picked.custom_id, outcome, picked.mark)
         try:
             self._results.append(result)
@@ -564,7 +564,7 @@ class Runner:
             return None
         result.name_outcome()
         handing = self._on_result(result)
-        # It is saved; only an abort ends the wait for whoever takes it.
+        # It is saved; only an abort ends the wait for its taker.
         return None if handing is None else self._until_aborted(handing)
 
     async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:

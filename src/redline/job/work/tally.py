@@ -32,7 +32,7 @@ OTHER = "other"
 
 
 class BatchUse(msgspec.Struct):
-    """What went by the Batch API. made: batches by this run. running: batches now, of so many rows.
+    """What went by the Batch API. made: batches by this run. running: batches now, with their rows.
 
     states: how many of these are in each, by the provider's words. finished: rows of them that it
     says have an answer or an error. answered: rows with a result by this run. again: rows that went

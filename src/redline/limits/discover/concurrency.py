@@ -63,7 +63,7 @@ _ODD_GAIN = 1.5
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
 # A refusal cuts the limit to this share of what was in flight; half where nothing was answered
-# since the last cut. The level that was refused is tried again after so many lives of a slot,
+# since the last cut. The level that was refused is tried again after this many lives of a slot,
 # twice as many each time it is refused again: at most one refusal in 20 * limit answers.
 _CUT = 0.9
 _HARD_CUT = 0.5

@@ -19,7 +19,7 @@ from redline.limits.rule import Rate
 _VERSION = 1
 # More endpoints and models than one user has; the oldest are dropped.
 _MOST_ENTRIES = 256
-# Several times what so many entries take: a larger file is not one of ours.
+# Several times what that many entries take: a larger file is not one of ours.
 _MOST_BYTES = 1 << 20
 
 

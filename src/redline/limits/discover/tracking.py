@@ -20,7 +20,7 @@ from enum import Enum
 from redline.limits.discover.bounds import USUAL_S
 from redline.limits.rule import Rate
 
-# One refusal in 3,000 calls leaves most of a budget of 0.1 %: so many calls for each refusal that
+# One refusal in 3,000 calls leaves most of a budget of 0.1 %: this many calls for each refusal that
 # the last climb has cost.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # What was just found may be a little low, and what a climb has gained may be the beginning of more:
@@ -34,9 +34,9 @@ _DUE = 5
 _GUARD_S = 0.05
 # Refusals this close together, in calls, have one cause.
 _CLOSE = 10
-# Refusals among so many calls that stop a rate, and one that nothing has proved yet.
+# Refusals among that many calls that stop a rate, and one that nothing has proved yet.
 _LOST, _LOST_UNPROVEN = 3, 2
-# A second block within so many calls, or four windows, has the same cause: another limit.
+# A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
 # Refusals far apart that go on below this share of the rate, more than half as many as before, are
@@ -45,7 +45,7 @@ _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals this far apart, in calls, have nothing to do with each other.
 _FORGOTTEN = 1_000
-# What is gained is kept for good once so many refusals would have been due, over so many windows.
+# A gain is kept for good once this many refusals would have been due, over that many windows.
 _WATCHED_DUE, _WATCHED_WINDOWS = 10, 3
 
 

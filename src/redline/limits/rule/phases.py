@@ -27,7 +27,7 @@ from collections import deque
 from itertools import accumulate, islice
 from operator import add
 
-# A window has so many groups of so many steps. The floor is found once in each group.
+# A window has this many groups, each of that many steps. The floor is found once in each group.
 _GROUPS, _STEPS = 128, 4
 # The least and the most that u can be in each of the groups back to a window ago.
 _SHARES = [

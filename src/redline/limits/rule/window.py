@@ -55,7 +55,7 @@ _BURST_MOST_S = 0.005
 _DEVIATIONS = 4.0
 # What no more than this share of a limit is used of, a sliding-window counter cannot reject.
 _CALM_SHARE = 4
-# For so many windows after it was more, Phases must know the past.
+# For this many windows after it was more, Phases must know the past.
 _CROWDED_WINDOWS = 4
 
 

@@ -5,7 +5,7 @@ headers state another limit than they did           it takes effect; never above
 headers tell less remaining than we alone would     others use the key: a window is shared with
 have left                                           them (_Crowd); what they took of a bucket is
                                                     taken off ours
-429s, clearly above 1 % of the answers              where few and nobody else is seen, the guard is
+429s, clearly above 1 % of the answers              if few and no other client is seen, the guard is
                                                     doubled once; otherwise less is sent (_Pressure)
 """
 
@@ -25,7 +25,7 @@ _NOISE = 0.01
 _STEADY = 0.8
 _NOT_STEADY = 0.1
 _STEADY_RATE = 0.2
-# A fixed window looks like a bucket for a moment: what fits counts so often in a window at most.
+# A fixed window looks like a bucket for a moment: what fits counts at most this often in a window.
 _LOOKS = 16
 # A moving window, too, is whole again after nearly W.
 _TELLING = 0.9
@@ -248,7 +248,7 @@ class _Crowd:
             return
         usable = line.stated.count * self._rules.limits.headroom
         share = self._lead(line, now_s) * (max(1.0, ours) + change) / usable
-        # What is nearly all is all, where nobody else is left.
+        # Nearly all counts as all, if no other client is left.
         self.share = 1.0 if share > 1 - 2 * _NOISE else max(_LEAST, share)
         # What was sent before a change goes on counting for a window; half of it is let pass.
         lines = self._rules.lines
@@ -286,7 +286,7 @@ class _Pressure:
     _FLOOD = 0.3
     # While half of the calls are let in, this share is kept: not all 429s come of our number.
     _LEAST_ACCEPTED = 0.1
-    # Two windows above 1 % by chance are rare among so many.
+    # Two windows above 1 % by chance are rare among this many.
     _MEMORY = 8
     # Fewer answers than this tell nothing of a share.
     _LEAST_ANSWERS = 20
@@ -388,7 +388,7 @@ def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:
 
 
 def _noise(rules: Rules, line: LimitLine, limit: int) -> float:
-    """By how much a server's count differs from ours while nobody else is there.
+    """By how much a server's count differs from ours without other clients.
 
     Calls overtake each other on their way, within the guard.
     """

@@ -101,7 +101,7 @@ def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stat
     found: list[Stated] = []
     named = set()
     # Split by hand, which is five times faster than the pattern and is done on every reply. A
-    # name with a comma inside, which nobody uses, loses its policy.
+    # name with a comma inside, which no provider uses, loses its policy.
     for member in (rates or "").split(","):
         quoted, *params = member.split(";")
         name, left, reset_s = quoted.strip(' "'), None, None

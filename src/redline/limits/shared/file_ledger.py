@@ -5,9 +5,9 @@ system lets go of the lock when its holder dies, however it dies.
 
 The file: a magic line, then two places for the state, each with a turn number and a checksum. A
 turn writes to the place that is not the newest, so a writer killed half-way leaves the state before
-its turn, which is then the truth: nobody was told of the slots in the other one. A file whose both
-places are damaged counts every window as full; one without the magic line is not ours and is never
-written.
+its turn, which is then the truth: no process was given the slots in the other one. A file whose two
+places are both damaged counts every window as full; one without the magic line is not ours and is
+never written.
 
 Nothing is synced: times are CLOCK_MONOTONIC's, which all processes of a machine share until it
 boots, and a state of another boot is moved by the wall clock.
@@ -116,7 +116,7 @@ class FileLedger:
     def _check(self, limits: str) -> None:
         state = None
         try:
-            # Whoever holds the lock is a ledger's process, and the first turn waits for it.
+            # The lock's holder is a ledger's process, and the first turn waits for it.
             if self._lock():
                 state = self._read()[0].states.get(self._name)
                 self._unlock()
@@ -213,7 +213,7 @@ class FileLedger:
         header = _HEADER.pack(turn, len(body), zlib.crc32(body, turn % 2**32))
         written = os.pwrite(self._fd, header + body, _offset(turn % 2))
         if written < len(header) + len(body):
-            # The next turn would not see this one's slots, so nobody may send in them.
+            # The next turn would not see this one's slots, so no process may send in them.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -19,7 +19,7 @@ class Flights(Protocol):
         """In this process."""
 
     def add(self, more: int) -> None:
-        """So many more have started here; -1 if one has ended."""
+        """This many more have started here; -1 if one has ended."""
 
 
 class OwnFlights:

@@ -418,6 +418,6 @@ class SharedLimiter(Alarmed):
 
 
 def _booked(cost: Cost, kind: Kind, rate: Rate) -> int:
-    """What is booked for a call: with its margin, as nobody knows the doubt of all processes."""
+    """What is booked for a call: with its margin, as the doubt of all processes is unknown."""
     margin = Doubt().margin(cost.spread_of(kind))
     return max(cost.amount(kind), min(rate.count, cost.amount(kind) + math.ceil(margin)))

@@ -4,7 +4,7 @@ A ledger (a file, a key in Redis) keeps one `State`. Each process brings a `Leas
 became of its last slots, and what its first callers want. `transact` books a send time for each, at
 the earliest that every rule allows after all that was booked before, all windows together. That is
 its lease; it reaches at most `lease_s` ahead, so a process that dies wastes no more than that, and
-none can take all. redis_ledger.lua is the same rule in Lua: whoever changes one changes both.
+none can take all. redis_ledger.lua is the same rule in Lua: change both together.
 
 The rules are those of limits/rule/window.py, in the numbers of rule/shape.py, kept so that no
 process has to be trusted later:
@@ -112,7 +112,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
 class Lease(msgspec.Struct, array_like=True):
     """Send times for the first wants, in order.
 
-    free_s: from when it is worth while to ask again. parked_s: nobody sends before.
+    free_s: from when it is worth while to ask again. parked_s: no process sends before.
     others: the limits of those who share the ledger, where they are others; then nothing was done.
     """
 
@@ -283,7 +283,7 @@ class Reading(msgspec.Struct):
 
 
 class Place(msgspec.Struct, array_like=True):
-    """A process in line. kept_s: nobody goes before it until then. until_s: it is gone by then."""
+    """A process in line. kept_s: none goes before it until then. until_s: it is gone by then."""
 
     owner: str
     kept_s: float

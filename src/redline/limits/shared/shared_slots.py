@@ -77,11 +77,11 @@ class SharedCount:
         return sum(self._words[self._used : self._used + self._processes])
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """This process may take one, once it has taken so many more."""
+        """This process may take one, once it has taken this many more."""
         return self.is_free(coming) and self._is_next(now_s, coming)
 
     def is_free(self, coming: int = 0) -> bool:
-        """One is free once so many more are taken, whoever is to have it."""
+        """One is free once this many more are taken, whichever process is to have it."""
         return self.used + coming < self.most
 
     def _is_next(self, now_s: float, coming: int) -> bool:
@@ -118,7 +118,7 @@ class SharedCount:
         self._reals[self._wants + self._sharer.number] = 0.0
 
     def resize(self, most: int) -> None:
-        """There are so many from now on."""
+        """Sets their number from now on."""
         self.most = most
 
     def _state_demand(self) -> None:
@@ -196,7 +196,7 @@ class SharedSlots(Slots):
         self._hand_out()
 
     def _is_first(self) -> bool:
-        """Nobody waits in the queue."""
+        """The queue is empty."""
         return not self._queue.waiting or self._queue.head() is None
 
     def _may_take(self, now_s: float, coming: int = 0) -> bool:

@@ -7,8 +7,8 @@ A caller goes through these states:
   booked -> waiting                         one before it in line took its slot, or the slot passed
   any -> gone                               cancelled; its slot goes to the next in line
 
-Whoever is first in line takes the slot that is due, if it fits; else its owner does. So the order
-is kept within a priority, and a slot is lost only where nobody is left whom it fits.
+The first in line takes the slot that is due, if it fits; otherwise its owner does. So the order
+is kept within a priority, and a slot is lost only if it fits no process in line.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Timetable:
             self._gone = 0
 
     def head(self) -> Caller | None:
-        """The first in line without a slot; None when nobody is."""
+        """The first in line without a slot; None if there is none."""
         while self._waiting and self._waiting[0].future.done():
             heapq.heappop(self._waiting)
         while self._asking and self._asking[0].future.done():

@@ -35,7 +35,7 @@ class Slots:
         return self._queue.waiting
 
     def has_room(self, coming: int = 0) -> bool:
-        """One would be free once so many more are taken, whoever waits."""
+        """One would be free once this many more are taken, whichever calls wait."""
         return self.in_use + coming < self.count
 
     def want(self) -> None:
@@ -45,7 +45,7 @@ class Slots:
         """`on_room` is to be called when slots come free that `release` has not been called for."""
 
     def close(self) -> None:
-        """Nobody is called any more. May be repeated."""
+        """Calls no waiter any more. May be repeated."""
 
     def take_free(self) -> bool:
         """Takes a slot if one is free and the queue is empty; False otherwise."""

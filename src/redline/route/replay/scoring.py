@@ -47,7 +47,7 @@ from redline.testing import VirtualClock, virtual_run
 from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace
 
 SEEDS = (1, 2, 3, 4, 5)
-# So many calls are replayed some forty times within a minute.
+# This many calls are replayed some forty times within a minute.
 MOST_CALLS = 5000
 _OTHER_DRAWS = 1_000_000
 

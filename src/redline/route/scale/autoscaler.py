@@ -38,7 +38,7 @@ PANIC_SHARES = (0.1, 0.25, 0.5, 1.0)
 ENOUGH = 20
 # Otherwise it is that of this share of the scale-down window.
 STABLE_SHARE = 0.5
-# A demand that is known to be higher by so many standard errors is higher.
+# A demand that is higher by this many standard errors is higher.
 SURE = 2.0
 # A queue is to be drained within this share of the panic window.
 DRAIN_SHARE = 0.5
@@ -312,7 +312,7 @@ class Capacity:
         self.calls = max(1.0, min(self.calls, sample.slots or self.calls))
 
     def replicas(self, calls: float, sample: Sample) -> float:
-        """Replicas that so many calls, of as many tokens as those in flight, keep busy."""
+        """Replicas that these calls, of as many tokens as those in flight, keep busy."""
         by_calls = calls / self.calls
         if not self.tokens or not sample.in_flight:
             return by_calls

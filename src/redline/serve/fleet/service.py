@@ -30,7 +30,7 @@ from redline.serve.http import Bounds, Refusal, Relay, busy
 T = TypeVar("T")
 
 PAGE = "/fleet"
-# After so many failed starts in a row, waiting for the next one is not worth a client's while.
+# After this many failed starts in a row, waiting for the next one is not worth a client's while.
 HOPELESS = 3
 _LOOK_S = 0.2
 _SHOWN = 20

@@ -34,7 +34,7 @@ class HeldBytes:
         self._of[tenant] = before + more
 
     def release(self, tenant: str, size: int) -> None:
-        """So many bytes less."""
+        """Releases these bytes."""
         self._all -= size
         left = self._of.get(tenant, 0) - size
         if left > 0:

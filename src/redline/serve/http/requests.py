@@ -80,7 +80,7 @@ def _refused(error: BodyError) -> Refusal:
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
     """What the body asks of `path`. models: all there are; empty for any. Raises Refusal.
 
-    `priority` is taken out of the body: as in vLLM it is for whoever queues the call.
+    `priority` is taken out of the body: as in vLLM it is for the queue.
     """
     try:
         body = _OBJECT.decode(raw)

@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 def one_tenant(exchange: Exchange) -> str:
-    """`default`, whoever asks."""
+    """`default` for every request."""
     return "default"
 
 

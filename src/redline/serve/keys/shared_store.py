@@ -167,7 +167,7 @@ class SharedMoney:
         self._words = table.words
         self._base = table.region(f"{name}/day", _MONEY_WORDS)
         self._spent = table.amounts(f"{name}/spent")
-        # Nobody gives back what a lost worker had reserved.
+        # What a lost worker had reserved is not given back by itself.
         self._reserved = table.amounts(f"{name}/reserved")
         self._width = 1 + table.processes
         self._own = 1 + worker

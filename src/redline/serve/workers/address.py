@@ -22,7 +22,7 @@ def reserved(host: str, port: int) -> Iterator[int]:
         try:
             for family, place in _places(host):
                 with closing(_bound(family, place, port)):
-                    # Nobody else listens there: sharing would hide that.
+                    # No other process may listen there: sharing would hide that.
                     pass
                 held = stack.enter_context(closing(_bound(family, place, port, is_shared=True)))
                 port = held.getsockname()[1]

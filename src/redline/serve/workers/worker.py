@@ -115,7 +115,7 @@ class Worker:
 
         def ended() -> None:
             loop.remove_reader(fd)
-            # Nobody else is left to do it.
+            # No other process is left to do it.
             shutil.rmtree(self.folder, ignore_errors=True)
             told()
 

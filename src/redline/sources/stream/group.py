@@ -4,7 +4,7 @@ A message's way, as Redis sees it:
 
   new        no consumer of the group has it
   pending    it was handed to a consumer, which keeps it from becoming idle while it lives
-  marked     pending, and its consumer has begun to write its outcome. Nobody else may claim it: the
+  marked     pending, and its consumer has begun to write its outcome. No other may claim it: the
              outcome may be on that consumer's disk, and only its file can tell
   gone       acknowledged: its outcome is durable
 

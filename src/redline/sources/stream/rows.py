@@ -9,7 +9,7 @@ A message's way through one process, which is one consumer of the group:
   durable            the journal has synced its line: it is acknowledged
 
 A process that dies at any of these steps leaves the message pending. Before the mark, others claim
-it when it has been idle for long enough. After the mark, whoever continues the same output is told
+it when it has been idle for long enough. After the mark, the next run of the same output is told
 of it first, and finds its line in the file, or does it.
 """
 
@@ -46,7 +46,7 @@ class StreamRows(AsyncRows):
     """The messages of a stream as rows.
 
     consumer_path: the file that keeps the consumer's name. most: how many messages may be without
-    an outcome at a time. limit: read at most so many messages. until_empty: end when the group is
+    an outcome at a time. limit: read at most this many messages. until_empty: end when the group is
     done with all messages.
     """
 
@@ -158,7 +158,7 @@ class StreamRows(AsyncRows):
         self._acknowledging.set()
 
     async def aclose(self) -> None:
-        """Acknowledges what is durable, and leaves what has no outcome to whoever comes first."""
+        """Acknowledges what is durable, and leaves what has no outcome to the next consumer."""
         pending = set(self._tasks)
         while pending:
             for task in pending:

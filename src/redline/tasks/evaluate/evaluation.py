@@ -40,7 +40,7 @@ _GSM8K_PROMPT = (
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """prompt, system: Jinja templates over a question's columns. gold: the column of the right
     answer. metric: see metrics.py, with its pattern, fields or letters; or judge, with its
-    settings. shots: of the first rows of `shots_file`, so many go before each question, answered by
+    settings. shots: how many of the first rows of `shots_file` go before each question, answered by
     their gold. params: of the request.
     """
 

@@ -46,8 +46,8 @@ def _is_kept(rows: str) -> bool:
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
     """The prompt that shows a row's text: its column text, or the only one but gold.
 
-    None where the rows bring what is asked. rows: their name. Raises ConfigError where nobody can
-    tell which column it is.
+    None if the rows bring their own prompt. rows: their name. Raises ConfigError if it is unclear
+    which column it is.
     """
     if row is None:
         return f"{{{{ {_TEXT} }}}}"

@@ -17,7 +17,7 @@ MOST_OTHERS = 1000
 
 
 class Confusion(msgspec.Struct, frozen=True):
-    """So many rows with this gold label were tagged as that."""
+    """The number of rows with this gold label that were tagged as that."""
 
     rows: int
     gold: str
