@@ -18,7 +18,7 @@ WORDS = {
 }
 # A line of these, as it is in the file, and why.
 EXCEPTIONS = {
-    r'    r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n\'t|\bnot)(?: be|"': (
+    """    r"(?:\\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\\bnot)(?: be|\"""": (
         "a word of models' answers"
     ),
 }
