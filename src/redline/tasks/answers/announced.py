@@ -15,7 +15,7 @@ import re
 from redline.tasks.answers.conclusion import Given, answer_of, concluded, is_refused
 from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, HASHES
-from redline.tasks.answers.numeral import Span, word_numerals
+from redline.tasks.answers.numeral import Span, chinese_numeral, word_numerals
 from redline.tasks.answers.page import Page
 from redline.tasks.answers.sentence import is_part
 
@@ -60,6 +60,8 @@ def _following(page: Page, mark: Mark, follows: int) -> Given | None:
     edge = filler.end() if filler else region.start
     found = page.numerals(region, spaces_group=True)
     first = next(iter(found or word_numerals(page.text, edge, region.end)), None)
+    if first is None and edge < region.end:
+        first = chinese_numeral(page.text, edge)
     is_worked_out = mark.may_be_working and _EQUALS.search(page.text, region.start, follows)
     if first is not None and first.start <= edge:
         # Of `A: 30 books weigh 7.5 ...` the first number only begins the working.

@@ -36,7 +36,7 @@ from redline.tasks.answers.announced import announced
 from redline.tasks.answers.conclusion import concluded, corrected, looks_cut
 from redline.tasks.answers.mark import marks
 from redline.tasks.answers.markup import plain_text
-from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number
+from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number, whole_number
 from redline.tasks.answers.page import page_of
 from redline.tasks.answers.reasoning import spoken, without_run_on
 
@@ -78,6 +78,9 @@ def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
         given = corrected(page, given.numeral.end) or given
     elif not (is_open or is_cut or looks_cut(page)):
         given = concluded(page, 0, len(page.text))
+        if given is None and len(page.text) <= MOST_DIGITS:
+            whole = whole_number(page.text)  # in Chinese characters, which no sentence is read for
+            return Found(whole, page.text.strip(), "words") if whole else None
     numeral = given and given.numeral
     if given is None or numeral is None or numeral.number is None:
         return None

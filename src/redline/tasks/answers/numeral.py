@@ -94,6 +94,14 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 
+_CHINESE_DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {
+    "两": 2,
+    "兩": 2,
+}
+_CHINESE_TENS = {"十": 10, "百": 100, "千": 1000}
+_CHINESE_LARGE = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
+_CHINESE = re.compile(f"[{''.join([*_CHINESE_DIGITS, *_CHINESE_TENS, *_CHINESE_LARGE])}]{{1,24}}")
+
 
 @dataclass(frozen=True, slots=True)
 class Number:
@@ -153,7 +161,8 @@ def whole_number(text: str) -> Number | None:
     """The number that a plain text is as a whole, and None if it is anything more."""
     plain = text.replace(BOLD, "").strip().removesuffix(".").removeprefix("+").strip()
     digits = numerals(plain, 0, len(plain), spaces_group=True)
-    found = next(digits, None) or next(word_numerals(plain, 0, len(plain)), None)
+    words = word_numerals(plain, 0, len(plain))
+    found = next(digits, None) or next(words, None) or chinese_numeral(plain, 0)
     if found is None or plain[: found.start].strip("$"):
         return None
     money = _MONEY_AFTER.match(plain, found.end)
@@ -215,6 +224,23 @@ def word_numerals(text: str, start: int, end: int) -> Iterator[Numeral]:
             minus = _MINUS_WORD.search(text, max(start, found.start() - _NEAR), found.start())
             first = minus.start() if minus else found.start()
             yield Numeral(first, found.end(), Number(-value if minus else value))
+
+
+def chinese_numeral(text: str, at: int) -> Numeral | None:
+    """The numeral in Chinese characters that begins at `at`, such as 十八, or None."""
+    found = _CHINESE.match(text, at)
+    if found is None:
+        return None
+    total, group, digit = 0, 0, 0
+    for sign in found[0]:
+        if sign in _CHINESE_DIGITS:
+            digit = 10 * digit + _CHINESE_DIGITS[sign]
+        elif sign in _CHINESE_TENS:
+            group, digit = group + (digit or 1) * _CHINESE_TENS[sign], 0
+        else:
+            total += (group + digit or 1) * _CHINESE_LARGE[sign]
+            group, digit = 0, 0
+    return Numeral(*found.span(), Number(Fraction(total + group + digit)))
 
 
 def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
