@@ -80,6 +80,14 @@ bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about four hours
 	-@$(BIN)/python bench/search.py
 	-@$(BIN)/python bench/concurrency.py
 	-@$(BIN)/python bench/waiters.py
+	-@$(BIN)/python bench/route.py
+	-@$(BIN)/python bench/pool_cost.py
+	-@$(BIN)/python bench/failures.py
+	-@$(BIN)/python bench/scaling.py
+	-@$(BIN)/python bench/binds.py
+	-@$(BIN)/python bench/predict.py
+	-@$(BIN)/python bench/recorder.py
+	-@$(BIN)/python bench/gateway.py
 	-@$(BIN)/python bench/engine.py
 	@$(BIN)/python bench/report.py
 
