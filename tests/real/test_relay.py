@@ -16,7 +16,7 @@ from redline.serve.http import Bounds, Refusal, Relay, busy
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from support.fronting import BODY, STREAM, Told, ask, read_until_broken, root
-from support.raw_server import RawServer, Seen, answer
+from support.raw_server import Handler, RawServer, Seen, answer
 from support.until import until
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
@@ -109,6 +109,19 @@ def test_what_is_not_the_clients_matter_is_no_error_of_its_request(
     run(main())
 
 
+async def relayed(handle: Handler) -> bytes:
+    """What comes through a relay of the stream that `handle` writes, until it ends or breaks."""
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        backend = HttpBackend(Endpoint(base_url=server.base_url))
+        async with (
+            Relay(backend) as relay,
+            session.post(f"{relay.base_url}/chat/completions", json=STREAM) as reply,
+        ):
+            raw = await read_until_broken(reply)
+        await backend.aclose()
+    return raw
+
+
 def test_a_stream_that_breaks_off_does_not_pass_for_a_whole_one(run: Run) -> None:
     event = {"id": "c", "choices": [{"index": 0, "delta": {"content": "hi"}}]}
 
@@ -120,14 +133,7 @@ def test_a_stream_that_breaks_off_does_not_pass_for_a_whole_one(run: Run) -> Non
         writer.close()
 
     async def main() -> None:
-        async with RawServer(handle) as server, aiohttp.ClientSession() as session:
-            backend = HttpBackend(Endpoint(base_url=server.base_url))
-            async with (
-                Relay(backend) as relay,
-                session.post(f"{relay.base_url}/chat/completions", json=STREAM) as reply,
-            ):
-                raw = await read_until_broken(reply)
-            await backend.aclose()
+        raw = await relayed(handle)
         assert raw.startswith(b"data: " + json.dumps(event).encode())
         assert b'"error"' in raw
         assert b"[DONE]" not in raw
@@ -211,14 +217,7 @@ def test_an_error_behind_events_of_text_ends_the_stream_in_its_place(
         await writer.drain()
 
     async def main() -> None:
-        async with RawServer(handle) as server, aiohttp.ClientSession() as session:
-            backend = HttpBackend(Endpoint(base_url=server.base_url))
-            async with (
-                Relay(backend) as relay,
-                session.post(f"{relay.base_url}/chat/completions", json=STREAM) as reply,
-            ):
-                raw = await read_until_broken(reply)
-            await backend.aclose()
+        raw = await relayed(handle)
         events = [json.loads(line[6:]) for line in raw.splitlines() if line]
         contents = [event["choices"][0]["delta"]["content"] for event in events[:-1]]
         assert contents == [str(number) for number in range(30)]

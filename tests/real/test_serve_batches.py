@@ -98,20 +98,24 @@ def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> No
         assert sim.stats()["received"] == 400
 
 
+# A tenant that may use one of two models; its limits may follow.
+TWO_MODELS = """\
+[serve]
+keys = "keys.jsonl"
+[endpoints.one]
+base_url = "{url}"
+models = {{ fast = "m", other = "n" }}
+[tenants.{tenant}]
+models = ["fast"]
+"""
+
+
 def test_a_line_cannot_name_a_model_that_its_tenant_may_not_use_beside_one_that_it_may(
     tmp_path: Path,
 ) -> None:
     """As in a call: some servers read `Model` as well, or the first of two equal keys."""
     with SimProcess() as sim:
-        toml = f"""
-            [serve]
-            keys = "keys.jsonl"
-            [endpoints.one]
-            base_url = "{sim.base_url}"
-            models = {{ fast = "m", other = "n" }}
-            [tenants.team]
-            models = ["fast"]
-        """
+        toml = TWO_MODELS.format(url=sim.base_url, tenant="team")
         key = keys_of(tmp_path, "team")["team"]
         bodies = {
             "allowed": '{"model": "fast", "messages": []}',
@@ -141,16 +145,7 @@ def test_a_batch_waits_for_its_tenants_limits_and_refuses_models_that_it_may_not
     tmp_path: Path,
 ) -> None:
     with SimProcess() as sim:
-        toml = f"""
-            [serve]
-            keys = "keys.jsonl"
-            [endpoints.one]
-            base_url = "{sim.base_url}"
-            models = {{ fast = "m", other = "n" }}
-            [tenants.slow]
-            requests = ["20/2s"]
-            models = ["fast"]
-        """
+        toml = TWO_MODELS.format(url=sim.base_url, tenant="slow") + 'requests = ["20/2s"]\n'
         key = keys_of(tmp_path, "slow")["slow"]
         with Serve(tmp_path, toml=toml) as serve:
             client = serve.client(key)

@@ -27,6 +27,7 @@ from support.serve_gauges import cpu_s, descriptors, settle
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
 from support.smuggling import ENDLESS, NEXT, REFUSED, TAKEN
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy"), pytest.mark.timeout(300)]
 
@@ -457,9 +458,7 @@ async def test_bodies_are_held_within_a_bound_while_they_come() -> None:
             for client in clients:
                 await client.send(begun)
             waiting = [asyncio.create_task(client.answer()) for client in clients]
-            async with asyncio.timeout(60):
-                while sum(one.done() for one in waiting) < 4:  # noqa: ASYNC110 - plain numbers
-                    await asyncio.sleep(0.01)
+            await until(lambda: sum(one.done() for one in waiting) >= 4, within_s=60)
             over = [one for one in waiting if one.done()]
             held = [one for one in waiting if not one.done()]
             assert held
@@ -472,9 +471,7 @@ async def test_bodies_are_held_within_a_bound_while_they_come() -> None:
             await asyncio.wait(held)
             for client in clients:
                 client.writer.transport.abort()
-            async with asyncio.timeout(20):
-                while served.gateway.in_flight:  # noqa: ASYNC110 - a plain number
-                    await asyncio.sleep(0.01)
+            await until(lambda: not served.gateway.in_flight, within_s=20)
             async with peer(port) as last:
                 assert (await last.ask(ask)).status == 200
 
@@ -496,9 +493,7 @@ async def test_one_tenant_cannot_hold_the_memory_of_all(tmp_path: Path) -> None:
             for hog in hogs:
                 await hog.send(begun)
             waiting = [asyncio.create_task(hog.answer()) for hog in hogs]
-            async with asyncio.timeout(60):
-                while sum(one.done() for one in waiting) < 12:  # noqa: ASYNC110 - plain numbers
-                    await asyncio.sleep(0.01)
+            await until(lambda: sum(one.done() for one in waiting) >= 12, within_s=60)
             refused = [one.result() for one in waiting if one.done()]
             assert {answer.status for answer in refused} == {429}
             assert {json.loads(one.body)["error"]["code"] for one in refused} == {"too_many_bytes"}
@@ -514,9 +509,7 @@ async def test_one_tenant_cannot_hold_the_memory_of_all(tmp_path: Path) -> None:
             await asyncio.wait(waiting)
             for hog in hogs:
                 hog.writer.transport.abort()
-            async with asyncio.timeout(20):
-                while served.gateway.in_flight:  # noqa: ASYNC110 - a plain number
-                    await asyncio.sleep(0.01)
+            await until(lambda: not served.gateway.in_flight, within_s=20)
             async with peer(port) as again:
                 answer = await again.ask(request("POST", CHAT, large, keys["hog"]))
                 assert answer.status == 200
