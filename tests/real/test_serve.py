@@ -20,7 +20,7 @@ import pytest
 
 from redline.calls import Endpoint
 from redline.serve.gateway import GatewaySettings, gateway_of
-from support.serve_process import Serve
+from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
 from support.until import wait_until
 
@@ -196,6 +196,34 @@ def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
     assert "the settings stay as they are: cannot read redline.toml: it is not UTF-8" in err
     assert "settings read: new: two" in err
     assert "settings read: no longer: one" in err
+
+
+def test_a_class_that_comes_only_at_a_start_is_refused_on_sighup(tmp_path: Path) -> None:
+    with SimProcess() as sim:
+        toml = f"""
+            [serve]
+            keys = "keys.jsonl"
+            [endpoints.one]
+            base_url = "{sim.base_url}"
+        """
+        gold = """
+            [serve.classes.gold]
+            priority = 5
+            [tenants.team]
+            class = "gold"
+        """
+        key = keys_of(tmp_path, "team")["team"]
+        with Serve(tmp_path, toml=toml) as serve:
+            serve.write(toml + gold)
+            serve.process.send_signal(signal.SIGHUP)
+            time.sleep(0.5)
+            client = serve.client(key)
+            assert client.chat.completions.create(model="m", messages=HELLO).choices
+            status, err = serve.end()
+    assert status == 0
+    assert (
+        "the settings stay as they are: the class gold of tenant team comes only at a start" in err
+    )
 
 
 def test_sigterm_answers_what_is_in_flight_and_refuses_the_rest(tmp_path: Path) -> None:

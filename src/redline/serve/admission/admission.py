@@ -186,9 +186,19 @@ class Admission:
         """The priority of the lowest class."""
         return self._lines[-1].settings.priority
 
-    def first(self) -> Line | None:
-        """The highest class of which a call waits."""
-        return next((line for line in self._lines if line.queue.waiting), None)
+    @property
+    def is_full(self) -> bool:
+        """As many calls are in flight as may be, and others wait."""
+        return self.waiting > 0 and self._in_flight_in_all() >= self._slots
+
+    def first(self, endpoint: str) -> tuple[int, float] | None:
+        """The priority of the highest class of which a call waits that may use this endpoint, and
+        the weights of its tenants with such calls; None if there is none.
+        """
+        for line in self._lines:
+            if weights := line.queue.weights_for(endpoint):
+                return line.settings.priority, weights
+        return None
 
     def class_of(self, priority: int) -> str:
         """The name of the highest class that goes no sooner than this, or of the lowest."""
@@ -309,7 +319,7 @@ class Admission:
         slots = self._slots
         if slots == math.inf:
             return True
-        below, left = sum([one.flights.count for one in self._lines]), slots
+        below, left = self._in_flight_in_all(), slots
         if below >= slots:
             return False
         for one in self._lines:
@@ -323,6 +333,10 @@ class Admission:
             if guard and below >= left - guard:
                 return False
         return True
+
+    def _in_flight_in_all(self) -> int:
+        """Calls of all classes in all processes."""
+        return sum([line.flights.count for line in self._lines])
 
     def _check_queue(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """Raises QueueFull if as many calls wait as may."""

@@ -115,6 +115,10 @@ class Flow:
         self.pending = self.pending - estimate if self.charged else 0.0
         self.used += tokens / self.weight
 
+    def may_use(self, endpoint: str) -> bool:
+        """One of its calls that wait may use this endpoint."""
+        return any(endpoint not in avoid for avoid, calls in self._lines.items() if calls)
+
     def heads(self) -> Iterator[Waiter]:
         """The first call of each line."""
         return (next(iter(line)) for line in self._lines.values())
@@ -167,6 +171,15 @@ class FairQueue:
     def flows(self) -> Iterator[Flow]:
         """The tenants that wait."""
         return (flow for flow in self._flows.values() if flow.waiting)
+
+    def weights_for(self, endpoint: str) -> float:
+        """Of the tenants that have a call waiting which may use this endpoint."""
+        usable = [endpoint not in avoid for avoid in self._avoided]
+        if not any(usable):
+            return 0.0
+        if all(usable):
+            return self.weights
+        return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
 
     def add(self, waiter: Waiter) -> None:
         """The call waits, behind those of its tenant."""

@@ -148,16 +148,18 @@ class Gate:
         """`async with` it: the call's place inside, left at the end. As `enter`."""
         return Admitted(self, klass, (tenant, weight, tokens, deadline_s, avoid))
 
-    def has_waiting(self) -> bool:
-        """A call waits for its turn."""
-        return self._admission.waiting > 0
+    def waits_for_slots(self) -> bool:
+        """A call waits, and no slot is free."""
+        return self._admission.is_full
 
-    def demand(self) -> Demand:
-        """What is wanted of the room that several processes share."""
-        line = self._admission.first()
-        if line is None:
-            return Demand(rank=self._admission.lowest)
-        return Demand(line.settings.priority, line.queue.weights)
+    def waits_for(self, endpoint: str) -> bool:
+        """A call waits that may use this endpoint."""
+        return self._admission.first(endpoint) is not None
+
+    def demand(self, endpoint: str) -> Demand:
+        """What is wanted of the slots of an endpoint that several processes share."""
+        first = self._admission.first(endpoint)
+        return Demand(self._admission.lowest) if first is None else Demand(*first)
 
     def state(self) -> AdmissionState:
         """How it is now."""

@@ -269,18 +269,18 @@ class Gateway(Door):
             return
         try:
             target = target_of(self._lineup, tenant, facts, raw)
+            call = Call(
+                priority=self._gates.priorities[asking.klass],
+                avoid=target.unfit,
+                unfit=target.unfit,
+                tenant=tenant.name,
+            )
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
             self._refused(asking, refusal)
             raise
-        call = Call(
-            priority=self._gates.priorities[asking.klass],
-            avoid=target.unfit,
-            unfit=target.unfit,
-            tenant=tenant.name,
-        )
         backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
-        exchange.holds(target.has_waiting)
+        exchange.holds(target.waits_for_slots)
         way = Way(backend, call, started)
         try:
             with started:

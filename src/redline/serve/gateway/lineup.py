@@ -53,14 +53,14 @@ class Target(msgspec.Struct, frozen=True):
 
     backend: of interactive calls. anew: the same without the cache. lines: of calls of
     batches, which are tried again elsewhere. unfit: endpoints of the pool that do not have the
-    model. has_waiting: a call waits for them.
+    model. waits_for_slots: a call waits for a slot of theirs.
     """
 
     backend: Backend
     anew: Backend
     lines: Backend
     unfit: frozenset[str] = frozenset()
-    has_waiting: Callable[[], bool] = bool
+    waits_for_slots: Callable[[], bool] = bool
 
 
 class Way(NamedTuple):
@@ -223,7 +223,7 @@ class Lineup:
     def demand(self, label: str) -> Demand:
         """What this worker wants of the slots of an endpoint."""
         gate = self._gate_of.get(label)
-        return Demand() if gate is None else gate.demand()
+        return Demand() if gate is None else gate.demand(label)
 
     def change(self, endpoints: Sequence[Endpoint]) -> None:
         """Has these endpoints from now on. Calls in flight end where they are.
@@ -291,18 +291,21 @@ class Lineup:
             lines = self._gates.gated(way.pool, way.gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, anew, lines, unfit, way.gate.has_waiting)
+                self._targets[name] = Target(backend, anew, lines, unfit, way.gate.waits_for_slots)
             if group.is_open:
-                self._open = Target(backend, anew, lines, has_waiting=way.gate.has_waiting)
+                self._open = Target(backend, anew, lines, waits_for_slots=way.gate.waits_for_slots)
+        self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
 
     def _way(self, group: Group, pool: Pool) -> Way:
-        gate = self._gates.gate(pool, group.endpoints[0].label, lambda: self._want(pool))
+        gate = self._gates.gate(pool, group.endpoints[0].label, lambda: self._want(pool, gate))
         return Way(pool, gate, Failover(pool))
 
-    def _want(self, pool: Pool) -> None:
-        """Calls wait for slots of the pool's endpoints."""
+    def _want(self, pool: Pool, gate: Gate) -> None:
+        """Has other workers leave slots of endpoints that calls wait for here, and could use."""
         for member in pool.members:
-            if (slots := self._slots.get(member.name)) is not None:
+            slots = self._slots.get(member.name)
+            is_usable = not member.is_out and member.breaker.is_working
+            if slots is not None and is_usable and gate.waits_for(member.name):
                 slots.want()
 
     def _remembering(self, inner: Backend, group: Group) -> Backend:

@@ -141,6 +141,7 @@ class Served:
         before = self._settings
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
+        self._check_classes(settings)
         self._keyring.reload()
         if not (settings.embedded or before.embedded or settings.function or before.function):
             self._lineup.change(settings.endpoints)
@@ -157,6 +158,17 @@ class Served:
         if gone := [one.label for one in old if one not in new]:
             notes.append(f"no longer: {', '.join(gone)}")
         return notes or ["nothing has changed"]
+
+    def _check_classes(self, settings: GatewaySettings) -> None:
+        """Raises ConfigError for a tenant with a class that comes only at a start."""
+        known = self._gates.priorities
+        for name, tenant in settings.tenants.items():
+            for klass in (tenant.default_class, *tenant.classes):
+                if klass not in known:
+                    raise ConfigError(
+                        f"the class {klass} of tenant {name} comes only at a start",
+                        hint="start the gateway anew for other classes",
+                    )
 
 
 def serve_gateway(
