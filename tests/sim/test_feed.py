@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -309,3 +310,21 @@ def test_as_many_rows_of_a_file_are_ready_as_may_be_taken_at_once(tmp_path: Path
     path.write_text("".join(f'{{"n": {n}, "text": "{"x" * 500}"}}\n' for n in range(20_000)))
     assert most_waiting(path, 1000) == 0
     assert most_waiting(path, 10) > 500
+
+
+def test_of_a_small_compressed_file_no_more_is_read_than_of_a_large_one(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl.gz"
+    with gzip.open(path, "wt") as file:
+        for number in range(2_000):
+            file.write(f'{{"n": {number}, "text": "{"x" * 20_000}"}}\n')
+    assert path.stat().st_size < 2**20
+
+    async def main() -> None:
+        feed = feed_of(path)
+        for _ in range(2):
+            await feed.next()
+        # 40 MB in all.
+        assert len(feed.ready) * 20_000 < 12_000_000
+        assert len(await drained(feed)) == 1_998
+
+    asyncio.run(main())

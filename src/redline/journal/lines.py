@@ -64,7 +64,7 @@ class Result(msgspec.Struct):
 class Brief(msgspec.Struct, frozen=True, gc=False):
     """What is kept of a row whose line is taken, until the line is durable.
 
-    key, custom_id: which row it is.
+    key, custom_id: which row it is; the name is for those who watch a run.
     finish_reason: see Reply; None without a reply. complete_s: when its last attempt was over, by
     the monotonic clock; None if no attempt was made.
     """

@@ -163,10 +163,10 @@ class _Run:
         saturated = self._saturated(index, later)
         if saturated is not None:
             return Cause.ENDPOINT, "the endpoint", f"{full}, and {saturated}"
-        fuller = self._latest_fuller(index)
-        if fuller is not None and self._is_saturated(fuller):
-            before_s = window.begin_s - self._windows[fuller].begin_s
-            more = f"{self._windows[fuller].in_flight:,.0f} of them waited for each other"
+        before = self._latest_saturated(index)
+        if before is not None:
+            before_s = window.begin_s - before.begin_s
+            more = f"{before.in_flight:,.0f} of them waited for each other"
             evidence = f"{full}, and {before_s:.0f} s before {more} at the endpoint"
             return Cause.ENDPOINT, "the endpoint", evidence
         evidence = f"{full}, rows wait, and answers take no longer than at first"
@@ -190,14 +190,17 @@ class _Run:
         alone_s, now_s, _ = _growth(self._first, later)
         return f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
 
-    def _is_saturated(self, index: int) -> bool:
-        """The endpoint was what bound in this window, which was full, or in one that was fuller."""
-        place: int | None = index
+    def _latest_saturated(self, index: int) -> Window | None:
+        """The latest fuller window before this one in which the endpoint was what bound.
+
+        Of one that shows nothing, a still fuller one before it is asked.
+        """
+        place = self._latest_fuller(index)
         while place is not None:
             if self._saturated(place, self._latency_around(place)) is not None:
-                return True
+                return self._windows[place]
             place = self._latest_fuller(place)
-        return False
+        return None
 
     def _latest_fuller(self, index: int) -> int | None:
         """The latest window before this one in which clearly more calls were in flight."""

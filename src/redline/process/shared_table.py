@@ -60,7 +60,7 @@ class SharedTable:
 
     @classmethod
     def make(cls, processes: int) -> Self:
-        """A new one for `processes`. Raises ConfigError if there is no memory for it."""
+        """A new one for this many processes. Raises ConfigError if there is no memory for it."""
         if not 1 <= processes <= MOST_PROCESSES:
             raise ConfigError(f"1 to {MOST_PROCESSES} processes, not {processes}")
         try:

@@ -116,6 +116,8 @@ class ObjectStore:
 class S3Store(ObjectStore):
     """A store that speaks S3's own protocol: it refuses a write over what is not expected."""
 
+    _has_conditions = True  # until it says that it has none
+
     def find(self, url: ObjectUrl) -> Found | None:
         """What is known of an object; None if there is none."""
         try:
@@ -152,14 +154,17 @@ class S3Store(ObjectStore):
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
         """As for any store, but the store itself compares, at the moment of the change."""
-        only_if = {"IfNoneMatch": "*"}
-        if seen is not None:
-            only_if = {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
+        only_if = dict[str, str]()
+        if self._has_conditions:
+            only_if = {"IfNoneMatch": "*"}
+            if seen is not None:
+                only_if = {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
         try:
             self._put_parts(path, url, only_if, callback)
         except StoreError as error:
-            if error.code in ("NotImplemented", "501"):
+            if only_if and error.code in ("NotImplemented", "501"):
                 # The store has no conditions: the look before is all there is.
+                self._has_conditions = False
                 self._put_parts(path, url, {}, callback)
             elif seen is not None and error.store_kind == "missing":
                 raise StoreError(url, "changed", "something else has removed it") from error

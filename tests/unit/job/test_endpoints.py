@@ -12,10 +12,11 @@ from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import ManualClock, virtual_run
 
+CLOCK = ManualClock()
 
-@pytest.mark.parametrize("count", [2, 64, 65, 200])
-def test_the_slots_of_a_fleet_are_those_of_all_its_endpoints(count: int) -> None:
-    clock = ManualClock()
+
+def pool_of(count: int) -> Pool:
+    """Endpoints with 4 slots each."""
 
     def seat(number: int) -> Seat:
         endpoint = Endpoint(
@@ -26,18 +27,38 @@ def test_the_slots_of_a_fleet_are_those_of_all_its_endpoints(count: int) -> None
         )
         return Seat(
             name=endpoint.name,
-            make=lambda on_room: HttpBackend(endpoint, clock=clock, on_room=on_room),
+            make=lambda on_room: HttpBackend(endpoint, clock=CLOCK, on_room=on_room),
         )
 
-    async def main() -> list[int]:
-        strategy = strategy_of("p2c", random.Random(1))
-        pool = Pool([seat(number) for number in range(count)], strategy, clock=clock)
-        endpoints = Endpoints(pool)
-        seen = []
-        for _ in range(4):
-            backlogs, _ = endpoints.backlogs(clock.now_s())
-            seen.append(endpoints.slots(backlogs))
-        await pool.aclose()
-        return seen
+    seats = [seat(number) for number in range(count)]
+    return Pool(seats, strategy_of("p2c", random.Random(1)), clock=CLOCK)
 
-    assert virtual_run(main()) == [4 * count] * 4
+
+def slots_of(endpoints: Endpoints) -> int:
+    backlogs, _ = endpoints.backlogs(CLOCK.now_s())
+    return endpoints.slots(backlogs)
+
+
+@pytest.mark.parametrize("count", [2, 64, 65, 200])
+def test_the_slots_of_a_fleet_are_those_of_all_its_endpoints(count: int) -> None:
+    async def main() -> None:
+        pool = pool_of(count)
+        endpoints = Endpoints(pool)
+        assert [slots_of(endpoints) for _ in range(4)] == [4 * count] * 4
+        await pool.aclose()
+
+    virtual_run(main())
+
+
+def test_an_endpoint_that_fails_has_no_slots_and_the_others_keep_theirs() -> None:
+    async def main() -> None:
+        pool = pool_of(3)
+        endpoints = Endpoints(pool)
+        breaker = pool.members[0].breaker
+        for _ in range(50):
+            breaker.failed(breaker.began(CLOCK.now_s()), CLOCK.now_s())
+        assert not breaker.is_working
+        assert slots_of(endpoints) == 8
+        await pool.aclose()
+
+    virtual_run(main())

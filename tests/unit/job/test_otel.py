@@ -165,6 +165,11 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ),
         ({"headers": "x"}, "headers must be a table, not text", "otel"),
         ({"headers": {"x": 1}}, "a value of headers must be text, not a whole number", "otel"),
+        (
+            {"headers": {1: "x"}},
+            "a setting cannot be read: Expected `str`, got `int` - at `key` in `$.headers`",
+            "otel",
+        ),
         ({"headers": {"x y": "z"}}, "not a header: 'x y'", "otel, headers"),
         (
             {"headers": {"x": "planted\n"}},

@@ -169,6 +169,12 @@ def test_a_search_that_climbs_is_held_back_by_its_concurrency_until_calls_wait()
     assert found == [Cause.CONCURRENCY] * 8 + [Cause.ENDPOINT] * 8
 
 
+def test_the_evidence_names_the_window_in_which_calls_waited() -> None:
+    found = bindings(searched([8] * 3 + [64] * 6 + [24] * 6 + [8] * 6, [40] * 21))
+    assert found[-1].cause is Cause.ENDPOINT
+    assert "64 of them waited for each other" in found[-1].evidence
+
+
 def test_an_endpoint_that_has_grown_does_not_bind_any_more() -> None:
     levels = [8] * 4 + [16] * 4 + [8] * 4 + [24] * 8 + [16] * 8
     servers = [8] * 12 + [100] * 16

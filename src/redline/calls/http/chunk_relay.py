@@ -24,7 +24,7 @@ class _Heads(dict[int, bytes]):
         if len(self) >= _MOST_HEADS:
             self.clear()
         line = size_line(whole_bytes)
-        # If no chunk is so long, nothing that is so long may begin with it.
+        # No chunk has this length, so no part of it may begin with the head.
         head = bytes(whole_bytes + 1) if line is None else line + self._begin
         if line is not None:
             self[whole_bytes] = head

@@ -180,6 +180,9 @@ class Mirror:
         """Whether the file was fetched. Raises ConfigError if neither has all of the other."""
         relation = self._relation(path, found)
         if found is None or relation is _Relation.FILE_HAS_ALL:
+            if found is not None and not self._is_seen(path, found):
+                # It is not read again before the upload, which its lack of a digest brings about.
+                self._state.seen[path.name] = _Seen(found, "")
             return False
         if relation is _Relation.NEITHER:
             seen = self._state.seen.get(path.name)

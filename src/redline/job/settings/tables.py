@@ -55,7 +55,7 @@ def _words(error: str) -> str:
     if found := _MISSING.match(error):
         return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
     found = _MISMATCH.match(error)
-    if found is None:
+    if found is None or found[3] is None:
         return f"a setting cannot be read: {error}"
     wanted = " or ".join(_TYPES.get(one.strip(), one) for one in found[1].split("|"))
     name = re.sub(r"(.*)\[\.\.\.\]", r"a value of \1", found[3])

@@ -45,17 +45,17 @@ class Endpoints:
         return isinstance(self._of, Pool) and self._of.is_full
 
     def slots(self, backlogs: Sequence[Backlog]) -> int:
-        """Calls that may be in flight at all endpoints together; 0 for no bound.
+        """Calls that may be in flight at all endpoints together that are not down; 0 for no bound.
 
         backlogs: those of the last look. Of a large fleet they are a sample.
         """
-        slots = [backlog.slots for backlog in backlogs]
+        slots = [backlog.slots for backlog in backlogs if not backlog.is_down]
         most = self._of.most if isinstance(self._of, Pool) else None
-        if not all(slots):
+        if not slots or not all(slots):
             return most or 0
         total = sum(slots)
-        if self._left > len(slots) > 0:
-            total = total * self._left // len(slots)
+        if self._left > len(backlogs):
+            total = total * self._left // len(backlogs)
         return total if most is None else min(total, most)
 
     def backlogs(self, now_s: float) -> tuple[list[Backlog], set[str]]:

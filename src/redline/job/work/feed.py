@@ -23,6 +23,8 @@ _LOW_ROWS = 128
 _MOST_LOW_ROWS = 1024
 # After this much, no further batch is read in one go: one of large rows has more by itself.
 _ENOUGH_BYTES = 768 * 1024
+# And after this much not even the end, all bytes of the file having been read.
+_ENOUGH_AT_END_BYTES = 4 * 1024 * 1024
 _content_of = attrgetter("content")
 
 
@@ -273,8 +275,9 @@ class Feed:
         """Rows that are to be done are read, and no more are to be waited for."""
         share = source.read_fraction()
         if share == 1.0:
-            # All bytes are read: going on to the end waits for nothing, and the end is known.
-            return False
+            # All bytes are read: going on to the end waits for nothing, and the end is known. What
+            # a compressed file still holds in them may be long.
+            return batch.size_bytes >= _ENOUGH_AT_END_BYTES
         if share is None or not self.rows_read:
             # The next row may never come; and the first ones are waited for.
             return True

@@ -151,7 +151,7 @@ class Group:
             await self._turn("ack", *ids[start : start + _MOST_IDS])
 
     async def keep(self, ids: Sequence[bytes]) -> None:
-        """Keeps other consumers from claiming it: this consumer lives."""
+        """Keeps other consumers from claiming them: this consumer lives."""
         for start in range(0, len(ids), _MOST_IDS):
             await self._turn("keep", *ids[start : start + _MOST_IDS])
 

@@ -57,7 +57,7 @@ _TAIL = re.compile(
     rf"(?P<time>:(?P<minutes>\d\d?)(?!\d)(?::\d\d)?|/\d{{1,2}}/\d{{2,4}}(?!\d))"
     rf"|(?:(?:[eE]|[ {THIN}]?[×x*·][ {THIN}]?10[ ]?(?:\^|"
     rf"{BOLD})[ ]?\(?)(?P<tens>[+-]?\d{{1,12}})(?!\w)"
-    rf"|\^\(?(?P<power>\d{{1,12}})|(?:[ {THIN}-]|"
+    rf"|\^\(?(?P<power>[+-]?\d{{1,12}})|(?:[ {THIN}-]|"
     rf"[ ]and[ ])(?P<top>\d{{1,4}})/(?P<bottom>\d{{1,4}})(?![\d/])"
     rf"|[ ]?/[ ]?(?P<below>\d[\d,]{{0,99}})(?![.,]?\d))?"
     rf"(?:(?P<percent>[ {THIN}]?%|[ -]?(?i:per ?cent|prozent|por cien\w+|pour cent)\b)"
@@ -279,8 +279,12 @@ def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
     tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
     top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
     below = int((tail["below"] or "1").replace(",", ""))
-    is_bounded = max(abs(tens), power) <= _MOST_EXPONENT and (power == 1 or value <= _MOST_BASE)
+    is_bounded = max(abs(tens), abs(power)) <= _MOST_EXPONENT and (
+        power == 1 or value <= _MOST_BASE
+    )
     if not is_bounded or not bottom or not below or (tail["time"] and tail["minutes"] != "00"):
+        return None
+    if power < 0 and not value:
         return None
     whole = value**power * Fraction(10) ** tens / below
     return whole + Fraction(top, bottom) + Fraction(int(tail["cents"] or 0), 100)
