@@ -8,6 +8,7 @@ import gzip
 import logging
 import socket
 import ssl
+import warnings
 import zlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -956,6 +957,35 @@ def test_a_connection_that_is_accepted_as_the_server_ends_is_closed(run: Run) ->
         assert server.connections == 0
 
     run(main())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_connection_that_comes_as_the_server_ends_is_closed_without_a_word(
+    run: Run, caplog: pytest.LogCaptureFixture, is_first: bool
+) -> None:
+    async def main() -> None:
+        server = Served(echo)
+        await server.start()
+        ends = asyncio.Event()
+        here, there = socket.socketpair()
+        with here, there, socket.socket() as client:
+            asyncio.get_running_loop().add_reader(there, ends.set)
+            # The loop sees both in one turn, in this order.
+            if is_first:
+                client.connect(("127.0.0.1", server.port))
+            here.send(b"x")
+            if not is_first:
+                client.connect(("127.0.0.1", server.port))
+            await ends.wait()
+            asyncio.get_running_loop().remove_reader(there)
+            await server.aclose()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        run(main())
+        gc.collect()
+    assert [str(one.message) for one in found] == []
+    assert caplog.messages == []
 
 
 def test_tls(run: Run, authority: Path) -> None:

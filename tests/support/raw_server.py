@@ -13,6 +13,8 @@ from types import TracebackType
 
 import msgspec
 
+from redline.httpserver import stop_accepting
+
 
 @dataclass
 class Seen:
@@ -68,7 +70,7 @@ class RawServer:
     async def stop(self) -> None:
         """Ends as a killed server does: it takes no connection, and those it had are closed."""
         self._is_stopped = True
-        self._server.close()
+        await stop_accepting(self._server)
         self.hang_up()
         async with asyncio.timeout(10):
             await self.closed()

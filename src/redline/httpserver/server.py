@@ -51,6 +51,19 @@ def cannot_listen(name: str, address: tuple[str, int], error: OSError) -> Config
     )
 
 
+async def stop_accepting(listener: asyncio.Server) -> None:
+    """Closes a listener in the loop's next turn.
+
+    What asyncio has accepted becomes a connection in the next turn. If the listener is closed by
+    then, that fails with an AssertionError in the log, and its socket stays open (CPython 3.11).
+    """
+    loop = asyncio.get_running_loop()
+    for one in listener.sockets:
+        loop.remove_reader(one.fileno())
+    await asyncio.sleep(0)
+    listener.close()
+
+
 class Address(NamedTuple):
     """Where a server listens. port: 0 for a free one.
 
@@ -151,10 +164,10 @@ class HttpServer(ABC):
         service = self._service
         if listener is None or service is None:
             return
-        listener.close()
-        if self._door is not None:
-            self._door.close()
         service.begin_draining()
+        await stop_accepting(listener)
+        if self._door is not None:
+            await stop_accepting(self._door)
         try:
             await self._drain()
         finally:
