@@ -354,7 +354,7 @@ def _runner(
         permit=None if given.stream is None else given.stream.permit,
         on_result=given.parts.on_result,
         on_failure=given.parts.on_failure,
-        took=given.gatherer.took,
+        record=given.gatherer,
     )
     return Runner(job, wiring)
 

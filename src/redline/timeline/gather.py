@@ -1,7 +1,8 @@
 """From samples and ended calls to windows. Synchronous; the caller brings the time.
 
-Calls are worked through many at once and with functions in C: a call costs the event loop little
-more than the append of its attempts to a list.
+Calls are worked through many at once and with functions in C. Of more than some 1,000 calls a
+second one in `every` is recorded and counts as that many: one alone costs a microsecond, and what
+is kept of all of them, until the next sample, fills the CPU's cache.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ _COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
 _TRIED = itemgetter(2)
 # From this many calls on they are processed at the next sample: enough that it costs little for
 # each, and few enough that their attempts, with errors and what these quote, take little room.
-ENOUGH_CALLS = 128
+ENOUGH_CALLS = 64
+# Of a sample's calls, as many are recorded if there are more: enough for the quantiles of a second.
+RECORDED_CALLS = 100
 _LONGEST_ERROR = 300
 
 
@@ -80,7 +83,7 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows of what it is given.
 
-    took: called with each call that has its outcome.
+    took: to be called with one in `every` of the calls that have their outcome.
     """
 
     def __init__(self) -> None:
@@ -88,7 +91,7 @@ class Gatherer:
         self._counters = Counters()
         self._ended: list[Ended] = []
         self.took = self._ended.append
-        self._calls = 0  # that were worked through
+        self.every = 1
         self._first_answer_s: float | None = None
         self._durable_s = 0.0
         self._clear()
@@ -107,16 +110,14 @@ class Gatherer:
         self._begun_s = self._since_s = now_s
         self._counters = counters
 
-    @property
-    def calls(self) -> int:
-        """Calls that have their outcome."""
-        return self._calls + len(self._ended)
-
     def sample(self, sample: Sample) -> None:
         """The state of the run now."""
         self._samples.append(sample)
-        if len(self._ended) >= ENOUGH_CALLS:
+        recorded = len(self._ended)
+        if recorded >= ENOUGH_CALLS or self.every > 1:
             self._work_through()
+            # An odd number: calls end in groups, whose sizes are often powers of two.
+            self.every = recorded * self.every // RECORDED_CALLS | 1
 
     def became_durable(self, now_s: float, complete_s: Sequence[float | None]) -> None:
         """The lines of rows are on disk; complete_s: when the attempts of each were over.
@@ -217,29 +218,29 @@ class Gatherer:
         ended = self._ended.copy()
         # The list itself is where the runner appends.
         self._ended.clear()
-        self._calls += len(ended)
-        self._window_calls += len(ended)
+        self._window_calls += len(ended) * self.every
         attempts = list(chain.from_iterable(map(_TRIED, ended)))
         answered = attempts
         if errors := list(filter(_ERROR, attempts)):
             answered = [one for one in attempts if one.error is None]
             last = errors[-1].error
             self.note_error("" if last is None else last.what)
-        self._answered += len(answered)
+        self._answered += len(answered) * self.every
         if answered:
             self._note_latencies(answered)
-        self._phases.append(phases_of(ended))
+        self._phases.append(phases_of(ended).times(self.every))
 
     def _note_latencies(self, answered: Sequence[Attempt]) -> None:
         sent, complete = list(map(_SENT, answered)), list(map(_COMPLETE, answered))
         latencies = list(map(sub, complete, sent))
-        self._latency.append(Sketch.of(latencies))
+        self._latency.append(Sketch.of(latencies, self.every))
         if self._first_answer_s is None:
             self._first_answer_s = min(complete)
         if min(sent) < self._first_answer_s:
             pairs = zip(sent, latencies, strict=True)
-            self._first.append(Sketch.of(s for at_s, s in pairs if at_s < self._first_answer_s))
+            early_s = [s for at_s, s in pairs if at_s < self._first_answer_s]
+            self._first.append(Sketch.of(early_s, self.every))
         streamed = list(filter(_FIRST_TOKEN, answered))
         if streamed:
             times = map(sub, map(_FIRST_TOKEN, streamed), map(_SENT, streamed))
-            self._first_token.append(Sketch.of(times))
+            self._first_token.append(Sketch.of(times, self.every))

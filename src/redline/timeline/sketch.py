@@ -33,11 +33,12 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     pairs: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, values_s: Iterable[float]) -> Sketch:
-        """The sketch of these durations."""
+    def of(cls, values_s: Iterable[float], times: int = 1) -> Sketch:
+        """The sketch of these durations, each of which counts `times` times."""
         # In C from end to end: there are as many as there are calls.
         logs = map(math.log, map(max, values_s, repeat(LEAST_S)))
-        return _packed(Counter(map(math.ceil, map(mul, logs, repeat(_SCALE)))))
+        counts = Counter(map(math.ceil, map(mul, logs, repeat(_SCALE))))
+        return _packed({index: count * times for index, count in counts.items()})
 
     @property
     def count(self) -> int:

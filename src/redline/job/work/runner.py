@@ -21,7 +21,7 @@ import copy
 import inspect
 import math
 import os
-from collections import deque
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
@@ -86,6 +86,26 @@ class Results(Protocol):
         ...
 
 
+class Record(Protocol):
+    """Keeps one in `every` of the calls that have their outcome."""
+
+    every: int
+
+    @property
+    def took(self) -> Callable[[Ended], object]:
+        """Is called with a call that is kept."""
+        ...
+
+
+class Unrecorded:
+    """Keeps none."""
+
+    every = sys.maxsize
+
+    def took(self, ended: Ended) -> None:
+        """Drops it."""
+
+
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner works with.
 
@@ -93,7 +113,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     messages. renderer: makes a request of a row. bill: of what replies cost, None if nothing is to
     be read from them. permit: asked before a result is kept; None for no need to ask. on_result:
     called with each row that has ended; if it returns an awaitable, the run waits for it.
-    on_failure: called with each row that has failed. took: called with each call that has its
+    on_failure: called with each row that has failed. record: is given calls that have their
     outcome.
     """
 
@@ -108,7 +128,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     permit: Permit | None = None
     on_result: OnResult | None = None
     on_failure: OnFailure | None = None
-    took: Callable[[Ended], object] = deque[Ended](maxlen=0).append
+    record: Record | None = None
 
 
 class Runner:
@@ -142,11 +162,12 @@ class Runner:
         self._permit = wiring.permit
         self._on_result = wiring.on_result
         self._on_failure = wiring.on_failure
-        self._took = wiring.took
+        self._record = wiring.record or Unrecorded()
         self._on_drain: Callable[[], object] | None = None
         # When the run is to end, by the monotonic clock; inf for never.
         self.ends_s: float | None = None
         self.offered = 0
+        self.ended = 0  # calls that have their outcome, on disk or not
         self.is_draining = False
         self.stopped: RedlineError | None = None
         self._is_stopped = asyncio.Event()
@@ -386,7 +407,7 @@ class Runner:
         large_bytes = 0
         try:
             ready, tasks, backend = self._supply.ready, self._tasks, self._backend
-            job, load, took, now_s = self._job, self._load, self._took, self._clock.now_s
+            job, load, record, now_s = self._job, self._load, self._record, self._clock.now_s
             row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
@@ -408,7 +429,9 @@ class Runner:
                     outcome = _unanswered(error, call)
                 if is_plain and self._bill is not None:
                     self._pay(outcome)
-                took((begun_s, now_s(), outcome.tried))
+                self.ended = ended = self.ended + 1
+                if not ended % record.every:
+                    record.took((begun_s, now_s(), outcome.tried))
                 if self._is_left:
                     # It was left behind, and its journal is closed.
                     return

@@ -63,7 +63,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 class Sampler:
     """The windows of one run, as they come.
 
-    gatherer: is given the calls that end. file: the job's timeline; None keeps the windows in
+    gatherer: records calls that end. file: the job's timeline; None keeps the windows in
     memory alone. is_fixed: the limits and the calls in flight are stated, so that earlier runs let
     predict how fast this one is. windows: of this run so far, older ones merged.
     """
@@ -101,7 +101,7 @@ class Sampler:
     @property
     def calls(self) -> int:
         """Calls that have their outcome, on disk or not."""
-        return self._gatherer.calls
+        return self._sampled.runner.ended
 
     @property
     def slots(self) -> int:
@@ -233,7 +233,7 @@ class Sampler:
         sampled = self._sampled
         runner, feed, load, tally = sampled.runner, sampled.feed, sampled.load, sampled.tally
         backlogs, limits = sampled.endpoints.backlogs(now_s)
-        in_hand = max(0, runner.offered - self._gatherer.calls)
+        in_hand = max(0, runner.offered - runner.ended)
         metered, batches = sampled.metered, tally.batches
         is_starved, is_behind = feed.is_starved, load.is_behind
         moment = Moment(

@@ -1,0 +1,79 @@
+"""Of many calls a second, windows are made of some of them, and are right for all."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from redline.timeline import Counters, Gatherer, Sample, Totals, Window
+from redline.waist import Attempt
+
+SAMPLE_S = 0.1
+
+
+class Load:
+    """Calls that end at a rate, and a gatherer that is given those that it asks for."""
+
+    def __init__(self) -> None:
+        self.gatherer = Gatherer()
+        self.gatherer.begin(0.0, Counters())
+        self.latencies_s: list[float] = []
+        self.recorded = 0
+        self._ended = 0
+        self._now_s = 0.0
+        self._random = random.Random(7)
+
+    def run(self, per_s: float, for_s: float, group: int = 1) -> Window:
+        """The window of this time. group: calls that end together, each 0.1 ms after the last."""
+        gatherer = self.gatherer
+        self.latencies_s, self.recorded = [], 0
+        for _ in range(round(for_s / SAMPLE_S)):
+            for number in range(round(per_s * SAMPLE_S)):
+                latency_s = self._random.lognormvariate(-2, 0.5) + number % group * 1e-4
+                end_s = self._now_s + (number // group) * group / per_s
+                self.latencies_s.append(latency_s)
+                self._ended += 1
+                if self._ended % gatherer.every == 0:
+                    self.recorded += 1
+                    sent_s = end_s - latency_s
+                    attempt = Attempt("e", None, sent_s, sent_s + latency_s / 2, end_s)
+                    gatherer.took((sent_s - 0.01, end_s, (attempt,)))
+            self._now_s += SAMPLE_S
+            gatherer.sample(Sample(held=None))
+        return gatherer.window(self._now_s, Counters(), Totals())
+
+
+@pytest.mark.parametrize("group", [1, 8, 64, 100])
+def test_figures_of_many_calls_are_those_of_all(group: int) -> None:
+    load = Load()
+    load.run(20_000, 0.5, group)
+    window = load.run(20_000, 10, group)
+    assert load.recorded < len(load.latencies_s) / 10
+    assert window.calls == pytest.approx(len(load.latencies_s), rel=0.01)
+    assert window.answered == window.calls == window.latency.count
+    for q in (0.5, 0.95, 0.99):
+        true_s = statistics.quantiles(load.latencies_s, n=100)[round(q * 100) - 1]
+        found_s = window.latency.quantile_s(q)
+        assert found_s == pytest.approx(true_s, rel=0.03 if q < 0.99 else 0.06)
+    total_s = math.fsum(load.latencies_s)
+    assert window.phases.first_byte_s + window.phases.answer_s == pytest.approx(total_s, rel=0.03)
+    assert window.phases.client_s / window.calls == pytest.approx(0.01, rel=0.01)
+
+
+def test_few_calls_are_all_recorded() -> None:
+    load = Load()
+    window = load.run(900, 10)
+    assert load.recorded == window.calls == len(load.latencies_s) == 9_000
+
+
+def test_all_calls_are_recorded_again_once_they_are_few() -> None:
+    load = Load()
+    load.run(20_000, 1)
+    assert load.gatherer.every > 10
+    load.run(100, 0.2)
+    assert load.gatherer.every == 1
+    window = load.run(100, 1)
+    assert load.recorded == window.calls == 100
