@@ -4,9 +4,9 @@
     python bench/pool_cost.py --opcodes [--top 20]      bytecodes of a row, on a busy machine
 
 All endpoints are one server, each under a key of its own. Each round runs the same rows with one
-endpoint, with two and with a hundred, in alternating order, at 64 in flight with answers at once.
-The ratio is to the CPU seconds with one endpoint in the same round; start-up and connections are
-taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 % interval for the
+endpoint, with two and with a hundred, several times in alternating order, at 64 in flight with
+answers at once. The ratio is to the CPU seconds with one endpoint in the same round; start-up and
+connections are taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 % interval for the
 mean of its logarithm; status 1 if one is above its bar. With --opcodes or --instructions, what a
 row costs is counted as in bench/opcodes.py, and the functions are listed that differ most from one
 endpoint; there is no bar. Bytecodes say what a pool does and not how long it takes: functions in C
@@ -25,11 +25,10 @@ from typing import Any
 
 import opcodes
 import record
-from versions import cpu_s, upper_bound, write_rows
+from versions import TURNS, InFlight, Variant, compare, upper_bound, write_rows
 
-# Rows of the two runs whose CPU seconds are compared. The longer one takes several seconds: what is
-# looked for is smaller than the noise of one.
-IN_FLIGHT, MANY, FEW = 64, 150_000, 5_000
+# Each of a hundred endpoints is asked a hundred times before what is compared begins.
+LOAD = InFlight(64, 0.0, 30_000, 10_000)
 # Rows of the two runs in which work is counted. By the end of the first, the latency of each of a
 # hundred endpoints is known.
 COUNTED = (2_500, 4_000)
@@ -54,7 +53,7 @@ def configured(folder: Path, url: str) -> None:
 
 def flags_of(endpoints: int) -> list[str]:
     named = [word for number in range(endpoints) for word in ("--endpoint", f"key-{number}")]
-    return ["-c", str(IN_FLIGHT), *named]
+    return ["-c", str(LOAD.count), *named]
 
 
 def count(counted: opcodes.Counted, top: int) -> None:
@@ -90,26 +89,21 @@ def main() -> int:
     if given.opcodes or given.instructions:
         count(opcodes.instructions if given.instructions else opcodes.opcodes, given.top)
         return 0
-    settings = {"pairs": given.pairs, "in_flight": IN_FLIGHT, "rows": [MANY, FEW], "bars": BARS}
+    settings = {"pairs": given.pairs, "turns": TURNS, "load": LOAD._asdict(), "bars": BARS}
     result = record.Record("pool_cost", settings, {"sim": 0})
     result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
-    source, found = record.ROOT / "src", dict[int, list[float]]()
+    sizes = (1, *BARS)
+    variants = [Variant(record.ROOT / "src", flags_of(size)) for size in sizes]
     with (
         tempfile.TemporaryDirectory() as name,
         record.serving(record.sim("--latency", "0")) as server,
     ):
         folder = Path(name)
         configured(folder, server.url)
-        rows = [write_rows(folder / f"{count}.jsonl", count) for count in (MANY, FEW)]
-        for number in range(-1, given.pairs):
-            sizes = [1, *BARS]
-            for size in sizes[:: 1 if number % 2 else -1]:
-                many_s, few_s = (cpu_s(source, path, flags_of(size)) for path in rows)
-                # The first round warms up.
-                if number >= 0:
-                    each_s = 1000 * (many_s - few_s) / (MANY - FEW)
-                    found.setdefault(size, []).append(round(each_s, 5))
+        rows = [write_rows(folder / f"{count}.jsonl", count) for count in (LOAD.many, LOAD.few)]
+        each = compare(variants, rows, LOAD, given.pairs)
         os.chdir(record.ROOT)
+    found = dict(zip(sizes, zip(*each, strict=True), strict=True))
     summary = dict[str, Any]()
     for size, bar in BARS.items():
         ratios = [own / one for own, one in zip(found[size], found[1], strict=True)]

@@ -17,14 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import record
-from versions import LOADS, InFlight, compare, summarize, write_rows
+from versions import IN_FLIGHT, LOADS, TURNS, Variant, compare, summarize, write_rows
 
 LOAD = "with --rps"
-# As in bench/versions.py, in longer runs: what is looked for is smaller than the noise of a second.
-IN_FLIGHT = {
-    "64 in flight": InFlight(64, 0.0, 100_000, 2_000),
-    "1,000 in flight": InFlight(1_000, 0.4, 40_000, 2_000),
-}
 OFF = """
 import sys
 from redline.job.work import sampler
@@ -52,7 +47,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=1.05, help="the bound that is allowed")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
-    settings = {"pairs": given.pairs, "load": LOAD, "most": given.most}
+    settings = {"pairs": given.pairs, "turns": TURNS, "load": LOAD, "most": given.most}
     settings |= {name: counts._asdict() for name, counts in IN_FLIGHT.items()}
     kept = record.Record("recorder", settings, {"sim": 0})
     kept.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
@@ -66,7 +61,8 @@ def main() -> int:
             rows = [write_rows(folder / f"{n}.jsonl", n) for n in (counts.many, counts.few)]
             with record.serving(record.sim("--latency", str(counts.latency_s))) as server:
                 flags = [*LOADS[LOAD], "-c", str(counts.count), "--base-url", server.url]
-                raw[in_flight] = compare(sources, rows, counts, flags, given.pairs)
+                variants = [Variant(source, flags) for source in sources]
+                raw[in_flight] = compare(variants, rows, counts, given.pairs)
             one = summary[in_flight] = summarize(raw[in_flight])
             print(
                 f"{in_flight}: {one['old_cpu_s_per_1000']:.4f} -> {one['new_cpu_s_per_1000']:.4f} "

@@ -4,11 +4,11 @@ Each pair runs the same rows through both, against one server, in alternating or
 with answers at once, and at 1,000 in flight with answers after 0.4 s: so many are then in flight
 nearly all the time, and neither the client nor the server, which shares the two cores, is busy all
 the time. The ratio is the newer commit's CPU seconds over the older one's; start-up, and at 1,000
-the connections, are taken off by a run of fewer rows. The runs are long, so that what start-up and
-the machine cost at random is little of the difference: a longer run measures the same more exactly,
-and its bound is closer to the median. With 10 pairs, all takes some 12 minutes if the cores are
-idle. The bound is the upper end of a one-sided 95 % interval for the mean of its logarithm; status
-1 if one is above --most. For 4294e90 the bar is 0.65.
+the connections, are taken off by a run of fewer rows. On a virtual machine the same run may cost
+10 to 15 % more or less than the one before, and what it costs drifts over minutes: so a pair is the
+mean of several short runs of each, in turn. With 10 pairs, all takes some 12 minutes if the cores
+are idle. The bound is the upper end of a one-sided 95 % interval for the mean of its logarithm;
+status 1 if one is above --most. For 4294e90 the bar is 0.65.
 """
 
 from __future__ import annotations
@@ -39,9 +39,11 @@ class InFlight(NamedTuple):
 
 
 IN_FLIGHT = {
-    "64 in flight": InFlight(64, 0.0, 24_000, 2_000),
+    "64 in flight": InFlight(64, 0.0, 16_000, 2_000),
     "1,000 in flight": InFlight(1_000, 0.4, 16_000, 4_000),
 }
+# Runs of each that a pair consists of.
+TURNS = 5
 # Without limits, and with one that never binds.
 LOADS = {"no limits": [], "with --rps": ["--rps", "1000000"]}
 FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-q"]
@@ -76,7 +78,7 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(folder)], check=True)
 
 
-def cpu_s(source: Path, rows: Path, flags: list[str]) -> float:
+def cpu_s(source: Path, rows: Path, flags: Sequence[str]) -> float:
     """CPU seconds of one run over `rows`, with its children."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", SERVE, "run", str(rows), *FLAGS, *flags]
@@ -110,19 +112,30 @@ def upper_bound(ratios: list[float]) -> float:
     return math.exp(statistics.mean(logs) + t * statistics.stdev(logs) / math.sqrt(len(logs)))
 
 
+class Variant(NamedTuple):
+    """One of the things that are compared: a version of the program, and the flags of its runs."""
+
+    source: Path
+    flags: Sequence[str]
+
+
 def compare(
-    sources: Sequence[Path], rows: Sequence[Path], counts: InFlight, flags: list[str], pairs: int
+    variants: Sequence[Variant], rows: Sequence[Path], counts: InFlight, pairs: int
 ) -> list[list[float]]:
-    """CPU seconds per 1,000 calls of each pair, in the order of the sources. rows: many, few."""
+    """CPU seconds per 1,000 calls of each pair, in the order of the variants. rows: many, few."""
     found = []
-    for source in sources:
-        cpu_s(source, rows[-1], flags)  # warms up, and compiles what it imports
+    for variant in variants:
+        cpu_s(variant.source, rows[-1], variant.flags)  # warms up, and compiles what it imports
     for pair in range(pairs):
-        spent = dict[Path, float]()
-        for source in sources[:: 1 if pair % 2 else -1]:
-            many_s, few_s = (cpu_s(source, path, flags) for path in rows)
-            spent[source] = round(1000 * (many_s - few_s) / (counts.many - counts.few), 5)
-        found.append([spent[source] for source in sources])
+        spent_s = [0.0] * len(variants)
+        for turn in range(TURNS):
+            for at in range(len(variants))[:: 1 if (pair + turn) % 2 else -1]:
+                many_s, few_s = (
+                    cpu_s(variants[at].source, path, variants[at].flags) for path in rows
+                )
+                spent_s[at] += many_s - few_s
+        calls = TURNS * (counts.many - counts.few)
+        found.append([round(1000 * each_s / calls, 5) for each_s in spent_s])
     return found
 
 
@@ -148,7 +161,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=1.03, help="the bound that is allowed")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
-    settings = {"pairs": given.pairs, "loads": LOADS, "most": given.most}
+    settings = {"pairs": given.pairs, "turns": TURNS, "loads": LOADS, "most": given.most}
     settings |= {name: counts._asdict() for name, counts in IN_FLIGHT.items()}
     settings |= {"old": given.old, "new": given.new}
     result = record.Record("versions", settings, {"sim": 0})
@@ -167,7 +180,8 @@ def main() -> int:
             with record.serving(record.sim("--latency", str(counts.latency_s))) as server:
                 for load, own in LOADS.items():
                     flags = [*own, "-c", str(counts.count), "--base-url", server.url]
-                    pairs = compare(sources, rows, counts, flags, given.pairs)
+                    variants = [Variant(source, flags) for source in sources]
+                    pairs = compare(variants, rows, counts, given.pairs)
                     key = f"{in_flight}, {load}"
                     raw[key], summary[key] = pairs, summarize(pairs)
                     one = summary[key]
