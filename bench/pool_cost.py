@@ -6,11 +6,11 @@
 All endpoints are one server, each under a key of its own. Each round runs the same rows with one
 endpoint, with two and with a hundred, several times in alternating order, at 64 in flight with
 answers at once. The ratio is to the CPU seconds with one endpoint in the same round; start-up and
-connections are taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 % interval for the
-mean of its logarithm; status 1 if one is above its bar. With --opcodes or --instructions, what a
-row costs is counted as in bench/opcodes.py, and the functions are listed that differ most from one
-endpoint; there is no bar. Bytecodes say what a pool does and not how long it takes: functions in C
-that are called with a key count for little, and take longer than a loop.
+connections are taken off by a run of fewer rows. The bound is the upper end of a one-sided 95 %
+interval for the mean of its logarithm; status 1 if one is above its bar. With --opcodes or
+--instructions, what a row costs is counted as in bench/opcodes.py, and the functions are listed
+that differ most from one endpoint; there is no bar. Bytecodes say what a pool does and not how long
+it takes: functions in C that are called with a key count for little, and take longer than a loop.
 """
 
 from __future__ import annotations
