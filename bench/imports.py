@@ -1,4 +1,6 @@
-"""Which files of this checkout a script runs: those that it imports, directly or not.
+"""Which files of this checkout a script runs, and whether two versions of a file do the same.
+
+A script runs what it imports, directly or not.
 
 Doors are left out where they only pass names on: importing `redline` imports all of it, and runs
 little. A script that starts `redline` in another process runs more than this finds.
@@ -12,6 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 _SEARCHED = (ROOT / "src", ROOT / "tests", ROOT / "bench")
+# What may have a docstring.
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _PUBLIC_DOOR = ROOT / "src" / "redline" / "__init__.py"
 
 
@@ -24,6 +28,16 @@ def files_of(script: Path) -> set[Path]:
             found.add(path)
             left += [file for name in _imported(path) for file in _files(name)]
     return found
+
+
+def code_of(source: str) -> str:
+    """What a Python file does: its syntax tree, without comments, layout and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+            # A body must not be empty.
+            node.body[0] = ast.Pass()
+    return ast.dump(tree)
 
 
 def _imported(path: Path) -> Iterator[str]:

@@ -32,3 +32,11 @@ def test_modules_of_tests_and_benchmarks_are_found(imports: ModuleType) -> None:
     found = imports.files_of(ROOT / "bench" / "engine_law_campaign.py")
     assert ROOT / "tests" / "support" / "decoder_law.py" in found
     assert ROOT / "bench" / "record.py" in found
+
+
+def test_an_explanation_does_not_change_what_a_file_does(imports: ModuleType) -> None:
+    code_of = imports.code_of
+    before = code_of('"""One."""\ndef f(x):\n    """It adds."""\n    return x + 1  # one more\n')
+    assert before == code_of('"""Two."""\n\ndef f(x):\n    """Adds 1."""\n    return (x + 1)\n')
+    assert before != code_of('"""One."""\ndef f(x):\n    """It adds."""\n    return x + 2\n')
+    assert code_of("def f():\n    'nothing'\n") == code_of("def f():\n    'none'\n")
