@@ -61,7 +61,7 @@ check-fast: $(TESTS)
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(FAST)
 
 # One that misses its bar does not keep the others from being measured.
-bench: $(TESTS) ## measure all that docs/benchmarks.md shows; about four hours
+bench: $(TESTS) ## run every benchmark and update docs/benchmarks*.md; about four hours
 	-@$(BIN)/python bench/run.py
 	-@$(BIN)/python bench/stages.py
 	-@$(BIN)/python bench/journal.py

@@ -1,7 +1,7 @@
 """What every benchmark shares: processes and their costs, a server, and the file of figures.
 
 A benchmark leaves `bench/results/<name>.json`: the commit, the command, versions, settings, seeds,
-raw figures and the duration. docs/benchmarks.md quotes from these files alone; see report.py.
+raw figures and the duration. The benchmark pages in docs quote from these files alone: report.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""docs/benchmarks.md, its figures taken from bench/results/*.json.
+"""The figures of docs/benchmarks.md and its pages of detail, from bench/results/*.json.
 
-    python bench/report.py            writes the figures into the page
-    python bench/report.py --check    says whether the page and the files agree
+    python bench/report.py            write the figures into the pages
+    python bench/report.py --check    report whether the pages and the files agree
 
-What is between `<!-- figures: NAME -->` and `<!-- end -->` is made by the macro NAME of
-bench/report.md.jinja; the text around it is written by hand and may only name numbers that are
-settings of a benchmark.
+The macro NAME of bench/report.md.jinja makes the text between `<!-- figures: NAME -->` and
+`<!-- end -->`, in every page of docs that has such a marker. The text around it is written by hand
+and may only name numbers that are settings of a benchmark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Result = Mapping[str, Any]
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 TEMPLATE = Path(__file__).with_suffix(".md.jinja")
-PAGE = ROOT / "docs" / "benchmarks.md"
+DOCS = ROOT / "docs"
 NAMES = (
     "article",
     "run",
@@ -57,6 +57,8 @@ NAMES = (
     "soak",
     "engine",
 )
+# Tables from all results.
+SUMMARIES = ("costs", "gains", "lost")
 
 _BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -67,8 +69,14 @@ _FROM_ELSEWHERE = {0.32, 1.45, 1.19}
 _CODE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
 
 
+def pages() -> dict[Path, str]:
+    """The text of every page of docs that has a marker."""
+    texts = {path: path.read_text() for path in sorted(DOCS.glob("*.md"))}
+    return {path: text for path, text in texts.items() if _BLOCK.search(text)}
+
+
 def load(folder: Path = RESULTS, names: Iterable[str] = NAMES) -> dict[str, Result]:
-    """The result files that are there, by name."""
+    """The existing result files, by name."""
     paths = {name: folder / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
@@ -96,13 +104,17 @@ def _macros() -> Any:
 
 
 def blocks(results: Mapping[str, Result]) -> dict[str, str]:
-    """The generated parts of the page, by name."""
+    """The generated parts of the pages, by name."""
     macros = _macros()
     made = {
         name: f"{getattr(macros, name)(result)}\n{macros.source(result)}"
         for name, result in results.items()
     }
     made["losses"] = macros.losses(_losses(results))
+    if results.keys() >= {*NAMES}:
+        earlier = len([*_slower(results["limits"])])
+        for name in SUMMARIES:
+            made[name] = getattr(macros, name)({**results, "earlier": earlier})
     made["campaigns"] = macros.campaigns(load(names=macros.CAMPAIGNS))
     return {name: re.sub(r"\n{3,}", "\n\n", text).strip() for name, text in made.items()}
 
@@ -110,7 +122,7 @@ def blocks(results: Mapping[str, Result]) -> dict[str, str]:
 def filled(page: str, results: Mapping[str, Result]) -> str:
     """The page with its generated parts as the results make them.
 
-    Raises KeyError for a part that no result file is there for.
+    Raises KeyError for a part whose result file is missing.
     """
     made = blocks(results)
     return _BLOCK.sub(lambda match: f"{match[1]}\n{made[match[2]]}\n\n{match[3]}", page)
@@ -173,9 +185,9 @@ def _losses(results: Mapping[str, Result]) -> list[str]:
 
 
 def _slower(result: Result) -> Iterator[str]:
-    """Where a peer's median makespan is below redline's own with the server's profile.
+    """The settings in which a peer's median makespan is below redline's with the server's profile.
 
-    A client that is rejected may come in earlier; its 429s stand beside it.
+    A client that is rejected may finish earlier, so each makespan is followed by its 429s.
     """
     names = _macros().LIMITERS
     for title, limiters in result["summary"]["tables"].items():
@@ -200,13 +212,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args()
-    results, page = load(), PAGE.read_text()
-    made = filled(page, results)
+    results, texts = load(), pages()
+    made = {path: filled(text, results) for path, text in texts.items()}
     if args.check:
-        is_same = made == page
-        print("the page and the files agree" if is_same else "run `python bench/report.py`")
+        is_same = made == texts
+        print("the pages and the files agree" if is_same else "run `python bench/report.py`")
         return 0 if is_same else 1
-    PAGE.write_text(made)
+    for path, text in made.items():
+        path.write_text(text)
     return 0
 
 

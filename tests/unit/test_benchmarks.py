@@ -1,4 +1,4 @@
-"""docs/benchmarks.md says what bench/results/*.json say, and nothing else."""
+"""The benchmark pages agree with bench/results/*.json, and contain no other figures."""
 
 from __future__ import annotations
 
@@ -28,9 +28,8 @@ def results(report: ModuleType) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def page(report: ModuleType) -> str:
-    text: str = report.PAGE.read_text()
-    return text
+def pages(report: ModuleType) -> dict[str, str]:
+    return {path.name: text for path, text in report.pages().items()}
 
 
 def test_every_benchmark_has_left_its_results(report: ModuleType, results: dict[str, Any]) -> None:
@@ -42,33 +41,60 @@ def test_every_benchmark_has_left_its_results(report: ModuleType, results: dict[
         assert all(result[key] for key in ("command", "versions", "settings", "summary", "raw"))
 
 
-def test_the_page_holds_a_part_of_each(report: ModuleType, page: str) -> None:
-    for name in (*report.NAMES, "losses", "campaigns"):
-        assert page.count(f"<!-- figures: {name} -->") == 1
+def test_the_pages_hold_each_part_once(report: ModuleType, pages: dict[str, str]) -> None:
+    parts = [part for text in pages.values() for part in re.findall(r"<!-- figures: (\w+)", text)]
+    assert sorted(parts) == sorted((*report.NAMES, *report.SUMMARIES, "losses", "campaigns"))
 
 
-def test_the_page_is_what_the_results_make_of_it(
-    report: ModuleType, results: dict[str, Any], page: str
+def test_the_pages_agree_with_the_results(
+    report: ModuleType, results: dict[str, Any], pages: dict[str, str]
 ) -> None:
-    assert report.filled(page, results) == page, "run python bench/report.py"
+    for text in pages.values():
+        assert report.filled(text, results) == text, "run python bench/report.py"
 
 
 def test_the_text_names_no_number_but_settings(
-    report: ModuleType, results: dict[str, Any], page: str
+    report: ModuleType, results: dict[str, Any], pages: dict[str, str]
 ) -> None:
-    assert report.strange_numbers(page, results) == []
+    strange = {name: report.strange_numbers(text, results) for name, text in pages.items()}
+    assert {name: numbers for name, numbers in strange.items() if numbers} == {}
 
 
-def test_a_changed_figure_is_seen(report: ModuleType, results: dict[str, Any], page: str) -> None:
+def test_a_changed_figure_is_seen(
+    report: ModuleType, results: dict[str, Any], pages: dict[str, str]
+) -> None:
     other = copy.deepcopy(results)
     other["article"]["summary"]["redline"]["end_s_median"] += 0.01
-    assert report.filled(page, other) != page
+    changed = {name for name, text in pages.items() if report.filled(text, other) != text}
+    assert changed == {"benchmarks.md", "benchmarks-limits.md", "benchmarks-losses.md"}
+
+
+def test_a_bar_that_is_missed_is_on_the_first_page(
+    report: ModuleType, results: dict[str, Any], pages: dict[str, str]
+) -> None:
+    other = copy.deepcopy(results)
+    for name in ("pool_cost", "recorder"):
+        for row in other[name]["summary"].values():
+            row["bound"] = 0.5
+    other["engine"]["summary"]["kept"]["decode step"] = False
+    other["failures"]["raw"]["killed"]["is_kept"] = False
+    page = report.filled(pages["benchmarks.md"], other)
+    assert "- [engine](benchmarks-engine.md): decode step" in page
+    assert "- [endpoints that fail](benchmarks-fleet.md#endpoints-that-fail): killed" in page
+    missed = page.partition("Bars that are missed:")[2]
+    assert ("[a pool]" in missed, "[recording]" in missed) == (False, False)
+    now = pages["benchmarks.md"].partition("Bars that are missed:")[2]
+    for text in pages.values():
+        for bar in re.findall(r"^- \*\*missed\*\*: (.*)$", text, re.M):
+            assert bar in now
 
 
 def test_a_figure_in_the_text_is_seen(
-    report: ModuleType, results: dict[str, Any], page: str
+    report: ModuleType, results: dict[str, Any], pages: dict[str, str]
 ) -> None:
-    planted = page.replace("## Memory of a long run", "redline makes 31,337 rows/s.\n\n## Memory")
+    planted = pages["benchmarks-scale.md"].replace(
+        "## Memory of a long run", "redline makes 31,337 rows/s.\n\n## Memory"
+    )
     assert report.strange_numbers(planted, results) == ["31,337"]
 
 
