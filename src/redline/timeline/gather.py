@@ -1,8 +1,8 @@
 """From samples and ended calls to windows. Synchronous; the caller brings the time.
 
 Calls are worked through many at once and with functions in C. Of more than some 1,000 calls a
-second one in `every` is recorded and counts as that many: one alone costs a microsecond, and what
-is kept of all of them, until the next sample, fills the CPU's cache.
+second that were tried, one in `every` is recorded and counts as that many: one alone costs a
+microsecond, and what is kept of all of them, until the next sample, fills the CPU's cache.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows of what it is given.
 
-    took: to be called with one in `every` of the calls that have their outcome.
+    took: to be called with one in `every` of the calls that have their outcome after attempts.
     """
 
     def __init__(self) -> None:
@@ -99,6 +99,7 @@ class Gatherer:
     def _clear(self) -> None:
         self._samples: list[Sample] = []
         self._answered = self._window_calls = 0
+        self._untried_s = 0.0
         self._phases: list[Phases] = []
         self._latency: list[Sketch] = []
         self._first: list[Sketch] = []
@@ -109,6 +110,11 @@ class Gatherer:
         """The run begins now."""
         self._begun_s = self._since_s = now_s
         self._counters = counters
+
+    def took_untried(self, call_s: float) -> None:
+        """A call has its outcome without an attempt, `call_s` after it began."""
+        self._window_calls += 1
+        self._untried_s += call_s
 
     def sample(self, sample: Sample) -> None:
         """The state of the run now."""
@@ -208,7 +214,9 @@ class Gatherer:
             latency=merged_sketches(self._latency),
             first=merged_sketches(self._first),
             first_token=merged_sketches(self._first_token),
-            phases=merged_phases([*self._phases, Phases(durable_s=durable_s)]),
+            phases=merged_phases(
+                [*self._phases, Phases(client_s=self._untried_s, durable_s=durable_s)]
+            ),
         )
 
     def _work_through(self) -> None:

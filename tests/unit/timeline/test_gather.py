@@ -77,3 +77,15 @@ def test_all_calls_are_recorded_again_once_they_are_few() -> None:
     assert load.gatherer.every == 1
     window = load.run(100, 1)
     assert load.recorded == window.calls == 100
+
+
+def test_calls_without_attempts_do_not_hide_the_others() -> None:
+    load = Load()
+    load.run(20_000, 0.3)
+    load.run(20, 0.2)
+    for _ in range(5_000):
+        load.gatherer.took_untried(1e-4)
+    window = load.run(20, 1)
+    assert window.calls == 5_000 + 20
+    assert window.latency.count == load.recorded == 20
+    assert window.phases.client_s == pytest.approx(5_000 * 1e-4 + 20 * 0.01, rel=0.01)

@@ -87,7 +87,7 @@ class Results(Protocol):
 
 
 class Record(Protocol):
-    """Keeps one in `every` of the calls that have their outcome."""
+    """Keeps one in `every` of the calls that have their outcome after attempts."""
 
     every: int
 
@@ -96,6 +96,9 @@ class Record(Protocol):
         """Is called with a call that is kept."""
         ...
 
+    def took_untried(self, call_s: float) -> None:
+        """A call has its outcome without an attempt, `call_s` after it began."""
+
 
 class Unrecorded:
     """Keeps none."""
@@ -103,6 +106,9 @@ class Unrecorded:
     every = sys.maxsize
 
     def took(self, ended: Ended) -> None:
+        """Drops it."""
+
+    def took_untried(self, call_s: float) -> None:
         """Drops it."""
 
 
@@ -430,8 +436,10 @@ class Runner:
                 if is_plain and self._bill is not None:
                     self._pay(outcome)
                 self.ended = ended = self.ended + 1
-                if not ended % record.every:
-                    record.took((begun_s, now_s(), outcome.tried))
+                if not (tried := outcome.tried):
+                    record.took_untried(now_s() - begun_s)
+                elif not ended % record.every:
+                    record.took((begun_s, now_s(), tried))
                 if self._is_left:
                     # It was left behind, and its journal is closed.
                     return
@@ -442,7 +450,7 @@ class Runner:
                 elif call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
                 # What was asked and answered must not wait with this worker for its next row.
-                del picked, outcome
+                del picked, outcome, tried
                 if call.held is not None:
                     call.let_go()
                 if large_bytes:
