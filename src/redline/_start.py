@@ -15,7 +15,7 @@ _REPEAT_S = 0.01
 
 
 def is_command() -> bool:
-    """This process is `redline` or `python -m redline`, as far as its arguments tell by now."""
+    """This process is `redline` or `python -m redline`, as far as its arguments show so far."""
     if sys.argv[:1] == ["-m"]:
         return ("-m", "redline") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("redline", "redline.exe")

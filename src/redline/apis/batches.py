@@ -104,7 +104,7 @@ class LineChecker:
 
 
 def _misshapen(reason: str, line: int) -> Problem:
-    """What is wrong with a line of JSON that is no request."""
+    """What is wrong with a line of JSON that is not a request."""
     if missing := _MISSING.search(reason):
         return _absent(missing[1], line)
     wrong = _WRONG.search(reason)
@@ -274,7 +274,7 @@ def read_line(raw: bytes) -> ResultLine:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadReply(
             f"a line of the results is not what the Batch API promises: {error}",
-            hint="look at the batch at the provider; the same command reads it again",
+            hint="inspect the batch at the provider; the same command reads it again",
         ) from error
     return ResultLine(custom_id=name, problem=problem)
 

@@ -219,10 +219,10 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
     named = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
     what = f"index {named} is missing" if len(missing) == 1 else f"indices {named} are missing"
     if not missing:
-        what = "an index comes twice, or was not asked for"
+        what = "an index occurs twice, or was not requested"
     raise BadReply(
         f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: {what}",
-        hint=f"ask for one {name} in each row if the endpoint gives no more",
+        hint=f"ask for one {name} in each row if the endpoint returns no more",
     )
 
 

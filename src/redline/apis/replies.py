@@ -122,7 +122,7 @@ def read(
 
 
 def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
-    """The body as proper JSON, and its value. Raises `error` for what is no JSON at all."""
+    """The body as proper JSON, and its value. Raises `error` for what is not JSON at all."""
     try:
         return body, msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -61,7 +61,7 @@ class StreamedAnswer:
         """The text that an event adds, of its first choice.
 
         Raises ErrorInside for an event that is an error, the error of a choice that broke off, and
-        AttributeError or TypeError for a misshapen event.
+        AttributeError or TypeError for a malformed event.
         """
         if is_error_event(event):
             raise ErrorInside(event)
@@ -137,7 +137,7 @@ class _Choice:
         self._joiner = PairJoiner()
 
     def add(self, choice: Object) -> str:
-        """The text that `choice` adds. Raises AttributeError or TypeError for a misshapen one."""
+        """The text that `choice` adds. Raises AttributeError or TypeError for a malformed one."""
         delta = choice.get("delta") or {}
         content = choice.get("text") if delta.get("content") is None else delta["content"]
         text = self._joiner.add(_checked(text_of(content)))

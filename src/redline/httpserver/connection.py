@@ -425,7 +425,7 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _refuse(self, fault: Fault) -> None:
-        """Reads no further. A body that is being received fails; else `fault` is answered."""
+        """Reads no further. A body that is being received fails; otherwise `fault` is answered."""
         self._is_ending = True
         if self._incoming is not None:
             self._incoming.fail(BodyError(*fault))

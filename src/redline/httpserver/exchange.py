@@ -407,7 +407,7 @@ class Exchange:
             except BadCompressionError as error:
                 self.fail(BodyError(400, f"the compressed body is damaged: {error}"))
                 return
-            # Much compressed data may stand for none.
+            # Much compressed data may decompress to none.
             self._inflated += len(data)
             size_bytes = max(size_bytes, self._inflated)
         if size_bytes > most_bytes:

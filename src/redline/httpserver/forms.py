@@ -80,7 +80,7 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
 class _Form:
     """Collects what the parser finds. The parser bounds the headers of each part.
 
-    hands_on: files are handed on while they come, so all else is to be short.
+    hands_on: files are passed on while they arrive, so everything else must be short.
     """
 
     def __init__(self, *, hands_on: bool) -> None:

@@ -132,7 +132,7 @@ class HttpServer(ABC):
         loop = asyncio.get_running_loop()
         host, port, is_shared, door = self._address
         service = Service(self._handle, self._http_bounds)
-        # None, not a number, where there is no TLS: asyncio refuses that.
+        # None, not a number, if there is no TLS: asyncio refuses that.
         handshake_s = self._http_bounds.head_s if self._ssl is not None else None
         try:
             self._listener = await loop.create_server(

@@ -65,7 +65,7 @@ class Interrupts:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Tells the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""
+        """Notifies the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""
         if self._runner is None or self._loop is None:
             raise KeyboardInterrupt
         self.count += 1

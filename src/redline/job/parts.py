@@ -71,7 +71,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if setting:
                 raise ConfigError(
-                    f"a supplied backend and {what} exclude each other",
+                    f"a supplied backend and {what} cannot be combined",
                     hint="leave one of them out; the backend may have its own cache and limits",
                 )
 

@@ -54,7 +54,7 @@ class Caller(Protocol):
     async def ask(self, requests: Sequence[Any]) -> Answer:
         """One call with these requests, at most `takes`.
 
-        Raises ConfigError for what is no request, and CancelledError.
+        Raises ConfigError for what is not a request, and CancelledError.
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
@@ -81,7 +81,7 @@ class _Stamps(Sink):
 
 
 class BackendCaller:
-    """A backend, asked for streams where its API has them. It stays its owner's."""
+    """A backend, asked for streams if its API has them. It stays its owner's."""
 
     takes = 1
 
@@ -125,7 +125,7 @@ def _request(given: Any) -> Request:
         given = {"messages": [{"role": "user", "content": given}]}
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"{given!r:.100} is no request",
+            f"{given!r:.100} is not a request",
             hint="give a Request, the body of a chat completion, or a text",
         )
     return Request(body=dict(given))

@@ -34,7 +34,7 @@ from redline.waist import Request
 # Answers that a mean counts.
 MEMORY = 16
 # After the first answers of an endpoint, a mean takes up this many more at once, or fewer at a
-# review: it costs more than all else that a pool does for a call.
+# review: it costs more than everything else that a pool does for a call.
 TOGETHER = 8
 # A latency counts for half when the latest answer is so long ago, in seconds.
 FORGET_S = 60.0

@@ -42,7 +42,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolMember(Figures):
-    """One endpoint of a pool: its figures, and all else that the pool knows of it.
+    """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
     coming: calls that are about to reach its backend. error: what took it out for good.
     """

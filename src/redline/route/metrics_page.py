@@ -62,7 +62,7 @@ def _calls(text: bytes, name: bytes) -> int | None:
 
 
 def _values(text: bytes, name: bytes) -> Iterator[float]:
-    """The values of the metric's lines, the first ones; NaN for what is no number."""
+    """The values of the metric's lines, the first ones; NaN for what is not a number."""
     at, start = 0, b"\n" + name
     for _ in range(MOST_LINES):
         at = text.find(start, at)
@@ -81,7 +81,7 @@ def _values(text: bytes, name: bytes) -> Iterator[float]:
 
 
 def _number(line: bytes) -> float:
-    """A value, behind which a time may stand."""
+    """A value, which a time may follow."""
     words = line.split(maxsplit=2)
     try:
         return float(words[0])

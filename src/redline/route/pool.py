@@ -15,7 +15,7 @@ place in the queue, at no cost to their rows.
   NoEndpoint                             goes back to the queue            degraded
 
 If there is no other endpoint, the call has its outcome. If at least half of the endpoints are
-degraded, the cause is not theirs alone: breakers stand aside, and all get calls.
+degraded, the cause is not theirs alone: breakers are ignored, and all get calls.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pool:
     """A backend that sends each call to one of its endpoints.
 
     strategy: chooses among those that could take a call. most: calls at all of them together, at
-    once; None for what each of them allows. listener: is told of endpoints that are out. seed: of
+    once; None for what each of them allows. listener: notified of endpoints that are out. seed: of
     what is drawn at random. may_be_empty: endpoints are added and removed, and while there is none,
     calls wait for one.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
@@ -111,7 +111,7 @@ class Pool:
         self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
         self._on_room: Callable[[], None] | None = None
-        self._is_awaited = False  # its holder was told that there is no room
+        self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
         self._all_degraded = False
@@ -718,7 +718,7 @@ class Pool:
     def _weigh(self) -> None:
         """An endpoint has come, gone or changed its state.
 
-        If every endpoint is degraded, breakers stand aside.
+        If every endpoint is degraded, breakers are ignored.
         """
         left = [one for one in self._members if not one.is_out]
         self._all_degraded = not any(one.breaker.is_working for one in left)

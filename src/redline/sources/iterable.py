@@ -32,7 +32,7 @@ class _ItemRows(Generic[Items]):
         self._is_closed = False
 
     def read_fraction(self) -> float | None:
-        """Share of the items that is read, 0 to 1; None where their number is unknown."""
+        """Share of the items that is read, 0 to 1; None if their number is unknown."""
         if self.total_rows is None:
             return None
         return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
@@ -87,7 +87,7 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
     """
 
     async def batches(self) -> AsyncIterator[list[Row]]:
-        """Lists of one row. Raises ConfigError where none came, and what the iterable raises."""
+        """Lists of one row. Raises ConfigError if none came, and what the iterable raises."""
         async for item in self._items:
             if self._is_closed:
                 return

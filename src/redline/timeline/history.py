@@ -229,8 +229,8 @@ def _lines_of(run: RunHistory) -> bytes:
 class TimelineFile:
     """A job's timeline, open for the run that holds its output's lock.
 
-    What a death has cut off is taken out; a file that is no timeline, or that a newer version has
-    written, is left as it is, and so is one that cannot be written: `failure` then says why, in
+    What a death has cut off is taken out; a file that is not a timeline, or that a newer version
+    has written, is left as it is, and so is one that cannot be written: `failure` then says why, in
     words, and nothing is written. All methods block.
     """
 
@@ -280,7 +280,7 @@ class TimelineFile:
         data = self.path.read_bytes()
         timeline = _parsed(data, self.path)
         if data and not timeline.runs and (timeline.damaged or not timeline.is_cut):
-            raise ConfigError(f"{self.path} is no timeline")
+            raise ConfigError(f"{self.path} is not a timeline")
         end = data.rfind(b"\n") + 1
         os.ftruncate(self._fd, end)
         os.lseek(self._fd, end, os.SEEK_SET)

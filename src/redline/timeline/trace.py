@@ -53,7 +53,7 @@ _KNOWN = ("run", "call", "dropped")
 def read_trace(path: Path, most: int) -> Trace:
     """What is in the file, with the `most` latest calls.
 
-    Raises ConfigError for a file that is no trace, is empty, or is of a newer version.
+    Raises ConfigError for a file that is not a trace, is empty, or is of a newer version.
     """
     try:
         with path.open("rb") as file:
@@ -83,7 +83,7 @@ def check_begin(fd: int, path: Path) -> bool:
         is_trace = False
     if not is_trace:
         raise ConfigError(
-            f"{path} is no trace", hint="name a file that redline run --trace has written"
+            f"{path} is not a trace", hint="name a file written by redline run --trace"
         )
     if first.v > VERSION:
         raise ConfigError(

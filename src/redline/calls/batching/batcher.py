@@ -93,7 +93,9 @@ class DynamicBatcher:
         """
         if not isinstance(item, Request):
             if not self._is_function:
-                raise ConfigError(f"{item!r:.100} is no Request", hint=f"{self.label} is asked one")
+                raise ConfigError(
+                    f"{item!r:.100} is not a Request", hint=f"{self.label} is asked one"
+                )
             item = Request(body=item)
         outcome = await self.send(item, Call())
         if outcome.error is not None:
@@ -169,8 +171,8 @@ class DynamicBatcher:
         if queue.items and not (has_room and queue.size + part.size <= bounds.max_waiting_bytes):
             self._counts.refused_one()
             raise RateLimited(
-                f"{queue.items} items wait to be sent in batches, and no more can",
-                hint="ask later, or ask less at once",
+                f"{queue.items} items already wait to be sent in batches, the most allowed",
+                hint="retry later, or send less at once",
                 status=429,
             )
         loop = asyncio.get_running_loop()

@@ -6,7 +6,7 @@
   is being asked by another call      shared: it waits, and has that call's answer
   is none of these                    a miss: asked; a whole success is kept
 
-Equal calls are asked one at a time. Where the one that asks fails, is given up, or has no whole
+Equal calls are asked one at a time. If the one that asks fails, is given up, or has no whole
 answer, the next of those that wait asks for itself. Each waits by its own deadline.
 """
 
@@ -71,14 +71,14 @@ class _Flight:
         self._waiting: list[asyncio.Future[_Found | None]] = []
 
     def joined(self) -> asyncio.Future[_Found | None]:
-        """The answer once it is there; None where each is to ask for itself."""
+        """The answer once it is there; None if each is to ask for itself."""
         # One future each: a task that is cancelled cancels what it waits for.
         waiter: asyncio.Future[_Found | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         return waiter
 
     def end(self, found: _Found | None) -> None:
-        """Tells those who wait, in the order in which they came."""
+        """Passes the answer to the waiting calls, in order of arrival."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(found)
@@ -141,7 +141,7 @@ class Cached:
             await self._inner.aclose()
 
     def _key(self, request: Request, call: Call) -> bytes | None:
-        """None where the request is to be asked each time."""
+        """None if the request is to be asked each time."""
         is_kept = only_asks(request) if self._includes_sampled else is_determined(request)
         return key_of(request, call, self._identity) if is_kept else None
 

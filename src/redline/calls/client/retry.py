@@ -1,7 +1,7 @@
 """The only retry: which failures are tried again, and after how long.
 
   failure                              counts against        waits
-  429                                  10 x max_retries      Retry-After above 0, else back-off
+  429                                  10 x max_retries      Retry-After above 0, or back-off
   no connection (endpoint down)        nothing; see outage   the endpoint's own pause, then back-off
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
@@ -232,7 +232,7 @@ class Retry:
                 f"HTTP {history.fault} {history.fault_count} times while other rows succeeded, "
                 f"so this row is the likely cause: {error.what}"
             )
-            error.hint = error.hint or "look at this row's content; --retry-failed tries it again"
+            error.hint = error.hint or "check this row's content; --retry-failed tries it again"
             return True
         return history.blamed > most
 

@@ -66,7 +66,7 @@ class Spending:
         return self.spent.plus(self.reserved)
 
     def reserve(self, worst: Amount) -> bool:
-        """True where `worst` is free; it is then reserved, until it is settled."""
+        """True if `worst` is free; it is then reserved, until it is settled."""
         after = self.committed.plus(worst)
         allowance = self.allowance
         if allowance.picodollars is not None and after.picodollars > allowance.picodollars:

@@ -342,7 +342,7 @@ class HttpBackend:
             attempt.give_back()
 
     def found(self) -> list[str]:
-        """The limits that were found, in words, where they were to be found."""
+        """The limits that were found, in words, if they were to be found."""
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
@@ -634,7 +634,7 @@ class HttpBackend:
             return
         input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
         if sending is UNFOLLOWED and not 0 < input_tokens <= cost.input_tokens:
-            # Its usage is not within its bound, or not told.
+            # Its usage exceeds its bound, or is not reported.
             sending = self.estimator.begin(attempt.request, teaches=True)
         if sending is not UNFOLLOWED:
             self.estimator.end(sending, reply, took_s)

@@ -34,7 +34,7 @@ class Outage:
         self.is_up = False  # it has answered, and nothing has been refused since
 
     def answered(self) -> bool:
-        """Anything came back: a success, an error, a reset after the connection stood.
+        """Anything came back: a success, an error, a reset after the connection was made.
 
         True if that ends an outage.
         """

@@ -30,7 +30,7 @@ _ONE_ANSWER: dict[str, Any] = {}
 class Asked(msgspec.Struct, eq=False):
     """Raises nothing.
 
-    name: of the model; empty where it is none, or no name that anyone would give one. drafts:
+    name: of the model; empty if it is none, or no name that anyone would give one. drafts:
     answers that are billed. most_output: of each, None if unstated. size_bytes: of JSON whose texts
     are all that becomes tokens; None for any other body. tokenizer: by which it was last weighed.
     ids: tokens that it gives as numbers, once it is weighed.

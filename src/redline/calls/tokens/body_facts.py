@@ -60,7 +60,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     user: Any = None
 
     def texts(self) -> list[str]:
-        """Those of its messages; an empty one for what is no text, which the endpoint refuses."""
+        """Those of its messages; an empty one for what is not text, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]
 
 

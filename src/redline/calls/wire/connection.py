@@ -489,7 +489,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = self._interim = 0
         is_head = self._exchange is not None and self._exchange.is_head
         if is_head:
-            # httptools cannot tell llhttp, which would read the next answer as the body.
+            # httptools cannot pass this on to llhttp, which would read the next answer as the body.
             self.is_done, self._is_reusable = True, False
         if is_head or self._is_streamed:
             self._wake()
@@ -564,9 +564,9 @@ class Connection(asyncio.Protocol):
 
 
 def unread(transport: asyncio.BaseTransport) -> Callable[[float], object]:
-    """Tells whether the transport's socket holds unread bytes, or has been closed.
+    """Whether the transport's socket has unread bytes or has been closed.
 
-    It is called with the milliseconds to wait for that, and says no if it cannot be told.
+    It is called with the milliseconds to wait for that, and returns False if that is unknown.
     """
     connected = transport.get_extra_info("socket")
     if connected is None or not hasattr(select, "poll"):
@@ -583,7 +583,7 @@ def _nothing_unread(_: float) -> object:
 def _fault(error: Exception) -> str:
     """What is wrong with bytes that the parser has refused, in words."""
     if isinstance(error, httptools.HttpParserUpgrade):
-        return "the server switches to another protocol, which it was not asked to"
+        return "the server switches to another protocol without being asked"
     reason = " ".join(str(error).split())
     return f"the answer is not HTTP: {reason}"
 
@@ -597,7 +597,7 @@ def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:
     if error is not None:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     elif has_begun:
-        text = "the server closed it within its answer"
+        text = "the server closed it in the middle of its answer"
     else:
         text = "the server closed it without an answer"
     disconnected = Disconnected(f"the connection broke: {text}")

@@ -30,7 +30,7 @@ _BETWEEN = b"\n"
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Clocks of one attempt, in seconds, each above 0.
 
-    connect_s: until the connection stands, TLS included.
+    connect_s: until the connection is made, TLS included.
     first_byte_s: from the write of the request to the first byte of the answer.
     attempt_s: from the write to the end of the answer.
     Waiting for a limit counts in none of them.
@@ -96,7 +96,7 @@ class Exchange(ABC):
     """One exchange's clocks and grant. The grant is the caller's to release or to settle.
 
     may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
-    had carried others. failed: what became of it there, where it was written at failed_sent_s; it
+    had carried others. failed: what became of it there, if it was written at failed_sent_s; it
     is then to be written on a new one. doubted: the body of the answer that it is repeated for.
     """
 
@@ -128,7 +128,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def acquire_now(self) -> Grant | None:
-        """The grant, where nothing is to be waited for."""
+        """The grant, if nothing is to be waited for."""
 
     @abstractmethod
     async def acquire(self) -> Grant:

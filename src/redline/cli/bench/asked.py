@@ -55,7 +55,7 @@ def asked_of(
     if "rows" in options:
         if "prompt_tokens" in options:
             raise ConfigError(
-                "--rows and --prompt-tokens exclude each other", hint="leave one of them out"
+                "--rows and --prompt-tokens cannot be combined", hint="leave one of them out"
             )
         return _of_rows(target, options["rows"])
     for name in ("prompt", "body"):
@@ -85,8 +85,8 @@ def _of_rows(target: Target, place: str) -> Asked:
                 bad += 1
                 problem = problem or f"row {row.number}: {error}"
     if not kept:
-        raise ConfigError(f"no row of {place} can be asked", where=problem)
-    left_out = f", without {bad:,} that cannot be asked" if bad else ""
+        raise ConfigError(f"no row of {place} can be sent", where=problem)
+    left_out = f", without {bad:,} that cannot be sent" if bad else ""
     words = f"{counted(len(kept), 'row')} of {place} in turn{left_out}"
     return Asked(requests=cycle(kept), words=words)
 

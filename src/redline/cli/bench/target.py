@@ -39,7 +39,7 @@ CALLING = (
 )
 
 
-# What they say where a load is not a run.
+# What they say if a load is not a run.
 _HELP = {
     "constant_prompt": "The prompt or body uses no column on purpose.",
     "endpoint": "Another target, of a pool. Repeatable.",
@@ -112,7 +112,7 @@ def target_of(
     for endpoint in job.endpoints:
         if endpoint.limits.is_adaptive:
             raise ConfigError(
-                "a load states its concurrency, and auto would change it",
+                "a load has a fixed concurrency, which auto would change",
                 hint="-c 16, or --find-concurrency to find the best",
             )
     label = job.embedded.place if job.embedded is not None else ""
@@ -147,7 +147,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
         key = FLAGS[option].key
         if key in given:
             raise ConfigError(
-                f"{flag_of(key)} is of an endpoint, and {name} is code of your own",
+                f"{flag_of(key)} applies to endpoints, and {name} is code of your own",
                 hint="leave it out; --constant and --poisson set the rate of calls",
             )
     handler = load_object(name, _FORM)
@@ -160,8 +160,8 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
             key = FLAGS[option].key
             if key in given:
                 raise ConfigError(
-                    f"{flag_of(key)} makes requests of an endpoint, and {name} gets the rows",
-                    hint="leave it out, and let the function make what it needs",
+                    f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
+                    hint="leave it out, and let the function build its own request",
                 )
     return Target(label=name, job=job, handler=handler, takes_rows=takes_rows)
 

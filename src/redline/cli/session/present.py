@@ -59,7 +59,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
         )
     if report.repeated:
         lines.append(
-            f"{counted(report.repeated, 'request')} sent twice, because the answer on a kept "
+            f"{counted(report.repeated, 'request')} sent twice, because the answer on a reused "
             "connection was missing or in doubt; the server may have processed both"
         )
     if report.input_tokens or report.output_tokens:
@@ -216,9 +216,9 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             f"and up to {plan.output_tokens:,} out"
         )
         if plan.bound is None:
-            lines.append("no limit is set: the server and the concurrency decide the time")
+            lines.append("no limit is set: the server and the concurrency determine the time")
         elif not plan.limit_s:
-            lines.append("the limits ask for no wait: the server decides the time")
+            lines.append("the limits require no wait: the server determines the time")
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
     if plan.first_request is not None:

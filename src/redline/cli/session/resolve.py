@@ -241,7 +241,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
     if place != "-" and url_of(place) is None:
         _check_output_path(local_path(place), place)
     if "no_cache" in stated and ("cache" in stated or "cache_dir" in stated):
-        raise ConfigError("--cache and --no-cache exclude each other", hint="leave one out")
+        raise ConfigError("--cache and --no-cache cannot be combined", hint="leave one out")
     if not {"no_cache", "cache", "cache_dir"} & flags.keys():
         for name in _NEED_CACHE:
             if name in stated:
@@ -256,12 +256,12 @@ def _check_output_path(path: Path, text: str) -> None:
         )
     if path.exists() and not path.is_file():
         raise ConfigError(
-            f"the output {text} is not a file", hint="leave out -o to have results on stdout"
+            f"the output {text} is not a file", hint="leave out -o to get results on stdout"
         )
     if not path.parent.is_dir():
         is_file = path.parent.exists()
         raise ConfigError(
-            f"{path.parent} is a file and no folder"
+            f"{path.parent} is a file, not a folder"
             if is_file
             else f"the folder {path.parent} does not exist",
             where=f"--output {text}",
@@ -278,7 +278,7 @@ def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
         origin = URL_VARIABLE if base_url is None else "--base-url"
         return [_Server(base_url=base_url, origin=origin)]
     if base_url is not None:
-        raise ConfigError("--endpoint and --base-url exclude each other", hint="leave one out")
+        raise ConfigError("--endpoint and --base-url cannot be combined", hint="leave one out")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--endpoint names {name} twice", hint="leave one out")

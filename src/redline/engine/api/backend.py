@@ -253,7 +253,7 @@ async def _answered(
 
 
 class _Choice:
-    """One answer of a request; it hears of its tokens in the engine's thread.
+    """One answer of a request; it receives its tokens in the engine's thread.
 
     streams: what is new is posted at once; otherwise the whole is, at its end.
     """

@@ -51,7 +51,7 @@ class Pieces:
         # A word to decode others after, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
-        # A name has at least the bytes that it represents: up to twice as many where they are
+        # A name has at least the bytes that it represents: up to twice as many if they are
         # written as letters, and thrice for a space.
         self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
 

@@ -234,11 +234,11 @@ def _named(given: str | list[Any]) -> dict[str, Any]:
 
 
 def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
-    """Raises Rejected for what is no text, or is too long for its tokens to fit."""
+    """Raises Rejected for what is not text, or is too long for its tokens to fit."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise Rejected(f"`{name}` holds half a surrogate pair, which is no text") from None
+        raise Rejected(f"`{name}` holds half a surrogate pair, which is not text") from None
     most = max_model_len * token_bytes
     if size > most:
         what = f"`{name}` has {size:,} bytes, more than the {most:,} that {max_model_len:,} tokens"

@@ -91,7 +91,7 @@ def load_shard(
 ) -> Loaded:
     """The part with its weights on `device`. group: the ranks of its stage, which sum and gather.
 
-    Raises ConfigError where the model cannot be split so.
+    Raises ConfigError if the model cannot be split so.
     """
     models: Any = AutoModelForCausalLM
     with torch.device("meta"):
@@ -221,7 +221,7 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
 def _check_layers_are_all(
     base: Any, source: Source, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises ConfigError where the model does more to what goes through it than its layers do.
+    """Raises ConfigError if the model does more to what goes through it than its layers do.
 
     Some models scale what comes from the embedding, which every stage would do again.
     """

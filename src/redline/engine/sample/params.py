@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: 0 is greedy. top_k: 0 or -1 for all. seed: the same one gives the same tokens,
     whatever else runs; None for noise that cannot be repeated. max_tokens: None for what is left of
-    the model's length. logprobs: how many likely tokens to tell beside each chosen one; None for
+    the model's length. logprobs: how many likely tokens to report with each chosen one; None for
     no logarithms at all. n: how many answers.
     """
 

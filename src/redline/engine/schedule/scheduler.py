@@ -7,11 +7,11 @@ of the budget goes to the prompts, in order of priority and arrival, a piece at 
 them half of a step.
 
 A slot is given up when its sequence ends; its keys and values stay there until the slot is used
-again, for a later prompt that begins alike. Where the cache is full, drafts are given up first.
+again, for a later prompt that begins alike. If the cache is full, drafts are given up first.
 Then the last in order gives its slot back and waits again: it is computed anew, which costs time
 and changes nothing else.
 
-Where a model is split into stages, several steps are under way at once, each of sequences of its
+If a model is split into stages, several steps are under way at once, each of sequences of its
 own: who is in one of them is busy, and in no other plan, until its step has been computed.
 """
 
@@ -110,7 +110,7 @@ class Scheduler:
         heapq.heappush(self.waiting, (sequence.order, sequence))
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next step is to be made; inf where there is nothing to do.
+        """Seconds until the next step is to be made; inf if there is nothing to do.
 
         Only an engine that is idle waits for more to come; who runs is never held up.
         """
@@ -123,7 +123,7 @@ class Scheduler:
         return max(0.0, self._since_s + self.bounds.wait_s - now_s)
 
     def plan(self) -> Plan:
-        """The next step; empty where all that may be computed is under way. Sequences that run
+        """The next step; empty if all that may be computed is under way. Sequences that run
         have drafted before.
         """
         budget = self.bounds.step_tokens

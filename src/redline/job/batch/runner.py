@@ -231,8 +231,8 @@ class BatchRunner:
                 self._gone.add(part.number)
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
-                f"the provider does not know the batch {batch_id} any more: {error.what}",
-                hint="look for it with the key that made it; --via live does its rows live",
+                f"the provider no longer knows the batch {batch_id}: {error.what}",
+                hint="look for it with the key that created it; --via live does its rows live",
             ) from error
         look.silent_since_s = None
         return batch
@@ -262,7 +262,7 @@ class BatchRunner:
                 await self._store.note(Note(at="refused", part=part.number))
                 raise ConfigError(
                     f"the provider refused the batch {batch.id}: {reasons_of(batch.problems)}",
-                    hint="mend that, then run the same command again; --via live asks live",
+                    hint="fix that, then run the same command again; --via live sends rows live",
                 )
             is_foreign = batch.status == "cancelled" and not is_leaving
             await self._pass_on(part, rest, reader, is_sent=not is_foreign)
@@ -313,7 +313,7 @@ class BatchRunner:
                 why = reasons_of(batch.problems)
                 raise ConfigError(
                     f"the provider has no room for one row in a batch: {why}",
-                    hint="wait for other batches of the account; --via live asks live",
+                    hint="wait for other batches of the account; --via live sends rows live",
                 )
             if rest.offsets:
                 if self._world.metered is not None:
@@ -367,7 +367,7 @@ class BatchRunner:
             await self._look()
 
     def _count(self) -> None:
-        """Tells the progress what is running."""
+        """Shows the running batches in the progress."""
         running = self._running()
         looks = [self._look_of(part) for part in running]
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)

@@ -151,7 +151,7 @@ def _read_body(line: Line, body: bytes) -> None:
         kind = _KIND.decode(body).object
         reply = replies.read(_PATHS.get(kind, "/") if isinstance(kind, str) else "/", body)
     except (RedlineError, msgspec.DecodeError):
-        # What is no object, such as the answer of a function.
+        # What is not an object, such as the answer of a function.
         line.output = msgspec.Raw(body)
         return
     line.output = msgspec.Raw(_encode(reply.output))

@@ -37,7 +37,7 @@ from redline.process import DaemonThreads, counted
 
 # The end of a job waits this long for what is on its way.
 LAST_S = 3.0
-# How long the progress shows that an outage is over, and how many outages it tells.
+# How long the progress shows that an outage is over, and how many outages it reports.
 _BACK_S = 30.0
 _MOST_TOLD = 10
 _NS = 1e9

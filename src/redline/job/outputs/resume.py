@@ -155,6 +155,6 @@ def _put_aside(output: Output) -> None:
         with telling(path):
             if path.exists():
                 path.rename(new)
-                # Before the manifest speaks of the new run: else a power loss could leave the old
+                # Before the manifest names the new run: otherwise a power loss could leave the old
                 # results under the new settings.
                 sync_name(path)

@@ -71,9 +71,9 @@ def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSett
             )
         if not fits_header(value):
             raise ConfigError(
-                f"{variable} holds characters that no header can carry",
+                f"{variable} contains characters that are not allowed in a header",
                 where="[otel], headers_env",
-                hint="look for a line break around it",
+                hint="check for a line break around it",
             )
         found[name] = value
     headers = {**settings.headers, **found}
@@ -86,11 +86,11 @@ def _check_endpoint(url: str) -> None:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise ConfigError(
-            "endpoint holds no user name or password",
+            "endpoint must not contain a user name or password",
             hint='pass it as a header: headers_env = { authorization = "NAME_OF_A_VARIABLE" }',
         )
     if parts.query or parts.fragment:
-        raise ConfigError("endpoint has no query or fragment", hint=_URL_HINT)
+        raise ConfigError("endpoint must not have a query or fragment", hint=_URL_HINT)
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
         raise ConfigError("endpoint is a base URL, without the path of one signal", hint=_URL_HINT)
 

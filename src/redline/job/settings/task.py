@@ -85,7 +85,7 @@ class Noted:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.request = self.request or request
-        return failed(Rejected("the row is not asked here"))
+        return failed(Rejected("the row is not sent here"))
 
     async def aclose(self) -> None:
         pass

@@ -152,7 +152,7 @@ class _Above:
         return len(text)
 
     def end(self) -> None:
-        """From now on it writes as it is told; what has no end of line yet gets one."""
+        """From now on it writes text unchanged; an unfinished line is ended first."""
         if self._rest:
             self.write("\n")
         self._is_over = True

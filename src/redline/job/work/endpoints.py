@@ -111,7 +111,7 @@ class Endpoints:
         begin = self._turn % len(left) if len(left) > MOST_LOOKED_AT else 0
         for member in islice([*left[begin:], *left[:begin]], MOST_LOOKED_AT):
             if isinstance(member.backend, _Watched):
-                # If none works, breakers stand aside.
+                # If none works, breakers are ignored.
                 is_degraded = not is_broken and not member.breaker.is_working
                 yield _Seen(f" at {member.name}", member.backend, is_degraded)
 

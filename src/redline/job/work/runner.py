@@ -1,9 +1,9 @@
 """One run: source -> workers -> backend -> journal.
 
 A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
-slots, and more where rows wait without one: to be tried again, for a function of the user's, for
-the cache, or for leave to be written. So no slot stands idle while there are rows, and no worker
-waits for a slot where all goes well.
+slots, and more if rows wait without one: to be tried again, for a function of the user's, for
+the cache, or for leave to be written. So no slot is idle while there are rows, and no worker
+waits for a slot if all goes well.
 
 How a run ends:
   the input ends        every row has its outcome
@@ -72,7 +72,7 @@ class Unblocked(BaseException):
 
 
 class Results(Protocol):
-    """Takes the outcome of each row. changes: told when `failure` has changed."""
+    """Takes the outcome of each row. changes: called when `failure` has changed."""
 
     changes: Changes
 
@@ -268,7 +268,7 @@ class Runner:
     def _leave(self) -> None:
         """Leaves behind what was cancelled and goes on."""
         for task in self._tasks:
-            self._abandon(task, "its call goes on though it was cancelled")
+            self._abandon(task, "its call continues although it was cancelled")
             # It may wait for leave to be written, which is too late now.
             task.cancel()
         self._supply.leave()
@@ -308,7 +308,7 @@ class Runner:
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """What is to be asked for the row; its outcome, where it cannot be asked."""
+        """What is to be asked for the row; its outcome, if it cannot be asked."""
         noted = Noted()
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
@@ -438,7 +438,7 @@ class Runner:
                 self._load.remove(large_bytes)
 
     async def next_row(self) -> Picked | None:
-        """The next row; None for the end, or where reading failed, which ends the run."""
+        """The next row; None for the end, or if reading failed, which ends the run."""
         try:
             return None if self.is_draining else await self._supply.next()
         except RedlineError as error:
@@ -489,7 +489,7 @@ class Runner:
         return outcome
 
     def _pay(self, outcome: Outcome) -> None:
-        """Puts what an answer has cost on the bill, also where its row is asked again."""
+        """Puts what an answer has cost on the bill, also if its row is asked again."""
         if self._bill is not None and outcome.reply is not None and not outcome.is_cached:
             is_known = self._bill.add(
                 outcome.reply, outcome.endpoint, is_batched=outcome.is_batched

@@ -48,7 +48,7 @@ class Failures:
         succeeded: rows of this run so far.
         """
         if self._job.strict:
-            error.hint = error.hint or "leave out --strict to go on past rows that fail"
+            error.hint = error.hint or "leave out --strict to continue after rows that fail"
             return error
         self._count += 1
         is_again = self._job.retry_failed
@@ -79,8 +79,8 @@ class Failures:
             f"{most * 100:g} %; the last with: {error.what}",
             where=error.where,
             hint=error.hint
-            or "the same command goes on behind the rows that failed; "
-            "--retry-failed does those again",
+            or "the same command continues after the rows that failed; "
+            "--retry-failed repeats those",
         )
 
 

@@ -207,7 +207,7 @@ class Renderer:
             body = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise BadTemplate(
-                f"the body template gives no JSON: {error}",
+                f"the body template does not produce JSON: {error}",
                 hint="write values with the json filter, for instance {{ text | json }}",
             ) from error
         return {**self._defaults, **body} if isinstance(body, dict) else body

@@ -2,7 +2,7 @@
 
   state     sends                        a refusal
   held      the rate                     two far apart trim it; 3 of 10 stop it for a moment, and
-                                         end it where that happens again
+                                         end it if that happens again
   climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before is watched, if any
   watched   what a climb has gained      takes back half of it
 
@@ -24,7 +24,7 @@ from redline.limits.rule import Rate
 # the last climb has cost.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # What was just found may be a little low, and what a climb has gained may be the beginning of more:
-# those are tried sooner, where a window is so small that it costs little.
+# those are tried sooner, if a window is so small that it costs little.
 _SOON, _SMALL = 100, 100
 # A level is at most half more: from there on the round trip alone costs many refusals.
 _HIGHEST = 0.5
@@ -147,7 +147,7 @@ class Hold:
         return Word.KEEP
 
     def _begin(self, now_s: float) -> Word:
-        """Begins a climb: with a plain rate where one is near, for limits are plain numbers."""
+        """Begins a climb: with a plain rate if one is near, for limits are plain numbers."""
         plain = plain_above(self.held)
         self._extra = 0.0
         self._cost = 0
@@ -180,7 +180,7 @@ class Hold:
         return Word.KEEP if is_deaf else self._trim(now_s, is_first=close == 1)
 
     def _trim(self, now_s: float, *, is_first: bool) -> Word:
-        """A little less, by the share that is refused; a whole call a window where that fits.
+        """A little less, by the share that is refused; a whole call a window if that fits.
 
         is_first: no refusal was shortly before this one.
         """
@@ -225,7 +225,7 @@ class Hold:
         return sent >= 0.8 * allowed - 1
 
     def _climb(self, now_s: float, sent_s: float) -> Word:
-        """Goes on to the next level where this one has passed."""
+        """Goes on to the next level if this one has passed."""
         per_s = per_second(self.held)
         more = self._more or _DUE / 100
         lasted_s = min(sent_s, now_s - self._slowest_s) - self._changed_s
@@ -260,7 +260,7 @@ class Hold:
         return self._change(now_s)
 
     def _gain(self, safe: Rate, more: float) -> None:
-        """Keeps the share `more` above what is safe, watched; where that is none, what is safe."""
+        """Keeps the share `more` above what is safe, watched; if that is none, what is safe."""
         if more > 1e-9:
             self._safe, self._gained, self.held = safe, more, scaled(safe, 1 + more)
         else:
@@ -280,7 +280,7 @@ class Hold:
 
 
 def scaled(rate: Rate, factor: float) -> Rate:
-    """`factor` times the rate: in the same window where that is a whole number of calls."""
+    """`factor` times the rate: in the same window if that is a whole number of calls."""
     count = round(rate.count * factor)
     if count >= 1 and abs(count - rate.count * factor) < 1e-6 * count:
         return Rate(count, rate.window_s)
@@ -293,7 +293,7 @@ def per_second(rate: Rate) -> float:
 
 
 def plain_above(rate: Rate) -> Rate | None:
-    """The rate a little above this one that somebody may have written; None where this is one."""
+    """The rate a little above this one that somebody may have written; None if this is one."""
     if rate.window_s in USUAL_S:
         return None
     now_per_s = per_second(rate)

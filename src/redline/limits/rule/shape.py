@@ -18,7 +18,7 @@ from redline.limits.rule.cost import Kind
 from redline.limits.rule.rate import Rate
 
 # A burst of requests is spread over this share of a window, and that much of a token limit may be
-# caught up where another limit has held it back.
+# caught up if another limit has held it back.
 BURST_SHARE = 1 / 20
 
 

@@ -31,7 +31,7 @@ class RateLimiter(Protocol):
     def easy_tokens(self) -> int:
         """While limits are free, a call may take so much by a bound (`Cost.is_bound`); 0 if none.
 
-        Where they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
+        If they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
         """
 
     @property

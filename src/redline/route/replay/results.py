@@ -140,6 +140,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def too_few(calls: int) -> ConfigError:
     return ConfigError(
-        f"the trace has {calls:,} answered calls, too few to tell how long servers take",
-        hint=f"at least {LEAST_CALLS} are needed, and some hundreds to tell strategies apart",
+        f"the trace has {calls:,} answered calls, too few to estimate how long servers take",
+        hint=f"at least {LEAST_CALLS} are needed, and some hundreds to distinguish strategies",
     )

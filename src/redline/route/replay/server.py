@@ -234,7 +234,7 @@ class _Slots:
 
 
 class _Shared:
-    """Work that goes on at once, each piece of it more slowly for each other one."""
+    """Continuous input at once, each piece of it more slowly for each other one."""
 
     def __init__(self, slowdown: float) -> None:
         self._slowdown = slowdown

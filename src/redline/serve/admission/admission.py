@@ -292,7 +292,7 @@ class Admission:
         """What a late call is refused with."""
         wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
         return Overloaded(
-            f"the call has waited for {now_s - waiter.since_s:.1f} s, which is as long as it may",
+            f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
             hint="ask again later, or allow more time",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
@@ -349,7 +349,7 @@ class Admission:
         waiting = flow.waiting if is_tenants else line.queue.waiting
         wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
         raise QueueFull(
-            f"{waiting} calls of {whose} are waiting, which is as many as may",
+            f"{waiting} calls of {whose} are waiting, the most that are allowed",
             hint="send fewer calls at once",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )

@@ -138,7 +138,7 @@ class Batches:
             await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """Drains, and lets go of the state. May be repeated."""
+        """Drains, and releases the state. May be repeated."""
         await self.drain()
         await self._files.aclose()
         await self._disk.aclose()
@@ -232,7 +232,7 @@ class Batches:
             raise Refusal(what, param="input_file_id")
         waiting = sum(life.record.tenant == tenant for life in self._lives.values())
         if waiting >= settings.tenant_batches:
-            what = f"{waiting} batches are not over yet, the most that there may be."
+            what = f"{waiting} batches are unfinished, the most that are allowed."
             headers = {"retry-after": "60"}
             raise Refusal(what, status=429, code="too_many_batches", headers=headers)
         now_s = int(self._clock.wall_s())
@@ -331,7 +331,7 @@ class Batches:
         if not lock.try_lock():
             lock.close()
             raise ConfigError(
-                f"{self._state} belongs to another redline serve that runs",
+                f"{self._state} belongs to another running redline serve",
                 hint="stop it, or name another folder for the state: --state",
             )
         self._lock = lock

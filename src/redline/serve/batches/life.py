@@ -106,7 +106,7 @@ class Life:
         await self._save()
 
     def stop(self) -> None:
-        """The server ends: calls in flight have `grace_s`, and all else stays as it is."""
+        """The server ends: calls in flight have `grace_s`, and everything else stays as it is."""
         self._is_stopping = True
         self._interrupt(self._world.settings.grace_s)
 

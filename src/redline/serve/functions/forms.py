@@ -123,7 +123,7 @@ def _checked(vector: Any) -> list[float]:
     if not is_vector or not all(type(one) in (float, int) for one in vector):
         raise BadReply(
             f"the function's answer is {type(vector).__name__} and not a vector of numbers",
-            hint="ask POST /v1/NAME for answers that are no vectors",
+            hint="ask POST /v1/NAME for answers that are not vectors",
         )
     if not all(map(math.isfinite, vector)):
         raise BadReply("the function's answer is a vector with an infinite number or none at all")
@@ -146,7 +146,7 @@ def _texts(asked: Asked, replies: Sequence[Reply]) -> bytes:
         if not isinstance(reply.output, str):
             raise BadReply(
                 f"the function's answer is {type(reply.output).__name__} and not a text",
-                hint="ask POST /v1/NAME for answers that are no texts",
+                hint="ask POST /v1/NAME for answers that are not text",
             )
     tokens = tokens_of(replies)
     whole = Reply(

@@ -112,7 +112,7 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
 
 
 def _check(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for two endpoints that cannot be told apart."""
+    """Raises ConfigError for two indistinguishable endpoints."""
     names, accounts = set[str](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)

@@ -72,7 +72,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
     classes: of priority, highest first. batches: bounds of files and batches.
     cache: where answers are kept, for cache_ttl_s; None for nowhere.
-    prices: of models, in dollars for a million tokens.
+    prices: of models, in dollars per million tokens.
     """
 
     endpoints: tuple[Endpoint, ...]

@@ -75,7 +75,7 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
 
 
 def _texts(output: Any) -> list[str | None]:
-    """The text of each choice; what is no text becomes JSON."""
+    """The text of each choice; what is not text becomes JSON."""
     if isinstance(output, list) and output and all(isinstance(text, str) for text in output):
         return list(output)
     is_text = output is None or isinstance(output, str)

@@ -38,8 +38,8 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 class Keyring:
     """The keys of a file. path: None for no keys: then all requests are one tenant's, `default`.
 
-    A key is looked up by its hash. What a comparison of hashes tells by the time that it takes does
-    not help to guess a key.
+    A key is looked up by its hash. What a comparison of hashes reveals by the time that it takes
+    does not help to guess a key.
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:

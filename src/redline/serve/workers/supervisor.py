@@ -2,7 +2,7 @@
 
 a worker  from              until
 starting  a new process     it has printed its base URL, or has ended
-serving   that              it ends, or is told to
+serving   that              it ends, or is asked to
 lost      its end untold    a pause: its counts are cleared at once; then starting again
 ending    SIGTERM           its calls are over
 
@@ -105,7 +105,7 @@ class _Child:
             stdout=PIPE,
             env=self.task.environment(),
             pass_fds=(self.task.fd,),
-            # Ctrl-C is for this process, which tells its workers.
+            # Ctrl-C is for this process, which forwards it to its workers.
             start_new_session=True,
         )
         if self._is_ending:
@@ -124,7 +124,7 @@ class _Child:
         return status if status >= 0 else 128 - status
 
     def end(self) -> None:
-        """Tells it to end, once: the second time it would do so without its calls."""
+        """Asks it to end, once: the second time it would do so without its calls."""
         if not self._is_ending:
             self._is_ending = True
             self.tell(signal.SIGTERM)

@@ -155,7 +155,7 @@ class Provider:
         return None
 
     def refuse_key(self, exchange: Exchange) -> None:
-        """Raises BadCall, with status 401, where a key is asked for and not given."""
+        """Raises BadCall, with status 401, if a key is asked for and not given."""
         key = self._settings.api_key
         if key is not None and exchange.headers.get("authorization") != f"Bearer {key}":
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
@@ -270,7 +270,7 @@ class Provider:
         send(exchange, await self._change(exchange))
 
     async def _change(self, exchange: Exchange) -> Reply:
-        """Shows the limits, and before that changes them where the request is a POST."""
+        """Shows the limits, and before that changes them if the request is a POST."""
         try:
             self.refuse_key(exchange)
             if exchange.method == "POST":
@@ -289,7 +289,7 @@ class Provider:
         send(exchange, await self._disturb(exchange))
 
     async def _disturb(self, exchange: Exchange) -> Reply:
-        """Shows faults and latency, and before that changes them where the request is a POST."""
+        """Shows faults and latency, and before that changes them if the request is a POST."""
         try:
             self.refuse_key(exchange)
             if exchange.method == "POST":

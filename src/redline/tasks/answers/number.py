@@ -22,7 +22,7 @@ it has been removed.
 |----------|-------------------------|-----------------------------------------------------|
 | `hashes` | `#### 18`               | as above                                            |
 | `label`  | `A: 18` or `Answer: 18` | the first line that begins so                       |
-| `phrase` | `The answer is 18`      | the first; `final` and a colon may stand in it      |
+| `phrase` | `The answer is 18`      | the first; `final` and a colon may be in it         |
 | `boxed`  | `\\boxed{18}`            | the last box, as MATH's evaluation does; one number |
 """
 
@@ -88,7 +88,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
 
 
 def strict_number(answer: str, form: Form = "hashes") -> Found | None:
-    """The number that stands in the answer in exactly this form, or None. Never raises."""
+    """The number that the answer contains in exactly this form, or None. Never raises."""
     text = spoken(answer)
     if form == "boxed":
         plain = plain_text(text)

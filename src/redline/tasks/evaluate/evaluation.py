@@ -137,7 +137,7 @@ class Grading:
 
 
 def _judge(evaluation: Evaluation) -> Judge | None:
-    """Raises ConfigError where one is missing, or is described for another metric."""
+    """Raises ConfigError if one is missing, or is described for another metric."""
     is_judged = evaluation.metric == "judge"
     if is_judged != (evaluation.judge is not None):
         raise ConfigError(

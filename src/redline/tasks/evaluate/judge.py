@@ -1,4 +1,4 @@
-"""A judge: another model says whether an answer is right, for what no rule can tell.
+"""A judge: another model says whether an answer is right, for what no rule can decide.
 
 The judge sees what was asked, the right answer and the answer, and ends with its verdict. One that
 gives none is asked once more; then the question fails, and is neither right nor wrong.
@@ -103,7 +103,7 @@ class Judge:
 
 
 def verdict_in(text: Any) -> bool | None:
-    """The last verdict in a judge's words; None where there is none."""
+    """The last verdict in a judge's words; None if there is none."""
     if not isinstance(text, str):
         return None
     found = _VERDICT.findall(text)

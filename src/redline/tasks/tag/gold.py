@@ -79,7 +79,7 @@ class Agreement(msgspec.Struct, frozen=True):
 def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Agreement:
     """How often each gold label was tagged as what, from pairs of gold and said.
 
-    known: the labels that the schema lists. Raises ConfigError where there are too many others.
+    known: the labels that the schema lists. Raises ConfigError if there are too many others.
     """
     counts, labels = Counter[tuple[str, str]](), set(known)
     most = len(labels) + MOST_OTHERS

@@ -48,7 +48,7 @@ class Tagging:
 
     @property
     def is_format_refused(self) -> bool:
-        """The endpoint takes no response format: it was told by the prompt alone."""
+        """The endpoint takes no response format: the schema was sent in the prompt alone."""
         return self._structured.is_format_refused
 
     def settings(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class Tagging:
         return outcome
 
     async def _read(self, answer: Any, finish_reason: str | None) -> tuple[Any, str]:
-        """The tag in an answer, and what is wrong with it; nothing is where it is valid."""
+        """The tag in an answer, and what is wrong with it; nothing is if it is valid."""
         if not isinstance(answer, str) or not answer.strip():
             value, problem = None, "the answer is empty"
         elif len(answer) < _LONG_ANSWER:
@@ -142,7 +142,7 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
     if finish_reason in _ENDINGS:
-        return Rejected(problem, hint="look at the row; its failure has the answer")
+        return Rejected(problem, hint="check the row; its failure has the answer")
     return Rejected(
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"
