@@ -29,7 +29,7 @@ class Inflate:
 
     @property
     def is_whole(self) -> bool:
-        """The compressed data has ended, or there was none."""
+        """Whether the compressed data has ended, or there was none."""
         return self._decoder.eof if self._decoder is not None else not self._first
 
     def take(self, data: bytes, most_bytes: int) -> bytes:

@@ -141,12 +141,12 @@ class Batch(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        """It does not change any more."""
+        """Whether its state is final."""
         return self.status in ENDED
 
     @property
     def files(self) -> list[str]:
-        """Its files of results and of errors, as far as they can be seen."""
+        """The ids of the result file and the error file that exist so far."""
         found = (self.output_file_id, self.error_file_id)
         return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
 

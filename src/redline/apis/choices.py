@@ -182,7 +182,7 @@ def read(body: bytes, asked: Object | None) -> Reply:
 
 
 def has_ended(body: bytes) -> bool:
-    """Each choice in a body of JSON says why it ended, and there is no error beside them."""
+    """Whether each choice in a JSON body has a finish reason, and the body has no error."""
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
@@ -354,5 +354,5 @@ class ChoicesWriter(NamedTuple):
 
 
 def is_usage_event(event: Object) -> bool:
-    """The event is the one that `ChoicesWriter.last` writes."""
+    """Whether the event is the one that `ChoicesWriter.last` writes."""
     return event.get("choices") == [] and bool(event.get("usage"))

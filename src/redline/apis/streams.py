@@ -107,7 +107,7 @@ class StreamedAnswer:
 
     @property
     def finish_reasons(self) -> list[Any]:
-        """That of each choice, as the endpoint says; None until it has."""
+        """The finish reason of each choice, as sent by the endpoint; None until then."""
         return [self._choices[index].finish_reason for index in sorted(self._choices)]
 
     def whole(self, *, is_done: bool) -> tuple[str, bytes]:
@@ -167,7 +167,7 @@ class _Choice:
 
     @property
     def is_other(self) -> bool:
-        """It says something that is not content."""
+        """Whether it says something that is not content."""
         return bool(self.refusals or self.tools)
 
 

@@ -75,7 +75,7 @@ class Service:
         self._emptied: asyncio.Future[None] | None = None
 
     def begin_draining(self) -> None:
-        """From now on every response is the last one of its connection."""
+        """Makes every response the last one of its connection."""
         self.is_draining = True
 
     def sweep(self, now_s: float) -> None:
@@ -266,7 +266,7 @@ class Connection(asyncio.Protocol):
         return self._bounds.body_s * share
 
     def _bound_writing(self) -> None:
-        """From now on the client must take what was written."""
+        """Starts the deadline for the client to read what was written."""
         self._unwritten = self.transport.get_write_buffer_size()
         now_s, bounds = self._loop.time(), self._bounds
         self._unread_by_s = now_s + bounds.unread_s
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _is_wanted(self) -> bool:
-        """The response is a stream, and others want what it holds."""
+        """Whether the response is a stream, and others want what it holds."""
         exchange = self._current
         return exchange is not None and exchange.state is State.STREAMING and exchange.is_wanted()
 

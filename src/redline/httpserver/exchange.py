@@ -170,7 +170,7 @@ class Exchange:
         return self.received()
 
     def received(self) -> bytes:
-        """What has been received of the body since the last read; all of it if `is_complete`."""
+        """The body received since the last read; all of it if `is_complete`."""
         body, self._body = self._body, b""
         return body if isinstance(body, bytes) else bytes(body)
 
@@ -200,7 +200,7 @@ class Exchange:
 
     @property
     def is_gone(self) -> bool:
-        """The client has left; what is written does not reach it."""
+        """Whether the client has left; what is written does not reach it."""
         return self._channel.is_lost
 
     @property
@@ -446,7 +446,7 @@ class Exchange:
 
     @property
     def is_full(self) -> bool:
-        """No more of the body should be read before the handler takes some."""
+        """Whether no more of the body should be read before the handler takes some."""
         return not self._is_whole_wanted and len(self._body) > _WAITING_BYTES
 
     def _wake(self) -> None:

@@ -25,7 +25,7 @@ class FormPart(msgspec.Struct):
     number: int
 
     def take(self) -> bytes:
-        """What has come of it since the last time."""
+        """The bytes that arrived since the last call."""
         data = bytes(self.data)
         self.data.clear()
         return data

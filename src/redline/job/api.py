@@ -302,7 +302,7 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
 
 
 def _is_in_loop() -> bool:
-    """This thread runs an event loop."""
+    """Whether this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

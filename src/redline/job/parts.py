@@ -77,5 +77,5 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _concurrency(limits: Limits) -> Limits:
-    """Of the limits, only the number of calls in flight."""
+    """The limits, reduced to the number of calls in flight."""
     return Limits() if limits.is_adaptive else Limits(concurrency=limits.concurrency)

@@ -56,7 +56,7 @@ class KeySet:
 
     @property
     def has_marks(self) -> bool:
-        """Some keys have a mark."""
+        """Whether some keys have a mark."""
         return self._marks is not None
 
     def __contains__(self, key: int) -> bool:
@@ -151,7 +151,7 @@ class KeySet:
         return self._marks[at]
 
     def matches(self, key: int, mark: int) -> bool:
-        """The key is in the set, and its mark is not another one. An unknown mark, 0, is any."""
+        """Whether the key is in the set with this mark. An unknown mark, 0, matches any."""
         return key in self and not is_other(mark, self.mark_of(key))
 
     def foresee(self, share: float) -> None:

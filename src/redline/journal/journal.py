@@ -346,7 +346,7 @@ class Journal:
                 file.rescue(self._lost)
 
     def _written_bytes(self) -> int:
-        """Of all lines in the files."""
+        """The bytes of all lines in the files."""
         failures = self._failures
         return self._results.size_bytes + (0 if failures is None else failures.size_bytes)
 
@@ -359,7 +359,7 @@ class Journal:
         return self._failures
 
     def _has_mended(self) -> bool:
-        """Some lines of the failures file are out of date: their rows were tried again."""
+        """Whether some lines of the failures file are out of date: their rows were tried again."""
         return self._mended > 0
 
     def _drop_mended(self) -> None:

@@ -264,7 +264,7 @@ def _tokens(part: Any) -> tuple[int, int] | None:
 
 
 def takes_requests(handler: Any) -> bool:
-    """It is a Backend or a Client, and no function."""
+    """Whether it is a Backend or a Client, and no function."""
     if isinstance(handler, Client):
         return True
     parts = (getattr(handler, name, None) for name in ("send", "load", "aclose"))
@@ -279,7 +279,7 @@ def caller_of(
     is_streamed: bool = True,
     clock: Clock = SYSTEM,
 ) -> Caller:
-    """Who answers, of what a user gives. Raises ConfigError for what cannot answer.
+    """The caller for what the user gives. Raises ConfigError if it cannot be called.
 
     batch_size: the function takes lists of at most this many requests.
     """

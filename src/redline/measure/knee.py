@@ -43,7 +43,7 @@ def levels(most: int) -> Iterator[int]:
 
 
 def rises_no_more(measured: Sequence[Figures]) -> bool:
-    """The last two levels have not brought 5 % more than the best before them, or the last fails.
+    """Whether the last two levels bring less than 5 % more than those before, or the last fails.
 
     One such level alone may be noise.
     """

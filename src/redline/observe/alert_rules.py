@@ -59,7 +59,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of all rules of one name. usual: the threshold, None for a target.
+    """Everything about the rules of one name. usual: the default threshold, None for a target.
 
     is_share: figure and threshold are shown in per cent. what: the figure in words.
     """

@@ -115,7 +115,7 @@ class Figures:
         self.take_up(now_s)
 
     def take_up(self, now_s: float) -> None:
-        """Has the means take up the answers that they have not. There must be one."""
+        """Adds new answers to the means. There must be at least one."""
         fresh = self.together - self.left
         self.answers = answers = self.answers + fresh
         self.answered_s = now_s
@@ -168,7 +168,7 @@ class Figures:
             self.tokens_per_s = self.weight * self._drained_tokens / self._busy_s
 
     def reported(self, now_s: float, *, queued: int, foreign: int, gpu: float | None) -> None:
-        """Its server has said this of itself."""
+        """Takes the figures that its server has reported."""
         self.queued, self.foreign, self.gpu, self.seen_s = queued, foreign, gpu, now_s
 
 

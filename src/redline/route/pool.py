@@ -120,7 +120,7 @@ class Pool:
 
     @property
     def members(self) -> Sequence[PoolMember]:
-        """Its endpoints, those that are lost or leaving included."""
+        """The endpoints of the pool, including lost and leaving ones."""
         return self._members
 
     def add(self, seat: Seat) -> None:
@@ -138,7 +138,7 @@ class Pool:
 
     @property
     def traffic(self) -> Traffic:
-        """What has passed through it."""
+        """Counters of the pool's traffic."""
         for member in self._members:
             self._take_up(member)
         return self._traffic
@@ -304,7 +304,7 @@ class Pool:
         sink: Sink | None,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """Its outcome, however many endpoints it needs. member: one that is chosen already."""
+        """The outcome of a call, on as many endpoints as it needs. member: the first, if chosen."""
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
@@ -651,7 +651,7 @@ class Pool:
         return all(one is member or one.is_out for one in self._members)
 
     def _is_elsewhere(self, member: PoolMember, now_s: float, but: set[Health]) -> bool:
-        """Another endpoint is not out, and not in one of these states by its own account."""
+        """Whether another endpoint is neither out nor in one of these states."""
         return any(
             one is not member and not one.is_out and one.backend.load(now_s).state not in but
             for one in self._members

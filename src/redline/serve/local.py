@@ -53,7 +53,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Its base URL, while it is entered. Raises ConfigError if it cannot be loaded."""
+        """The server's base URL, while entered. Raises ConfigError if it cannot be loaded."""
         async with serving(self.settings) as served:
             yield served.front.base_url
 

@@ -149,7 +149,7 @@ class FollowedFile:
         return block[:end]
 
     def _has_ended(self) -> bool:
-        """Another file has its name, and nothing was written to this one for a while."""
+        """Whether another file has its name, and nothing was written to this one for a while."""
         is_replaced = bool(self._next_fds) and not self._has_name
         if not is_replaced:
             self._replaced_s = None

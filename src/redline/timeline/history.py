@@ -90,7 +90,7 @@ class RunHistory(msgspec.Struct, kw_only=True):
 
 
 class Timeline(msgspec.Struct):
-    """What is known of a job. runs: oldest first. damaged: lines that are no record.
+    """The recorded runs of a job. runs: oldest first. damaged: lines that are no record.
 
     is_cut: the last record was not written to its end.
     """
@@ -101,7 +101,7 @@ class Timeline(msgspec.Struct):
 
     @property
     def windows(self) -> list[Window]:
-        """Those of all runs, in their order, each on the time of its own run."""
+        """The windows of all runs, in order, each on the time of its own run."""
         return [window for run in self.runs for window in run.windows]
 
 
@@ -185,7 +185,7 @@ def _newer(line: bytes) -> int | None:
 
 
 def _is_other(line: bytes) -> bool:
-    """It is of a kind that is not known here."""
+    """Whether it is of a kind that is not known here."""
     try:
         return _KIND(line).kind not in _KNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -255,7 +255,7 @@ class TimelineFile:
         return runs
 
     def predict(self, prediction: Prediction) -> None:
-        """What is expected of the run, before its first window."""
+        """Writes the prediction for the run, before its first window."""
         self._write([prediction])
 
     def add(self, windows: Sequence[Window], now: float) -> None:

@@ -107,7 +107,7 @@ class Recorder:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._begin)
 
     def _taken(self) -> tuple[list[Record], list[_Ended], int]:
-        """What is to be written next, which is then another's."""
+        """Hands over the records to be written next."""
         head, self._head = self._head, []
         ended, self._ended = self._ended, []
         dropped, self._dropped = self._dropped, 0

@@ -17,7 +17,7 @@ VERSION = 1
 
 
 class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is stated of one endpoint.
+    """The settings of one endpoint.
 
     weight: its capacity in proportion to the others'. slots: most calls that it is given at once, 0
     if that is not stated. requests, tokens, input_tokens, output_tokens: its rate limits, such as

@@ -51,7 +51,7 @@ _KNOWN = ("run", "call", "dropped")
 
 
 def read_trace(path: Path, most: int) -> Trace:
-    """What is in the file, with the `most` latest calls.
+    """The contents of the file, with the `most` latest calls.
 
     Raises ConfigError for a file that is not a trace, is empty, or is of a newer version.
     """
@@ -124,7 +124,7 @@ def _record(line: bytes) -> Record | None:
 
 
 def _is_other(line: bytes) -> bool:
-    """It is a record of a kind that is not known here."""
+    """Whether it is a record of a kind that is not known here."""
     try:
         return _KIND(line).kind not in _KNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -212,7 +212,7 @@ class Window(
         return self.end_s - self.begin_s
 
     def share(self, held: Holder) -> float:
-        """Of the samples, those in which this held the next call back; 0 to 1."""
+        """The share of samples in which this held the next call back, 0 to 1."""
         return self.held.get(held, 0) / max(1, self.samples)
 
 
@@ -299,12 +299,12 @@ def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
 
 
 def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
-    """Those that held calls back most often first, as many as a window may have."""
+    """The limits, those that held calls back most often first, as many as a window may have."""
     return tuple(sorted(limits, key=lambda use: -use.held)[:MOST_LIMITS])
 
 
 def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointState, ...]:
-    """Those of the last window that has some, with their means over all."""
+    """The endpoints of the last window that has some, with their means over all."""
     last = next((w.endpoints for w in reversed(windows) if w.endpoints), ())
     means = []
     for use in last:

@@ -213,7 +213,7 @@ class Call(msgspec.Struct, kw_only=True):
     again_s: float = -math.inf
 
     async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
-        """What is waited for. Raises TimedOut at the deadline."""
+        """The result of `waiting`. Raises TimedOut at the deadline."""
         if self.deadline_s == math.inf:
             return await waiting
         try:
@@ -318,7 +318,7 @@ class Member(Backend, Protocol):
     on_room: Callable[[], None] | None
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """It could take a call now, beside `coming` calls that are about to reach it.
+        """Whether it could take a call now, beside `coming` calls that are about to reach it.
 
         A slot and a place among those that wait for its limits are free, and it is not parked.
         """

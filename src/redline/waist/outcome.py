@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, kw_only=True):
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """That of each choice, one or more."""
+        """The finish reason of each choice, one or more."""
         reason = self.finish_reason
         return reason if isinstance(reason, list) else [reason]
 
@@ -90,7 +90,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def was_sent(self) -> bool:
-        """The endpoint may have seen it."""
+        """Whether the endpoint may have seen it."""
         return self.sent_s is not None
 
 

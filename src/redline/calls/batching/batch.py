@@ -175,7 +175,7 @@ class _Writing:
             member.call.refused += call.refused
 
     def _waiting(self) -> list[Member]:
-        """Those that have not left: a Call may be on another way by now."""
+        """The members that have not left: a Call may already be in use elsewhere."""
         return [member for member in self._members if not member.answer.done()]
 
 
@@ -227,7 +227,7 @@ def _answer(member: Member, outcome: Outcome) -> None:
 
 
 def ended_early() -> Outcome:
-    """Of a request that waits when the batcher is closed, or whose call was cancelled."""
+    """The outcome of a request if the batcher is closed or its call is cancelled while it waits."""
     return failed(
         Rejected("the batch was abandoned before its answer arrived", hint="the batcher was closed")
     )

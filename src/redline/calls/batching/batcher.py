@@ -103,7 +103,7 @@ class DynamicBatcher:
         return outcome.output
 
     def figures(self) -> BatchFigures:
-        """What it does now, and has done so far."""
+        """Its current state and its counts so far."""
         return self._counts.figures(self._queue.items, len(self._flying))
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -197,7 +197,7 @@ class DynamicBatcher:
         return member
 
     def _leave(self, member: Member) -> None:
-        """Its caller does not wait any longer, with the answer or without."""
+        """Removes a member whose caller no longer waits, with or without an answer."""
         member.call.sent_s = None
         if self._queue.remove(member):
             if not self._queue.waiting:

@@ -131,7 +131,7 @@ def lists_of(function: ListFunction) -> Lists:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """It is a coroutine function, or an object that is called as one."""
+    """Whether it is a coroutine function, or an object that is called as one."""
     if isinstance(function, partial):
         return is_async(function.func)
     method = function if inspect.isroutine(function) else type(function).__call__

@@ -130,7 +130,7 @@ def _of_part(outcome: Outcome, found: Reply | CallError | NoEndpoint) -> Outcome
 
 
 def _length(part: Part) -> int:
-    """Of its items: tokens, or bytes."""
+    """The length of its items, in tokens or bytes."""
     items = [bytes(item) for item in part.items]
     # A text is in quotation marks.
     return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) - 2 for item in items)

@@ -203,7 +203,7 @@ class Queue(Generic[W]):
         return True
 
     def all(self) -> list[W]:
-        """Those that wait, in the order of their arrival."""
+        """The waiting entries, in order of arrival."""
         waiters = [one for group in self._groups.values() for one in group.waiters.values()]
         return sorted(waiters, key=lambda waiter: waiter.number)
 

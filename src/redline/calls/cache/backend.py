@@ -38,7 +38,7 @@ class Store(Protocol):
     notes: list[str]
 
     def look_up(self, key: bytes) -> asyncio.Future[bytes | None]:
-        """What was kept under `key`, None for nothing."""
+        """The answer stored under `key`; None if there is none."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """Keeps `value` from now on, as long as there is room. Never waits."""
@@ -224,7 +224,7 @@ def _read(request: Request, body: bytes) -> Reply:
 
 
 def _is_whole(reply: Reply) -> bool:
-    """Nothing was cut off, filtered or refused, in none of its choices."""
+    """Whether no choice was cut off, filtered or refused."""
     reasons = reply.finish_reasons
     if any(reason is not None and reason not in _WHOLE for reason in reasons):
         return False

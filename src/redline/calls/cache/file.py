@@ -168,7 +168,7 @@ def number_of(database: sqlite3.Connection, name: str) -> int:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """It says that the file is not, or no longer, ours; anything else may pass."""
+    """Whether it says that the file is not, or no longer, ours; anything else may pass."""
     import sqlite3
 
     damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

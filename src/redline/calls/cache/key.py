@@ -102,7 +102,7 @@ def is_determined(request: Request) -> bool:
 
 
 def _has_servers_tools(tools: Any) -> bool:
-    """Some tool is run by the server, such as a web search, and not by the caller."""
+    """Whether some tool is run by the server, such as a web search, and not by the caller."""
     if not isinstance(tools, list):
         return False
     kinds = (tool.get("type", "function") if isinstance(tool, dict) else None for tool in tools)

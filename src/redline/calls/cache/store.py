@@ -111,7 +111,7 @@ class AnswerStore:
             raise _unusable(self.folder, self.notes[-1])
 
     def look_up(self, key: bytes) -> Lookup:
-        """What was kept under `key`, None for nothing."""
+        """The answer stored under `key`; None if there is none."""
         future: Lookup = asyncio.get_running_loop().create_future()
         value = self._pending.get(key)
         if value is not None:

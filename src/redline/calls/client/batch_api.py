@@ -147,7 +147,7 @@ class BatchApi:
 
 
 class _Anything(msgspec.Struct):
-    """Whatever object it is."""
+    """Any JSON object."""
 
 
 def _form(boundary: str, name: str, data: bytes) -> bytes:

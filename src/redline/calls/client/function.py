@@ -93,7 +93,7 @@ class FunctionBackend:
         )
 
     def backlog(self, now_s: float) -> Backlog:
-        """Its calls now, and what they wait for. Books nothing."""
+        """The current calls and what they wait for. Books nothing."""
         limiter, slots = self.limiter, self.slots
         return Backlog(
             in_use=slots.in_use,

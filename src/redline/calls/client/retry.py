@@ -219,7 +219,7 @@ class Retry:
         await self._backend.aclose()
 
     def _is_final(self, error: Retryable, history: _History) -> bool:
-        """The row is given up; the error then says why."""
+        """Whether the row is given up; the error then says why."""
         most = self._policy.max_retries
         if is_unreachable(error):
             return most == 0

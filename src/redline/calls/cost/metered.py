@@ -217,7 +217,7 @@ class Metered:
         self.spending.settle(reserved, actual)
 
     def _admit(self) -> None:
-        """Lets those in that fit now, in order; all are refused if none can fit any more."""
+        """Admits waiting calls that fit, in order; refuses all if none can ever fit."""
         while self._waiting:
             worst, waiter = self._waiting[0]
             if not waiter.done():

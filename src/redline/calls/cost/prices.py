@@ -147,7 +147,7 @@ def unpriced(model: str) -> str:
 def how_to_price(model: str) -> str:
     """What mends it."""
     return (
-        f'write [prices."{model}"] into redline.toml with input and output, in dollars for a '
+        f'write [prices."{model}"] into redline.toml with input and output, in dollars per '
         "million tokens; in Python, pass prices="
     )
 

@@ -115,7 +115,7 @@ class _Attempt(Exchange):
         self.body = body or b""
 
     def give_back(self) -> None:
-        """Its request was not written: the limits get back what it took."""
+        """Returns what it took to the limits: its request was not written."""
         if self.grant is not None:
             self.grant.release()
 
@@ -244,7 +244,7 @@ class HttpBackend:
         )
 
     def backlog(self, now_s: float) -> Backlog:
-        """Its calls now, and what they wait for. Books nothing."""
+        """The current calls and what they wait for. Books nothing."""
         limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
         waiting = limiter.waiting + ahead.waiting
         return Backlog(

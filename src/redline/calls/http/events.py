@@ -171,7 +171,7 @@ class StreamReader:
 
     @property
     def _is_steady(self) -> bool:
-        """The sink has begun and waits for nothing, and what comes next begins an event."""
+        """Whether the sink has begun and waits for nothing, and what comes next begins an event."""
         return not (
             self.first_s is None
             or self._is_handing_on

@@ -108,7 +108,7 @@ def _asked_in(chat: Chat, url: str, size_bytes: int) -> Asked:
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
-    """Of one choice, as the request states it. Some servers take -1 for no maximum."""
+    """The most output tokens of one choice in the request. Some servers take -1 for no maximum."""
     for name in OUTPUT_LIMITS:
         stated = body.get(name)
         if stated is not None and (most := number(stated)) is not None and most >= 0:

@@ -17,7 +17,7 @@ _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
 
 class BodyFacts(msgspec.Struct):
-    """What is read of any body; the rest is for the endpoint."""
+    """The fields that redline reads of any body; the others are the endpoint's."""
 
     model: str | None = None
     stream: bool | None = None
@@ -60,7 +60,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     user: Any = None
 
     def texts(self) -> list[str]:
-        """Those of its messages; an empty one for what is not text, which the endpoint refuses."""
+        """The texts of its messages; an empty one for a non-text, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]
 
 

@@ -76,7 +76,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class _Model:
-    """What is known of one model."""
+    """The learned estimates of one model."""
 
     def __init__(self) -> None:
         self.by_class = Weights(_BY_CLASS)

@@ -73,7 +73,7 @@ class Weights:
         return tuple(self._values)
 
     def value(self, amounts: Sequence[float]) -> float:
-        """What is expected for these amounts, 0 or more."""
+        """The estimate for these amounts, 0 or more."""
         total: float = sum(map(mul, self._values, amounts))
         return total
 

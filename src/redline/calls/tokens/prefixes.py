@@ -100,5 +100,5 @@ def _tools(body: dict[str, Any]) -> list[str]:
 
 
 def _holds(value: Any) -> bool:
-    """It may hold more of the prompt, as a list of parts does."""
+    """Whether it may hold more of the prompt, as a list of parts does."""
     return isinstance(value, (dict, list)) or (isinstance(value, str) and value.startswith(DATA))

@@ -32,7 +32,7 @@ _MOST_FORMS = 64
 
 
 class AnswerForm:
-    """What is the same in all answers of one form. names: of its headers, as they are sent."""
+    """The common part of all answers of one form. names: of its headers, as they are sent."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
         lower = [name.lower() for name in names]

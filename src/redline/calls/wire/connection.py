@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
             await self._change()
 
     async def chunk(self) -> bytes:
-        """What has come of the body since the last one; empty at its end. Raises CallError."""
+        """The body received since the last chunk; empty at its end. Raises CallError."""
         parts = self._parts
         while not parts and not self.is_done:
             await self._next_change()
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         self._resume()
 
     def release(self) -> bool:
-        """The exchange is over. True if another one may follow."""
+        """Ends the exchange. True if another one may follow."""
         # Its alarm may still ring, and ends nothing then.
         self._exchange = self._waiter = self.body = None
         if self._error is not None:
@@ -581,7 +581,7 @@ def _nothing_unread(_: float) -> object:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with bytes that the parser has refused, in words."""
+    """The problem with bytes that the parser refused, in words."""
     if isinstance(error, httptools.HttpParserUpgrade):
         return "the server switches to another protocol without being asked"
     reason = " ".join(str(error).split())

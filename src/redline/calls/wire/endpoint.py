@@ -105,7 +105,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tariff(self) -> dict[str, Price]:
-        """Its prices by model."""
+        """The endpoint's prices by model."""
         where = f"the prices of {self.label}"
         return {
             model: price if isinstance(price, Price) else parse_price(model, price, where)
@@ -121,7 +121,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name in messages and results: the given one, or the host and port."""
+        """The endpoint's name in messages and results: the given one, or host and port."""
         return self.name or urlsplit(self.base_url).netloc
 
     @property
@@ -170,12 +170,12 @@ def is_secret(header: str) -> bool:
 
 
 def is_proxy_url(text: str) -> bool:
-    """The text is an http:// or https:// URL of a proxy: a host, and perhaps a port and a user."""
+    """Whether the text is an http:// or https:// URL without a query, as a proxy has."""
     return is_http_url(text) and not urlsplit(text).query
 
 
 def is_http_url(text: str) -> bool:
-    """The text is an http:// or https:// URL, whose host may be looked up."""
+    """Whether the text is an http:// or https:// URL, whose host may be looked up."""
     try:
         parts = urlsplit(text)
         # Fails for an empty label, and for one of more than 63 bytes.

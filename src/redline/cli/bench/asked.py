@@ -51,7 +51,7 @@ def recorded_calls(text: str) -> list[CallEnded]:
 def asked_of(
     target: Target, options: Flags, flags: Flags, seed: int, calls: list[CallEnded] | None
 ) -> Asked:
-    """What is asked: rows of a file in turn, or synthetic prompts. Raises ConfigError."""
+    """The requests of a load: rows of a file in turn, or synthetic prompts. Raises ConfigError."""
     if "rows" in options:
         if "prompt_tokens" in options:
             raise ConfigError(

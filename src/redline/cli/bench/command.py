@@ -287,7 +287,7 @@ def _place(text: str) -> Path:
 
 
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
-    """What is saved: the figures, and how they came about."""
+    """The saved JSON: the figures and the settings of the load."""
     fields: dict[str, Any] = {
         _MARK: 1,
         "version": __version__,

@@ -61,7 +61,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> Price | None:
-        """Of the job's model at its first endpoint; None if it is free or unknown."""
+        """The price of the job's model at its first endpoint; None if free or unknown."""
         job = self.job
         if not job.endpoints or job.embedded is not None:
             return None
@@ -174,7 +174,7 @@ async def _never(row: object) -> None:
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Who answers, while it is entered: servers inside are started, connections closed at the end.
+    """The target while entered: starts built-in servers, and closes connections at the end.
 
     concurrency: calls at once, for endpoints that do not state their own.
     """

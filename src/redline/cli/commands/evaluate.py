@@ -99,7 +99,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
 
 
 def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
-    """What is asked: a built-in evaluation or a file's, with the shots of the command line."""
+    """The evaluation to run: a built-in one or a file's, with the shots of the command line."""
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(

@@ -65,7 +65,7 @@ def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
 
 
 def values_of(ctx: click.Context) -> dict[str, Any]:
-    """What was given, by parameter: a list if several could be, None if nothing was."""
+    """The given values by parameter: a list for repeatable flags, None if not given."""
     return {
         name: (list(value) or None) if isinstance(value, tuple) else value
         for name, value in ctx.params.items()

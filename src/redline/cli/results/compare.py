@@ -143,7 +143,7 @@ def _figures(found: Comparison) -> Iterator[str]:
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Of the rows in common: a title, and the figure of each output."""
+    """The table of the common rows: a title, and the figure of each output."""
     one, two = found.first, found.second
     yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
     yield "failed", f"{one.failed:,}", f"{two.failed:,}"
@@ -171,7 +171,7 @@ def _cost(figures: Figures) -> str:
 
 
 def _pairs(found: Comparison, width: int) -> Iterator[str]:
-    """What has become of the rows, by kind, with the first few of each."""
+    """The rows by what became of them, with the first few of each kind."""
     answered = found.equal + found.different
     if answered:
         share = 100 * found.equal / answered

@@ -1,4 +1,4 @@
-"""What is recorded of an output's job, or why nothing is."""
+"""The timeline of an output's job, or why there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINT = "name the file after -o of the run"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
-    """Its timeline, with one run at least, and whether a process holds the output.
+    """The output's timeline, with at least one run, and whether a process holds the output.
 
     Raises ConfigError if nothing is recorded of it.
     """

@@ -99,7 +99,7 @@ def _drawn(reports: Sequence[JobReport], form: str) -> str:
 
 
 def _format(stated_format: str | None, output: str | None) -> str:
-    """What is to be written. Raises ConfigError if it is unknown."""
+    """The output format. Raises ConfigError if it is unknown."""
     if stated_format is not None:
         if stated_format not in _FORMATS:
             raise ConfigError(

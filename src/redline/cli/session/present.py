@@ -143,7 +143,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
 
 
 def _endpoint_lines(report: Report) -> list[str]:
-    """Who answered, if there are several, and what befell whom."""
+    """Which endpoints answered, which were taken out, and how long each was down."""
     lines, each = [], report.endpoints
     if any(one.answered for one in each):
         lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
@@ -259,7 +259,7 @@ def _untried(report: Report) -> str:
 
 
 def _spent(report: Report) -> str:
-    """What is spent, and what all rows will have cost, if some are left."""
+    """The spending, and an estimate for all rows if some are left."""
     is_of_all = not report.skipped or report.spent.is_of_all_runs
     line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left

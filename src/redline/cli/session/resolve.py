@@ -61,7 +61,7 @@ class Answering(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers. origin: where its URL was stated. table: its settings in redline.toml.
+    """The chosen endpoint. origin: where its URL was stated. table: its settings in redline.toml.
 
     base_url: None for the usual one. embedded: the one that is started for the run.
     """
@@ -114,7 +114,7 @@ def resolve_run(
 
 
 def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
-    """Who answers the calls of a gateway: what --endpoint names, otherwise all of the file.
+    """The endpoints of a gateway: those that --endpoint names, otherwise all in the file.
 
     given: the flags on the command line; `configuration.run` has those of the gateway's own table.
     Raises ConfigError as `resolve_run` does.
@@ -272,7 +272,7 @@ def _check_output_path(path: Path, text: str) -> None:
 
 
 def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
-    """Those that --endpoint, --base-url or the environment names, or the usual one."""
+    """The servers that --endpoint, --base-url or the environment names, or the default one."""
     names, base_url = chosen.get("endpoint"), chosen.get("base_url")
     if names is None:
         origin = URL_VARIABLE if base_url is None else "--base-url"

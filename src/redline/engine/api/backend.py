@@ -150,7 +150,7 @@ class EngineBackend:
         )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
-        """What is asked, and for each choice what it must follow. Raises Rejected."""
+        """The parsed request, and the guide of each choice, if any. Raises Rejected."""
         speaker = self._speaker
         asked = read_request(
             request.url,

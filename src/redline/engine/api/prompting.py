@@ -87,7 +87,7 @@ class Asked(NamedTuple):
     max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
-        """Of the prompt and its answer. Without max_tokens a chat has all that fits."""
+        """The most tokens of prompt and answer. Without max_tokens, a chat gets all that fits."""
         asked = self.params.max_tokens
         if asked is None and self.form.is_chat:
             return self.max_model_len

@@ -70,7 +70,7 @@ class _Mean:
 
 
 class _Level:
-    """What is known of batches of about one size."""
+    """Measurements of batches of about one size."""
 
     def __init__(self, most: int) -> None:
         # Seconds by the root of the batch: between reading weights, which takes as long for any

@@ -1,4 +1,4 @@
-"""Who proposes tokens for the model to judge: a smaller model, or the sequence's own past."""
+"""Proposers of draft tokens: a smaller model, or the sequence's own past."""
 
 from __future__ import annotations
 

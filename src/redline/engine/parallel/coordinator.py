@@ -100,7 +100,7 @@ class Ranks:
         return torch.from_numpy(self._next())
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Has it called with the reason, in another thread, when a rank has ended."""
+        """Registers a callback that gets the reason, in another thread, when a rank has ended."""
         self._watchers.append(told)
         if self._failure is not None:
             told(self._failure)

@@ -57,7 +57,7 @@ class Placement(NamedTuple):
         return self.stage == self.stages - 1
 
     def layers(self, count: int) -> range:
-        """Its layers, of `count`. The first stages have one more if they do not divide evenly."""
+        """Its layers among `count`; the first stages have one more if they divide unevenly."""
         size, more = divmod(count, self.stages)
         begin = self.stage * size + min(self.stage, more)
         return range(begin, begin + size + (self.stage < more))
@@ -184,7 +184,7 @@ def _plan(
 
 
 def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> None:
-    """Has the ranks' outputs of a split module made one."""
+    """Joins the ranks' outputs of a split module into one."""
 
     def summed(_module: object, _given: object, found: Tensor) -> Tensor:
         dist.all_reduce(found, group=group)

@@ -65,12 +65,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Each token is the likeliest one."""
+        """Whether each token is the likeliest one."""
         return self.temperature < _LEAST_TEMPERATURE
 
     @property
     def is_adjusted(self) -> bool:
-        """The logits are not the model's own: there is a bias or a penalty."""
+        """Whether the logits are not the model's own: there is a bias or a penalty."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
 

@@ -164,7 +164,7 @@ class Scheduler:
         return Plan(copies, rows)
 
     def ready(self) -> list[Sequence]:
-        """Who may be in the next plan, those with the fewest missing tokens first.
+        """The sequences for the next plan, those with the fewest missing tokens first.
 
         Of several steps at once each takes its share of those that run.
         """
@@ -227,7 +227,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Its tokens have room beside all of those who run, also those not computed yet."""
+        """Whether its tokens have room beside all of those who run, also those not computed yet."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 

@@ -17,7 +17,7 @@ from redline.errors import RedlineError
 
 @dataclass(eq=False)
 class Sequence:
-    """Its tokens, of which the first `computed` have their keys and values in `slot`.
+    """The tokens of one answer; the first `computed` have their keys and values in `slot`.
 
     tokens: prompt and answer. drafted: what may follow them, for the next step to judge.
     under_way: how many of its tokens a step is computing now; 0 for none.
@@ -52,7 +52,7 @@ class Sequence:
 
     @property
     def is_caught_up(self) -> bool:
-        """All but its last token are computed: the next step brings a new one."""
+        """Whether all but its last token are computed: the next step brings a new one."""
         return self.computed == len(self.tokens) - 1
 
     @property
@@ -62,5 +62,5 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first."""
+        """The sort key: lower goes first."""
         return (self.priority, self.number)

@@ -32,7 +32,7 @@ class Computer(Protocol):
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Of each process that computes."""
+        """Bytes of parameters, of each computing process."""
 
     def submit(self, work: Work) -> None:
         """Begins a step. Raises EngineFailed if it cannot be computed."""
@@ -44,7 +44,7 @@ class Computer(Protocol):
         """
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Has it called with the reason, in any thread, when nothing can be computed any more."""
+        """Registers a callback that gets the reason, in any thread, when computing has failed."""
 
     def close(self) -> None:
         """Ends what computes, other processes among it. Nothing is under way."""
@@ -77,7 +77,7 @@ class Ask(NamedTuple):
 
 
 class Speculation(NamedTuple):
-    """Who drafts, and how much."""
+    """The proposer of drafts, and their length."""
 
     drafter: Drafter
     lengths: DraftLength

@@ -74,7 +74,7 @@ class EngineThread:
         await self._failed.wait()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Has the event loop make this call. In the engine's thread only."""
+        """Schedules this call on the event loop. In the engine's thread only."""
         self._posts.append(call)
 
     def _run(self) -> None:

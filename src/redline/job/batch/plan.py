@@ -1,4 +1,4 @@
-"""What is decided about batches: plain functions of what is known, which wait for nothing.
+"""Decisions about batches: plain functions that never wait.
 
 a batch that is     its finished lines   its other lines
 completed           are results          are looked for again, then sent again, at most twice
@@ -73,7 +73,7 @@ def outcome_of(
     wall_s: float,
     asked: Any = None,
 ) -> Outcome:
-    """What became of the row. url, asked: which it was asked at, and the body of its request."""
+    """The outcome of the row. url, asked: the path and the body of its request."""
     try:
         return _answered(line, url, output_path, wall_s, asked)
     except (CallError, NoEndpoint) as error:

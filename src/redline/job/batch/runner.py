@@ -87,7 +87,7 @@ class BatchRunner:
         self._is_full = False
 
     async def prepare(self) -> None:
-        """Takes in hand what earlier runs have left. Raises JournalError."""
+        """Takes over the batches of earlier runs. Raises JournalError."""
         self._world.runner.offer(await asyncio.to_thread(self._survey))
         self._count()
 
@@ -194,7 +194,7 @@ class BatchRunner:
         return look
 
     async def _look(self) -> None:
-        """Looks at the batches whose time it is, and ends the parts of those that are over."""
+        """Polls the batches that are due, and finishes the parts of those that are over."""
         for part in self._running():
             look = self._look_of(part)
             if SYSTEM.now_s() < look.due_s:
@@ -238,7 +238,7 @@ class BatchRunner:
         return batch
 
     async def _has_ended(self, part: Part, batch: Batch, *, may_wait: bool) -> bool:
-        """The batch is over: what it has answered is saved, and the rest goes on.
+        """Ends the batch: its answers are saved, and its other rows continue.
 
         False if its results cannot all be seen yet, and may be waited for.
         """
@@ -333,7 +333,7 @@ class BatchRunner:
             reader.close()
 
     def _is_late(self) -> bool:
-        """The time that is left is what the unfinished rows may take live."""
+        """Whether the time that is left is what the unfinished rows may take live."""
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
         if self._via != "auto" or pace is None or job.deadline_s is None:
             return False

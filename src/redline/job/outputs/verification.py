@@ -42,7 +42,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Each row of the input has exactly one sound line, of what it holds now."""
+        """Whether each row of the input has exactly one sound line, of what it holds now."""
         return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:

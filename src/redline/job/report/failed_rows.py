@@ -46,7 +46,7 @@ _DECODE = msgspec.json.Decoder(_Line).decode
 
 
 def failed_rows(path: Path) -> list[FailedKind]:
-    """Of the failures file at `path`, the most frequent kind first; empty without a file.
+    """The kinds in the failures file at `path`, most frequent first; empty without a file.
 
     Lines that cannot be read are passed over, such as one that is being written. Raises OSError.
     """

@@ -258,7 +258,7 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 
 def _cache(stated: object) -> dict[str, Any]:
-    """Of True, False, a folder, or a Cache."""
+    """The cache settings for True, False, a folder, or a Cache."""
     if isinstance(stated, bool):
         return {"cache": True} if stated else {"no_cache": True}
     if isinstance(stated, (str, os.PathLike)):

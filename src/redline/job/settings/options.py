@@ -91,7 +91,7 @@ def _limit(metavar: str, about: str, **facts: Any) -> Option:
 
 
 def _rates(about: str, section: str = "") -> Option:
-    """Of a repeatable flag; in Python it is a field of `limits`."""
+    """An option with a repeatable flag; in Python it is a field of `limits`."""
     return _limit("N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section)
 
 
@@ -104,7 +104,7 @@ def _only_in_python(reason: str) -> Option:
 
 
 def _of_one_endpoint(**facts: Any) -> Option:
-    """Of a setting that only [endpoints.NAME] has."""
+    """An option that only [endpoints.NAME] has."""
     return Option(
         of_endpoint=True,
         absent={

@@ -236,7 +236,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
-        """Its prices, also of models for which an endpoint has another name or another price."""
+        """The job's prices, including models with another name or price at an endpoint."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 

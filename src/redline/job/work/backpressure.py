@@ -29,7 +29,7 @@ class Backpressure:
 
     @property
     def is_full(self) -> bool:
-        """No more rows are to be read for now. May be asked in any thread."""
+        """Whether no more rows are to be read for now. May be asked in any thread."""
         return self.is_behind or self._row_bytes >= MOST_ROW_BYTES
 
     @property

@@ -11,7 +11,7 @@ from redline.waist import Reply
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What has been spent so far, of what may be; None for what is not known.
+    """The spending so far, and what is allowed; None for what is unknown.
 
     picodollars and tokens: with a budget of that kind, what counts against it, from all runs of
     the output; otherwise picodollars are this run's, by its replies. here: picodollars of this run.
@@ -24,7 +24,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_all_runs(self) -> bool:
-        """It holds what earlier runs of the output have spent: there is a budget of its kind."""
+        """Whether it includes the spending of earlier runs: there is a budget of its kind."""
         return self.picodollars is None or self.allowance.picodollars is not None
 
     @property
@@ -49,7 +49,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bill:
-    """Of one run. spending: its budget's, None if it has none."""
+    """The bill of one run. spending: that of its budget, None without one."""
 
     def __init__(self, job: Job, spending: Spending | None) -> None:
         self._prices = job.price_table()

@@ -117,7 +117,7 @@ class Endpoints:
 
 
 def _backlog_by_load(backend: Backend, now_s: float) -> Backlog:
-    """Of a backend that says no more than its load."""
+    """The backlog of a backend that only reports its load."""
     load = backend.load(now_s)
     is_lost = load.state is Health.GONE
     is_waiting = load.waiting > 0 and (not load.slots or load.in_flight < load.slots)

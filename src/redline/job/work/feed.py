@@ -124,7 +124,7 @@ class Feed:
 
     @property
     def is_input_done(self) -> bool:
-        """The input was read to its end or its limit, and every row handed out."""
+        """Whether the input was read to its end or its limit, and every row handed out."""
         return self._is_end and not self.ready and not self._rest and not self._is_closed
 
     @property
@@ -134,7 +134,7 @@ class Feed:
 
     @property
     def is_over(self) -> bool:
-        """No more rows will be read."""
+        """Whether no more rows will be read."""
         return self._is_end or self._is_closed
 
     @property

@@ -208,7 +208,7 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Meanwhile the run's deadline ends it, counted from the first time.
+        """While entered, the run's deadline ends the run, counted from the first entry.
 
         on_drain: called when the run is drained meanwhile.
         """
@@ -308,7 +308,7 @@ class Runner:
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """What is to be asked for the row; its outcome, if it cannot be asked."""
+        """The request for the row; its outcome, if it cannot be sent."""
         noted = Noted()
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
@@ -451,7 +451,7 @@ class Runner:
             return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
-        """Another attempt was to follow, if the run were not ending; the row's time is not up."""
+        """Whether another attempt would follow if the run were not ending: time is left."""
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self._clock.now_s() < due_s
@@ -625,7 +625,7 @@ def _unusable(picked: Picked) -> BadRow:
 
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
-    """What is wrong with each choice that ended for a reason to fail on; empty for none."""
+    """The flaw of each choice that ended for a reason to fail on; empty for none."""
     found = [(i, reason) for i, reason in enumerate(reasons) if reason and reason in fail_on]
     if len(reasons) == 1:
         return "".join(f"{FAIL_ON.get(reason, reason)} ({reason})" for _, reason in found)

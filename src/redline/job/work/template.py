@@ -285,5 +285,5 @@ def _own_body(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_template(url: str) -> bool:
-    """It holds a Jinja expression or statement."""
+    """Whether it holds a Jinja expression or statement."""
     return "{{" in url or "{%" in url

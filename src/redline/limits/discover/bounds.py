@@ -61,7 +61,7 @@ class Bucket(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """The bounds are as close as a rate needs to be known."""
+        """Whether the bounds are as close as a rate needs to be known."""
         is_close = self.most_per_s <= 1.12 * self.least_per_s
         return self.is_possible and is_close and self.calls >= _LEAST_CALLS
 

@@ -273,7 +273,7 @@ class AdaptiveConcurrency:
         return gain, math.sqrt(before_variance + after_variance) / abs(ratio)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
-        """The server has become faster or slower at the same limit; tries the side of its knee."""
+        """The server has become faster or slower at the same limit: tries the side of its knee."""
         size = (before.x + after.x) / (before.answers + after.answers)
         before_s, before_variance = before.latency_at(size)
         after_s, after_variance = after.latency_at(size)
@@ -287,7 +287,7 @@ class AdaptiveConcurrency:
         return True
 
     def _is_doubtful(self, gain: float, lead: float) -> bool:
-        """The try is made once more before it counts."""
+        """Whether the try is made once more before it counts."""
         if self._is_up:
             # The search would end here; a slow spell of the server must not end it.
             return lead <= 0 and self._step >= _FIRST_STEP

@@ -218,7 +218,7 @@ class Hold:
         return max(1 / count, 0.001)
 
     def _was_wanted(self, now_s: float) -> bool:
-        """The caller has used the rate since it was asked last, so that it would use more, too."""
+        """Whether the caller has used up the rate since the last question, and so may use more."""
         rate = self.rate
         allowed = (now_s - self._measured_s) * rate.count / rate.window_s
         sent, self._sent, self._measured_s = self._sent, 0, now_s

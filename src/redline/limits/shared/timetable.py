@@ -65,11 +65,11 @@ class Slot(msgspec.Struct, eq=False):
         self.sent_s = now_s
 
     def prove(self, late_s: float | None) -> None:
-        """Its call reached the server at most `late_s` late; None if that is not known."""
+        """Records that the call reached the server at most `late_s` late; None if unknown."""
         self.late_s = late_s
 
     def settle(self, used: tuple[int, ...]) -> None:
-        """Its call used these amounts."""
+        """Records the amounts that the call used."""
         self.used = used
 
     def restate(self, stamp_s: float) -> None:
@@ -213,5 +213,5 @@ class Timetable:
         return head
 
     def waiting(self) -> list[Caller]:
-        """Those in line without a slot."""
+        """The callers in line without a slot."""
         return [c for line in (self._waiting, self._asking) for c in line if not c.future.done()]

@@ -21,7 +21,7 @@ class RateLimiter(Protocol):
 
     @property
     def is_unlimited(self) -> bool:
-        """No limit is set, and no answer can set one: answers need not be reported."""
+        """Whether no limit is set, and no answer can set one: answers need not be reported."""
 
     @property
     def counts_tokens(self) -> bool:
@@ -84,7 +84,7 @@ class RateLimiter(Protocol):
         """
 
     def park(self, until_s: float) -> bool:
-        """No grants before `until_s` (monotonic). True if that is later than before."""
+        """Holds grants until `until_s` (monotonic). True if that is later than before."""
 
     def shook_hands(self, took_s: float) -> None:
         """A connection to the endpoint was made in `took_s`."""

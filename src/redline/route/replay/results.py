@@ -46,7 +46,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Seeded]
 
     def mean(self, figure: str) -> float:
-        """Of the replays; figure: the name of a number of Seeded."""
+        """The mean over the replays. figure: the name of a number of Seeded."""
         return statistics.fmean(getattr(run, figure) for run in self.runs)
 
     @property
@@ -71,7 +71,7 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """It exceeds the noise."""
+        """Whether it exceeds the noise."""
         return self.gain > max(_LEAST_GAIN, _ERRORS * self.error)
 
 
@@ -98,7 +98,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reliable(self) -> bool:
-        """There are calls enough, and the model repeats what was recorded."""
+        """Whether there are calls enough, and the model repeats what was recorded."""
         own = all(service.is_own for service in self.services.values())
         return own and self.calls >= _LEAST_CALLS and abs(self.off) <= MOST_OFF
 

@@ -53,7 +53,7 @@ _OTHER_DRAWS = 1_000_000
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """What is replayed: the runs of a trace as one. calls: by arrival, in seconds from the first.
+    """The recorded calls: the runs of a trace as one. calls: by arrival, in seconds from the first.
 
     workers: see RunBegan, at most as many calls as there were at once.
     """

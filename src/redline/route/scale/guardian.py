@@ -77,7 +77,7 @@ class Guardian:
         self._is_told = True
 
     def _is_over(self) -> bool:
-        """The command is no longer needed."""
+        """Whether the command is no longer needed."""
         if self._is_told or os.getppid() != self._parent:
             return True
         if not select.select([0], [], [], 0)[0]:

@@ -253,7 +253,7 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        """Of the guardian."""
+        """The process id of the guardian."""
         return self._process.pid
 
     @property
@@ -267,7 +267,7 @@ class _Process:
         return f"ended with status {status}{name and f' ({name})'}"
 
     async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """What is waited for; None if the command ends before."""
+        """The result of `waiting`; None if the command ends first."""
         task = asyncio.create_task(waiting)
         try:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)

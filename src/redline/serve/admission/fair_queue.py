@@ -88,7 +88,7 @@ class Flow:
 
     @property
     def time(self) -> float:
-        """Its virtual time."""
+        """The queue's virtual time."""
         return self.used + self.pending / self.weight
 
     def add(self, waiter: Waiter) -> None:
@@ -173,7 +173,7 @@ class FairQueue:
         return (flow for flow in self._flows.values() if flow.waiting)
 
     def weights_for(self, endpoint: str) -> float:
-        """Of the tenants that have a call waiting which may use this endpoint."""
+        """The sum of weights of tenants with a waiting call that may use this endpoint."""
         usable = [endpoint not in avoid for avoid in self._avoided]
         if not any(usable):
             return 0.0

@@ -157,7 +157,7 @@ class Gate:
         return self._admission.first(endpoint) is not None
 
     def demand(self, endpoint: str) -> Demand:
-        """What is wanted of the slots of an endpoint that several processes share."""
+        """The demand for slots of an endpoint that several processes share."""
         first = self._admission.first(endpoint)
         return Demand(self._admission.lowest) if first is None else Demand(*first)
 

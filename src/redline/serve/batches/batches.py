@@ -116,7 +116,7 @@ class Batches:
         await self.aclose()
 
     async def start(self) -> None:
-        """Goes on with what is not over. Raises ConfigError or JournalError for the state."""
+        """Continues unfinished batches. Raises ConfigError or JournalError for the state."""
         await self._disk.do(self._load)
         for record in self._shelf.all():
             if not record.is_over:

@@ -78,7 +78,7 @@ class Life:
 
     @property
     def is_running(self) -> bool:
-        """Its job is under way."""
+        """Whether its job is under way."""
         return self._runner is not None
 
     def look(self) -> None:
@@ -317,7 +317,7 @@ class Life:
             self._drain(runner, settings.cancel_s)
 
     def _drain(self, runner: Runner, within_s: float) -> None:
-        """Lets calls on the wire end, for this long; what they answer is paid for."""
+        """Waits this long for calls on the wire, since their answers are paid for."""
         runner.drain()
         if self._abort is not None:
             self._abort.cancel()

@@ -166,7 +166,7 @@ def _count(path: Path) -> int:
 
 
 def _synced(file: BinaryIO) -> int:
-    """Its size, once it is durable."""
+    """Syncs the file and returns its size."""
     file.flush()
     os.fsync(file.fileno())
     return file.tell()

@@ -1,4 +1,4 @@
-"""What is kept of a file and of a batch.
+"""The stored records of files and batches.
 
 status       meaning                                          turns to
 validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
@@ -105,13 +105,13 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         self.become("failed", wall_s)
 
     def finalize(self, outputs: Outputs, wall_s: float) -> None:
-        """Its files are about to be written."""
+        """Marks that its files are about to be written."""
         self.outputs = outputs
         if outputs.ending != "cancelled":
             self.become("finalizing", wall_s)
 
     def end(self, files: tuple[str | None, str | None], usage: Any, wall_s: float) -> None:
-        """Its files, of output and of errors, are written; None for one that would be empty."""
+        """Records its output and error files; None for one that would be empty."""
         assert self.outputs is not None
         self._change(output_file_id=files[0], error_file_id=files[1], usage=usage)
         self.become(self.outputs.ending, wall_s)

@@ -178,7 +178,7 @@ class Lineup:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that calls may have."""
+        """The paths of calls."""
         return (*CALLS, *MESSAGES_CALLS)
 
     @property
@@ -217,16 +217,16 @@ class Lineup:
         return (one for group, _ in self._pools for one in group.endpoints)
 
     def target(self, model: str | None) -> Target | None:
-        """Who answers calls for this model; None if no endpoint has it."""
+        """The target for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
 
     def demand(self, label: str) -> Demand:
-        """What this worker wants of the slots of an endpoint."""
+        """This worker's demand for slots of an endpoint."""
         gate = self._gate_of.get(label)
         return Demand() if gate is None else gate.demand(label)
 
     def change(self, endpoints: Sequence[Endpoint]) -> None:
-        """Has these endpoints from now on. Calls in flight end where they are.
+        """Replaces the endpoints. Calls in flight end where they are.
 
         An endpoint that stays as it is keeps its place, its limits and its calls. Raises
         ConfigError, and changes nothing, for endpoints that cannot be.
@@ -301,7 +301,7 @@ class Lineup:
         return Way(pool, gate, Failover(pool))
 
     def _want(self, pool: Pool, gate: Gate) -> None:
-        """Has other workers leave slots of endpoints that calls wait for here, and could use."""
+        """Requests slots from other workers, at endpoints that calls waiting here could use."""
         for member in pool.members:
             slots = self._slots.get(member.name)
             is_usable = not member.is_out and member.breaker.is_working

@@ -44,7 +44,7 @@ class GatewayMetrics:
         return self._page.of(found)
 
     def families(self) -> list[Family]:
-        """Of this process."""
+        """The metric families of this process."""
         found = (*self._about_calls(), *self._about_endpoints())
         return [family for family in found if family.samples]
 

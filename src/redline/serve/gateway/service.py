@@ -383,7 +383,7 @@ def _lineup(
     answers: Answers | None,
     slots: SlotsOf | None,
 ) -> Lineup:
-    """Who answers. Raises ConfigError for a function that cannot be loaded."""
+    """The lineup of endpoints. Raises ConfigError for a function that cannot be loaded."""
     function = settings.function
     if function is not None:
         served = function_backend(

@@ -86,7 +86,7 @@ class Door(HttpServer):
         """Answers one call. Raises Refusal if it has not begun to."""
 
     async def _drain(self) -> None:
-        """Lets what is in flight end within grace_s; then it is answered with 503."""
+        """Waits grace_s for requests in flight; then answers them with 503."""
         await self._emptied(self._bounds.grace_s)
         self._shut_out.update(self._waits)
         for task in self._waits:
@@ -157,7 +157,7 @@ class Door(HttpServer):
                 self._is_empty.set()
 
     async def _until_closed(self, waiting: Awaitable[T]) -> T:
-        """What it waits for. Raises Refusal if the front closes before that."""
+        """The result of `waiting`. Raises Refusal if the front closes first."""
         # As asyncio.timeout does it, which costs each call several times as much.
         task = asyncio.current_task()
         assert task is not None

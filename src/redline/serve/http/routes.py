@@ -57,7 +57,7 @@ class Routes:
         }
 
     def find(self, exchange: Exchange) -> Found | None:
-        """Who answers the request; None for an unknown path.
+        """The route of the request; None for an unknown path.
 
         Raises Refusal for a method that the path does not take.
         """

@@ -29,7 +29,7 @@ class DayMoney:
 
     @property
     def committed(self) -> int:
-        """What is spent today, were every call in flight to cost all that is reserved for it."""
+        """Today's spending if every call in flight cost all that is reserved for it."""
         return self.spent + self.reserved + self.others
 
     def allow(self, allowance: int | None) -> None:

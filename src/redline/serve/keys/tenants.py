@@ -14,7 +14,7 @@ _USUAL = TenantSettings()
 
 
 class Tenant:
-    """Who pays. Several keys may belong to one."""
+    """A paying party. Several keys may belong to one."""
 
     __slots__ = ("limits", "name", "settings")
 

@@ -79,7 +79,7 @@ class Fellows:
 
 
 def growing(families: Sequence[Family]) -> list[Family]:
-    """Those that never fall."""
+    """The metrics that never decrease."""
     return [family for family in families if family.kind != "gauge"]
 
 

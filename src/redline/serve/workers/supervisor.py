@@ -98,7 +98,7 @@ class _Child:
         self._is_ending = False
 
     async def start(self) -> str:
-        """Its base URL once it listens; empty if it has ended before that."""
+        """The worker's base URL once it listens; empty if it ended before that."""
         self._process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             stdin=PIPE,
@@ -114,7 +114,7 @@ class _Child:
         return (await self._process.stdout.readline()).decode().strip()
 
     async def wait(self) -> int:
-        """Its exit status; 128 and the number of a signal that has ended it."""
+        """The worker's exit status; 128 plus the signal's number if a signal ended it."""
         if self._process is None:
             return 0
         status = await self._process.wait()

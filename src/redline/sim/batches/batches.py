@@ -145,7 +145,7 @@ class Batches:
         self._numbers: Counter[str] = Counter()
 
     def disturb(self, faults: Faults) -> None:
-        """From now on these go wrong, of the lines of new batches."""
+        """Injects these faults into the lines of new batches."""
         self._reader.disturb(faults)
 
     def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:

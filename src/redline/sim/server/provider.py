@@ -240,7 +240,7 @@ class Provider:
             self._answer(exchange, ticket, draft)
 
     def _draft(self, exchange: Exchange, raw: bytes) -> Draft | BadCall:
-        """What is to be answered, or why nothing is."""
+        """The draft of the answer, or why there is none."""
         path, method = exchange.path, exchange.method
         try:
             self.refuse_key(exchange)
@@ -440,7 +440,7 @@ class Provider:
 
 
 def _is_immediate(settings: SimSettings) -> bool:
-    """Nothing of a whole answer can take time."""
+    """Whether nothing of a whole answer can take time."""
     return (
         settings.latency == Constant(0.0)
         and not settings.per_token_s

@@ -156,7 +156,7 @@ class Group:
             await self._turn("keep", *ids[start : start + _MOST_IDS])
 
     async def release(self) -> None:
-        """What this consumer has not marked is anybody's at once."""
+        """Releases unmarked messages for other consumers at once."""
         await self._turn("release", round(1000 * MOST_IDLE_S))
 
     async def left(self) -> Left:

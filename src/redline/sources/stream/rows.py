@@ -200,7 +200,7 @@ class StreamRows(AsyncRows):
         return room if self._limit is None else min(room, self._limit - self._number)
 
     async def _own(self) -> AsyncIterator[list[Row]]:
-        """What this consumer was handed and is not held here, such as by a process that died."""
+        """Messages delivered to this consumer but not held here, as after a process died."""
         assert self._group is not None
         while count := await self._room():
             messages = await self._group.own(count, list(self._held.values()))
@@ -209,7 +209,7 @@ class StreamRows(AsyncRows):
             yield self._rows(messages)
 
     async def _is_empty(self) -> bool:
-        """The group is done with all messages. Raises ConfigError if only orphans are left."""
+        """Whether all messages are acknowledged. Raises ConfigError if only orphans are left."""
         assert self._group is not None
         left = await self._group.left()
         if left.pending and left.pending == left.orphans:

@@ -167,7 +167,7 @@ class _Questions:
         return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:
-        """Of the right answers among all to this question."""
+        """The share of right answers among all to this question."""
         answers = self.answers[row]
         return Fraction(sum(answer.correct for answer in answers), len(answers))
 

@@ -172,7 +172,7 @@ def _asked(request: Request) -> Any:
 
 
 def verdict(grade: Grade, finish_reason: str | None) -> str:
-    """What became of an answer; see the table above."""
+    """The verdict on an answer; see the table above."""
     if grade.correct:
         return "correct"
     if finish_reason == "length":

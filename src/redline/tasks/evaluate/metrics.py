@@ -233,7 +233,7 @@ class _Json:
 
 
 def _is_json(answer: str) -> bool:
-    """The answer is one JSON value and nothing else."""
+    """Whether the answer is one JSON value and nothing else."""
     try:
         msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeEncodeError):

@@ -74,7 +74,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def delivered(output: Output, wanted: int, similarity: float | None = None) -> Delivery:
-    """What is in the results for the first `wanted` rows. Blocks; a byte of memory a row.
+    """The delivery so far: the results of the first `wanted` rows. Blocks; a byte of memory a row.
 
     similarity: from which texts count as near-duplicates. Raises JournalError for a damaged file.
     """

@@ -65,7 +65,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Judgement(NamedTuple):
-    """What is to be written of a text; if it is not kept, the kind of reason and the reason."""
+    """The text to write; if it is not kept, the kind of reason and the reason."""
 
     value: Any
     kind: str = ""

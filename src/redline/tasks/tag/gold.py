@@ -69,7 +69,7 @@ class Agreement(msgspec.Struct, frozen=True):
         return made.getvalue()
 
     def confusions(self, most: int) -> list[Confusion]:
-        """What is mistaken for what, the most frequent first."""
+        """The confused pairs of labels, the most frequent first."""
         wrong = [
             Confusion(n, gold, said) for (gold, said), n in self.counts.items() if gold != said
         ]

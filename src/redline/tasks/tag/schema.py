@@ -178,7 +178,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
 
 
 def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
-    """Each value is a list of texts, and none of them means something in a JSON Schema."""
+    """Whether each value is a list of texts, and none of them means something in a JSON Schema."""
     kinds = value.get("type")
     is_type = isinstance(kinds, list) and _TYPES.issuperset(map(str, kinds))
     return "enum" not in value and not is_type and all(map(_are_labels, value.values()))
