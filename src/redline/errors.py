@@ -218,7 +218,7 @@ class OverLimit(Final):
 
 
 class Refused(Final):
-    """The endpoint does not accept the key. No row can succeed until that is mended."""
+    """The endpoint does not accept the key. No row can succeed until that is fixed."""
 
     stops_run = True
 

@@ -36,7 +36,7 @@ class RetryScheduled(Event, frozen=True):
 
 
 class RetryStarted(Event, frozen=True):
-    """A waiting row is tried again."""
+    """A waiting row is retried."""
 
 
 class EndpointParked(Event, frozen=True):

@@ -260,7 +260,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _body_s(self, exchange: Exchange | None) -> float:
-        """Within it the body comes to its end; a larger one may take longer in proportion."""
+        """Within it the body ends; a larger one may take longer in proportion."""
         most_bytes = None if exchange is None else exchange.most_body_bytes
         share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
         return self._bounds.body_s * share
@@ -358,7 +358,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # The client offers another protocol; the connection goes on with HTTP/1.1.
+                # The client offers another protocol; the connection continues with HTTP/1.1.
                 if self._framing:
                     self._parse_body()
                 data = memoryview(data)[upgrade.args[0] :]
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
         return FaultError(431, most)
 
-    # What the parser calls. It goes on with what follows a request, so each checks for the end.
+    # What the parser calls. It continues with what follows a request, so each checks for the end.
 
     def on_url(self, target: bytes) -> None:
         self._target += target

@@ -12,7 +12,7 @@ from redline.httpserver.exchange import BodyError, Exchange
 _MOST_PARTS = 100
 # Without a handler, its parser's warnings about what clients send would go to stderr.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
-# All fields of a form whose files are handed on.
+# All fields of a form whose files are passed on.
 _MOST_FIELD_BYTES = 64 * 1024
 
 
@@ -137,7 +137,7 @@ class _Form:
         self._data += data[start:end]
 
     def files(self) -> list[FormPart]:
-        """The files of which more may have come since the last time; the last one goes on."""
+        """The files of which more may have come since the last time; the last one continues."""
         found, self._files = self._files, self._files[-1:] if self._is_file else []
         return found
 

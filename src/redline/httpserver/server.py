@@ -1,7 +1,7 @@
 """An HTTP server on an address of its own.
 
 state     from    a new request                   one being answered
-open      start   is answered                     goes on until its client leaves
+open      start   is answered                     continues until its client leaves
 draining  aclose  on an open connection, is       may end within what `_drain` allows, and is the
                   answered; others are refused    last one of its connection
 closed    the end no connection                   is cancelled

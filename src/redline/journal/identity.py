@@ -75,7 +75,7 @@ class KeySet:
         return self.add_all((key,)) == 1
 
     def add_all(self, keys: Sequence[int], start: int = 0) -> int:
-        """Puts the keys from the place `start` on in, up to the first that is there already.
+        """Puts the keys from the place `start` on in, up to the first that already exists.
 
         Returns that one's place; the number of keys if there is none.
         """

@@ -359,7 +359,7 @@ class Journal:
         return self._failures
 
     def _has_mended(self) -> bool:
-        """Whether some lines of the failures file are out of date: their rows were tried again."""
+        """Whether some lines of the failures file are out of date: their rows were retried."""
         return self._mended > 0
 
     def _drop_mended(self) -> None:

@@ -57,7 +57,7 @@ class ResultsFile:
 
     Opening reads every line once: `on_found` gets all that are sound, in order. What is read is
     durable once that is over, because a process that died may have written it without.
-    Damage that a sudden death leaves behind is mended: a torn last line is cut off, and lines whose
+    Damage that a sudden death leaves behind is fixed: a torn last line is cut off, and lines whose
     bytes a power loss has turned into zeros are moved to a file beside this one, such as
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
     written to the file; so does a file that another redline writes to.
@@ -327,7 +327,7 @@ class ResultsFile:
 def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
     """The new file that now holds these bytes of `path`: `aside`, or labels.damaged-1.jsonl.
 
-    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it goes on
+    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it continues
     reading the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
     changed.
     """

@@ -124,7 +124,7 @@ def is_torn(data: bytes) -> bool:
 
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
     """The lines that end in one block: where they begin, where they end, and they themselves."""
-    # Of a line that goes on in the next block: joined once, however long it gets.
+    # Of a line that continues in the next block: joined once, however long it gets.
     pieces: list[bytes] = []
     begin = at = start
     while block := os.pread(fd, _BLOCK_BYTES, at):

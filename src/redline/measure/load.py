@@ -120,7 +120,7 @@ class Load:
             task.cancel()
 
     def _stop(self, why: str) -> None:
-        """Makes no further call. Those in flight go on."""
+        """Makes no further call. Those in flight continue."""
         if self._is_stopped:
             return
         self._is_stopped, self._why = True, why

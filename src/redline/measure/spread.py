@@ -14,7 +14,7 @@ MOST_EXACT = 100_000
 # Durations that wait to be taken into the sketch, as many at once.
 _GROUP = 10_000
 # A sketch takes what is shorter than a millisecond for one. Two pieces of a text may come closer
-# together, so it is given milliseconds in the place of seconds: its least is then a microsecond.
+# together, so it is given milliseconds in place of seconds: its least is then a microsecond.
 _FACTOR = 1000.0
 
 

@@ -67,7 +67,7 @@ def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
 
 
 def queue_growth(seen: Seen, span_s: float) -> float | None:
-    """Calls that wait, for a limit or to be tried again: as many times those of 30 s before.
+    """Calls that wait, for a limit or to be retried: as many times those of 30 s before.
 
     Of 30 s, whatever span_s says.
     """

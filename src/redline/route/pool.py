@@ -7,7 +7,7 @@ place in the queue, at no cost to their rows.
 
   what an endpoint answers with          the call                          the endpoint
   an answer, or an error of the row      has its outcome                   -
-  a failure (see health), or a 429       is tried again by Retry, at once  see health; it is parked
+  a failure (see health), or a 429       is retried by Retry, at once  see health; it is parked
                                          if another endpoint is open
   no connection                          goes back to the queue            degraded
   Refused, Unpaid                        goes back to the queue            gone

@@ -236,7 +236,7 @@ class CsvRows(StreamRows):
     def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
         """The TSV record read with the quotes of CSV; None if they are not meant as such.
 
-        It may go on over lines that are no rows by themselves.
+        It may continue over lines that are no rows by themselves.
         """
 
         def lines() -> Iterator[str]:

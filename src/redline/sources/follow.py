@@ -4,7 +4,7 @@ What may befall the file, and what becomes of its rows:
 
   it grows                    whole lines are rows at once; one without its newline is not yet
   another file has its name   the old one is read until it has been quiet for 2 s, then the new one
-                              from its beginning: a writer may go on in the old one for a moment
+                              from its beginning: a writer may continue in the old one for a moment
   several have it in turn     each is opened while it has the name, also while nothing is read, and
                               is read when its turn comes
   its name is gone            it is read on, and a new file of that name is waited for
@@ -189,7 +189,7 @@ class FollowedFile:
 class FollowedRows(LineRows):
     """The rows of JSON Lines in a file that is still written to; they end when it is closed.
 
-    `line` counts from 1 in each file that has had the name, `number` goes on.
+    `line` counts from 1 in each file that has had the name, `number` continues.
     """
 
     def __init__(self, path: Path, max_row_bytes: int) -> None:

@@ -59,7 +59,7 @@ class IterableRows(_ItemRows[Iterable[object]]):
 
         Of a sized container, a batch begins at one row, doubles while it is quick, and falls back
         to one row when it takes longer than 50 ms. Anything else may wait for the outcome of the
-        row it gave last, so each row is handed on alone.
+        row it gave last, so each row is passed on alone.
         """
         batch = RowBatch()
         wanted, since_s = 1, time.monotonic()
@@ -81,7 +81,7 @@ class IterableRows(_ItemRows[Iterable[object]]):
 
 
 class AsyncRows(_ItemRows[AsyncIterable[object]]):
-    """The rows of an async iterable, each handed on as it comes.
+    """The rows of an async iterable, each passed on as it comes.
 
     The one source that lives on the event loop: its `batches` is an async iterator.
     """

@@ -148,7 +148,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
             f"{path} cannot be followed: only files of JSON lines can",
             hint="known are .jsonl, .ndjson, .json and .txt, not packed",
         )
-    # What is there already must be such lines.
+    # What already exists must be such lines.
     stream = ByteStream(FileBlocks(path))
     beginning = LineRows(stream, max_row_bytes)
     try:

@@ -1,6 +1,6 @@
 """A store of objects, reached through fsspec's driver for it.
 
-Nothing is kept of what the driver remembers: each question is asked anew, because others write to
+Nothing is kept of what the driver remembers: each question is asked again, because others write to
 the same store. fsspec and the driver are imported when a store is made, and not before.
 """
 

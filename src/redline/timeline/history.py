@@ -4,7 +4,7 @@ kind         is
 run          a run has begun; what follows is of it, and its times are seconds since then
 prediction   how fast it should be, by the runs before it; written before its first window
 window       what the run was like for a while
-end          the run has ended, and how; a run without one was killed, or goes on
+end          the run has ended, and how; a run without one was killed, or continues
 
 A reader passes over kinds and fields that it does not know. TIMELINE_VERSION changes when what is
 known is to be read in another way.
@@ -74,8 +74,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
-    """One run. end: None while it goes on, and if it was killed. prediction: of it, if its settings
-    are other than those of the run before."""
+    """One run. end: None while it continues, and if it was killed. prediction: of it, if its
+    settings are other than those of the run before."""
 
     facts: RunFacts
     windows: list[Window] = []

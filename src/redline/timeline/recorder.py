@@ -24,7 +24,7 @@ _Ended = tuple[float, float, int, tuple[int, ...], str, Any, Any, tuple[Any, ...
 class Recorder:
     """A backend around one whose calls are recorded in `file`, in groups and in a thread.
 
-    began: of the run. If the file cannot be written any more, the calls go on without it, and
+    began: of the run. If the file cannot be written any more, the calls continue without it, and
     `failure` says why. `aclose` writes what is left; the file is its owner's to close.
     """
 

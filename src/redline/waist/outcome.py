@@ -151,6 +151,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
-    """The outcome of a failed attempt: `exhausted` if it might be tried again."""
+    """The outcome of a failed attempt: `exhausted` if it might be retried."""
     status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

@@ -3,7 +3,7 @@
 what the function does             the outcome
 returns one answer for each item   each item has its own
 returns an Exception in a place    that item fails by it, the others do not
-raises a Retryable, TimeoutError,  all may be tried again
+raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
 raises anything else               Rejected: the batch is divided until the items at fault are found
 returns another number of answers  BadReply for all: nothing says which answer is whose

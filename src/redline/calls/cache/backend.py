@@ -47,7 +47,7 @@ class Store(Protocol):
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """An answer as it is stored: read anew each time, by the reader of today."""
+    """An answer as it is stored: read again each time, by the reader of today."""
 
     body: bytes
     status: int
@@ -163,7 +163,7 @@ class Cached:
                 found = _Found(value, "shared")
             return outcome
         finally:
-            # However it ended: those who wait go on, and one of them asks.
+            # However it ended: those who wait continue, and one of them asks.
             del self._flights[key]
             flight.end(found)
 
@@ -173,7 +173,7 @@ class Cached:
             kept = _DECODE(value)
             if kept.at_s + self._ttl_s <= self._clock.wall_s():
                 return None
-            # Read anew for each: no caller can change another's answer.
+            # Read again for each: no caller can change another's answer.
             reply = _read(request, kept.body)
         except (CallError, NoEndpoint, msgspec.DecodeError):
             return None

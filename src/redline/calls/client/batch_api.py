@@ -1,7 +1,7 @@
 """The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
 
 Providers count its requests apart from those of their models, so no limit of the endpoint holds
-them. They are tried again as a row's are, but for the making of a batch: if the answer is lost,
+them. They are retried as a row's are, but for the making of a batch: if the answer is lost,
 the batch may be there, and would be paid for twice. Before one is made, it is looked for.
 """
 
@@ -82,7 +82,7 @@ class BatchApi:
         return await self._asked(self._patient, request, Batch)
 
     async def cancel(self, batch_id: str) -> Batch:
-        """The batch, which then comes to its end. Rejected if it is over already."""
+        """The batch, which then ends. Rejected if it is over already."""
         request = Request(url=f"{BATCHES}/{batch_id}/cancel")
         return await self._asked(self._patient, request, Batch)
 

@@ -44,8 +44,8 @@ class _Waits(msgspec.Struct):
 class FunctionBackend:
     """Calls `function(row)` within limits; what it returns is the output.
 
-    A CallError it raises decides whether the row is tried again; a TimeoutError or ConnectionError
-    is tried again; any other exception rejects the row and is named in its outcome.
+    A CallError it raises decides whether the row is retried; a TimeoutError or ConnectionError
+    is retried; any other exception rejects the row and is named in its outcome.
     timeout_s: of one call, above 0. shared: its limiter, and where its sends are kept.
     before_write: called before each call begins. attempts: counts them.
     """

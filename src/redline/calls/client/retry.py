@@ -1,4 +1,4 @@
-"""The only retry: which failures are tried again, and after how long.
+"""The only retry: which failures are retried, and after how long.
 
   failure                              counts against        waits
   429                                  10 x max_retries      Retry-After above 0, or back-off

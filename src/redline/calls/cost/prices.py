@@ -145,7 +145,7 @@ def unpriced(model: str) -> str:
 
 
 def how_to_price(model: str) -> str:
-    """What mends it."""
+    """What fixes it."""
     return (
         f'write [prices."{model}"] into redline.toml with input and output, in dollars per '
         "million tokens; in Python, pass prices="

@@ -662,7 +662,7 @@ class HttpBackend:
 def _forget_frames(error: BaseException) -> None:
     """Frees what the frames of a failed attempt hold: its answer and its request.
 
-    The error is kept for as long as its outcome is, and its row may wait to be tried again.
+    The error is kept for as long as its outcome is, and its row may wait to be retried.
     """
     of: BaseException | None = error
     # An error that is raised again may be its own context.

@@ -92,7 +92,7 @@ class StreamReader:
     """Hands the chunks of one stream to a sink and puts the whole reply together.
 
     asked: the request's body, by which the choices are counted. mask: hides secrets in errors.
-    first_s: when the first chunk was handed on; None until then.
+    first_s: when the first chunk was passed on; None until then.
     """
 
     def __init__(

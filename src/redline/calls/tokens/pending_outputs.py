@@ -16,7 +16,7 @@ _LEAST = 20
 # Each output weighs 1/300 less with every later one, so that a change is followed.
 _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
-# Once this many are known, one more says little: what is learned is read anew after as many.
+# Once this many are known, one more says little: what is learned is read again after as many.
 _READ_EVERY = 8
 # A call that never ends holds up this many others at most.
 _MOST_WAITING = 4096

@@ -32,7 +32,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
     weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
     one group give the same answers; empty for none. models: what it calls a model, by the name that
-    is asked for; other names are sent as they are. metrics, probe: of a server of one's own, among
+    is asked for; other names are sent as they are. metrics, probe: of a server of your own, among
     several: its /metrics is read every second, its /health asked; a URL or a path says where else.
     prices: what it takes for a model, if that is not what others take; a dict of dollars for a
     million tokens is accepted in place of a Price.

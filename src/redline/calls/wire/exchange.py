@@ -139,7 +139,7 @@ class Exchange(ABC):
         """The request is written at sent_s."""
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer has this head, and its body is handed on as it comes."""
+        """The answer has this head, and its body is passed on as it comes."""
         return
 
     async def get_ready(self) -> None:
@@ -229,7 +229,7 @@ class Exchange(ABC):
         self.waiting()
 
     def resume(self) -> None:
-        """The clock goes on where `pause` stopped it."""
+        """The clock continues where `pause` stopped it."""
         assert self._paused is not None
         assert self.sent_s is not None
         phase, since_s = self._paused

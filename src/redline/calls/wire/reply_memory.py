@@ -14,7 +14,7 @@ While it is full, whole answers are first waited for if they leave no room. So a
 together hold at most 384 MiB, or 256 MiB and one answer of the largest size if that is more; and
 what one read brings (256 KB), for each connection that begins to send when it is full.
 
-It opens again, whatever happens. What reads on comes to its end, or its clock runs out. A caller
+It opens again, whatever happens. What reads on ends, or its clock runs out. A caller
 that has a whole answer needs no other one to release it.
 """
 
@@ -104,7 +104,7 @@ class ReplyMemory:
             await waiter
 
     def _first(self) -> list[Reader]:
-        """The readers that go on while it is full."""
+        """The readers that continue while it is full."""
         first = list(islice(self._sizes, self._at_once))
         others_bytes = self._read_bytes - sum([self._sizes[reader] for reader in first])
         has_room = others_bytes + self._whole_bytes <= FULL_BYTES

@@ -103,7 +103,7 @@ def bench(ctx: Context, targets: list[str] | None) -> None:
     r"""Measure how much a target answers, how fast, under a load that you state.
 
     By default 16 users ask, each again when its answer is complete (-c N). Answers are streamed,
-    so the times to the first token and between tokens are measured. Nothing is tried again, and
+    so the times to the first token and between tokens are measured. Nothing is retried, and
     limits and budgets hold. Requests may cost money: what will be sent is printed first.
 
         redline bench sim --duration 5s

@@ -66,7 +66,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
     r"""Ask a model every question of a test set, and say how many answers are right.
 
     Each question gets one line in the results with correct, strict, extracted and verdict. An
-    evaluation that was interrupted goes on by the same command, and ends with the same score.
+    evaluation that was interrupted continues by the same command, and ends with the same score.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 

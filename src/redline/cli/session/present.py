@@ -41,7 +41,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """The run in a few lines whose numbers add up, why it stopped, and how to go on."""
+    """The run in a few lines whose numbers add up, why it stopped, and how to continue."""
     stopped = report.stopped
     if _has_not_begun(report) and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -155,7 +155,7 @@ def _endpoint_lines(report: Report) -> list[str]:
 
 
 def _cache_lines(report: Report) -> list[str]:
-    """What the cache spared, why it did not spare more, and what befell it."""
+    """What the cache spared, why it did not spare more, and what happened to it."""
     use, lines = report.cache, []
     if use is not None and (use.spared or use.misses):
         share = f"{100 * use.share:.0f} % of rows without a request"
@@ -341,6 +341,6 @@ def _without_secret(flag: str, word: str) -> str:
     if flag == "--proxy":
         # Its user and password are before the @.
         return _CREDENTIALS.sub("//...@", word)
-    # A prompt may begin with a URL, too; but it goes on with a space.
+    # A prompt may begin with a URL, too; but it continues with a space.
     url = None if " " in word else url_of(word)
     return word if url is None else url.name

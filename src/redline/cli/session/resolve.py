@@ -54,7 +54,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints of a gateway. embedded: the server started for it, in the place of the one."""
+    """The endpoints of a gateway. embedded: the server started for it, in place of the one."""
 
     endpoints: tuple[Endpoint, ...]
     embedded: Embedded | None = None

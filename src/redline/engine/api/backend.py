@@ -212,7 +212,7 @@ class _Reader:
             try:
                 found.set_result(read(request))
             except BaseException as error:
-                # The caller's, whatever it is: the thread goes on with the next.
+                # The caller's, whatever it is: the thread continues with the next.
                 found.set_exception(error)
         return True
 

@@ -2,7 +2,7 @@
 
 A character may span several tokens, and some decoders write a token differently at the beginning
 of a text or inside a run of bytes. So a stream decodes a short window of its last tokens: what it
-has handed on, joined, is what decoding all tokens at once gives.
+has passed on, joined, is what decoding all tokens at once gives.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TextStream:
         self.length = 0
 
     def push(self, token: int) -> str:
-        """The text that `token` makes certain; empty while a character or a stop may go on."""
+        """The text that `token` makes certain; empty while a character or a stop may continue."""
         piece = self._pieces.of(token)
         if self.is_stopped or piece.is_silent:
             return ""
@@ -150,7 +150,7 @@ class TextStream:
         return new
 
     def _released(self, new: str) -> str:
-        """What may be handed on now that `new` is certain.
+        """What may be passed on now that `new` is certain.
 
         The stop string that is whole first ends the text, so the cut does not depend on where
         tokens begin; of two that end together, the longer one.

@@ -28,7 +28,7 @@ class Lookup:
         """Up to `most` tokens that may come next, none if the last two are new.
 
         tokens: those of the call before, and any more. If the match runs into the end, it
-        goes on with what it has just proposed, so that a repetition is continued whole. Costs
+        continues with what it has just proposed, so that a repetition is continued whole. Costs
         O(new tokens + most).
         """
         last = len(tokens) - 1

@@ -126,7 +126,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
             attn_implementation=NAME,
             output_loading_info=True,
         )
-        # transformers would go on with random numbers for them.
+        # transformers would continue with random numbers for them.
         if missing := sorted(told["missing_keys"]):
             more = f" and {counted(len(missing) - 1, 'more weight')}" if len(missing) > 1 else ""
             raise ValueError(f"its files lack {missing[0]}{more}")

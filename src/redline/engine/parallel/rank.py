@@ -120,7 +120,7 @@ def _compute(
     runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
 ) -> NoReturn:
     loaded = runner.loaded
-    # What is on its way to the next stage: this one goes on before it is taken.
+    # What is on its way to the next stage: this one continues before it is taken.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None

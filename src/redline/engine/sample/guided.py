@@ -36,7 +36,7 @@ class Guide:
     """The state of one answer in its grammar.
 
     ended: `stop` once the grammar is complete and nothing may follow; an error if it cannot be
-    followed any more; None while it goes on.
+    followed any more; None while it continues.
     """
 
     def __init__(self, matcher: Any) -> None:

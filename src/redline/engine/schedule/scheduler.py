@@ -8,7 +8,7 @@ them half of a step.
 
 A slot is given up when its sequence ends; its keys and values stay there until the slot is used
 again, for a later prompt that begins alike. If the cache is full, drafts are given up first.
-Then the last in order gives its slot back and waits again: it is computed anew, which costs time
+Then the last in order gives its slot back and waits again: it is computed again, which costs time
 and changes nothing else.
 
 If a model is split into stages, several steps are under way at once, each of sequences of its
@@ -214,7 +214,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
         """Gives a slot, the one that holds most of its tokens already if it can be had."""
-        # Its last token is computed in any case: what follows it is what is asked for.
+        # Its last token is computed in any case: what follows it is the request.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
         free = self._free

@@ -22,7 +22,7 @@ class Sequence:
     tokens: prompt and answer. drafted: what may follow them, for the next step to judge.
     under_way: how many of its tokens a step is computing now; 0 for none.
     seed: 64 bits; is_seeded: by its user. priority: lower goes first. number: of arrival.
-    guide: what its answer must follow. ended: why, None while it goes on. asker: whom it is for;
+    guide: what its answer must follow. ended: why, None while it continues. asker: whom it is for;
     the scheduler does not look.
     """
 

@@ -54,7 +54,7 @@ class Asker(Protocol):
     """Whom a sequence is for."""
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens. Returns why the sequence is over by them; None while it goes on."""
+        """Takes new tokens. Returns why the sequence is over by them; None while it continues."""
 
     def ended(self, reason: str | RedlineError) -> None:
         """The sequence is over: `stop`, `length`, or an error."""
@@ -64,7 +64,7 @@ class Ask(NamedTuple):
     """One sequence that is asked for.
 
     most_tokens: of prompt and answer. choice: which of the `n` answers to its request it is.
-    guide: what the answer must follow, this one's own.
+    guide: what the answer must follow, this your own.
     """
 
     prompt: list[int]

@@ -214,7 +214,7 @@ class Collector:
         if self.has_line(picked.key, picked.mark):
             return False
         if moved is not None and picked.key in self._world.held.changed:
-            # The input has offered it anew.
+            # The input has offered it again.
             self._world.runner.offer(-1)
             return False
         return True

@@ -36,7 +36,7 @@ FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
 # Servers that say `completed` before their results can be read get so long to show them. Rows that
 # are sent again are paid for again.
 MOST_RESULTS_S = 30.0
-# A provider that cannot be sent for so long ends the run; its batches go on.
+# A provider that cannot be reached for that long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
 # For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
 # before it waits for hours.

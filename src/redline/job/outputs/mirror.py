@@ -70,7 +70,7 @@ class Mirror:
         self._state = _State(output.url.name)
 
     def stop(self) -> None:
-        """Ends what goes on; an object that is being written stays what it was."""
+        """Ends what continues; an object that is being written stays what it was."""
         self._stopped.set()
 
     @property

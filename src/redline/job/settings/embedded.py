@@ -1,4 +1,4 @@
-"""Servers inside the process of a run, in the place of an endpoint."""
+"""Servers inside the process of a run, in place of an endpoint."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ _LISTED = "\n".join(
     ]
 )
 _NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
-# An answer of one's own has no use for them, and an `Endpoint` brings them.
+# An answer of your own has no use for them, and an `Endpoint` brings them.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),

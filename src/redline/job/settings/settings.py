@@ -42,7 +42,7 @@ BODILESS = ("GET", "HEAD")
 
 
 class Prompting(msgspec.Struct, frozen=True, kw_only=True):
-    """From row to request.
+    """How a row becomes a request.
 
     prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
     body. params: merged into every body, below the row's own. output_path: dotted keys and

@@ -1,4 +1,4 @@
-"""What goes wrong while a run goes on, each in one sentence: for its progress and its summary."""
+"""What goes wrong while a run continues, each in one sentence: for its progress and its summary."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Supply(Protocol):
         """No more rows."""
 
     def leave(self) -> None:
-        """Waits no more for a reading that goes on."""
+        """Waits no more for a reading that continues."""
 
 
 Keys = Sequence[int]

@@ -209,7 +209,7 @@ def _item_of_row(node: jinja2.nodes.Node) -> str | None:
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:
     """Has names that Jinja binds mean columns if nothing else can be meant; these names.
 
-    A loop can be asked for its attributes and handed on, but not be printed.
+    A loop can be asked for its attributes and passed on, but not be printed.
     """
     printed = [
         _filtered(node) for output in tree.find_all(jinja2.nodes.Output) for node in output.nodes

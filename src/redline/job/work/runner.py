@@ -1,7 +1,7 @@
 """One run: source -> workers -> backend -> journal.
 
 A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
-slots, and more if rows wait without one: to be tried again, for a function of the user's, for
+slots, and more if rows wait without one: to be retried, for a function of the user's, for
 the cache, or for leave to be written. So no slot is idle while there are rows, and no worker
 waits for a slot if all goes well.
 
@@ -10,7 +10,7 @@ How a run ends:
   drain (first Ctrl-C)  no new row and no new attempt; what is on the wire is finished and saved
   stop  (an error that no row can get around)   as drain, for at most GRACE_S
   abort (second Ctrl-C, or the run's deadline)  what is on the wire is given up
-  leave (LEAVE_S after an abort)  what goes on all the same is left behind, by name
+  leave (LEAVE_S after an abort)  what continues all the same is left behind, by name
 Rows without an outcome stay unfinished and are done by the next run.
 """
 
@@ -230,7 +230,7 @@ class Runner:
                 watch.cancel()
 
     def _row_waits(self) -> None:
-        """A row waits to be tried again: its slot is another's until then."""
+        """A row waits to be retried: its slot is another's until then."""
         if self._spare and self._group is not None and not self.is_draining:
             self._spare -= 1
             self._add_worker(self._group)
@@ -259,14 +259,14 @@ class Runner:
         self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
 
     def _leave_functions(self) -> None:
-        """Cancels whatever goes on, and gives it a moment to end."""
+        """Cancels whatever continues, and gives it a moment to end."""
         for task in self._tasks:
             if task not in self._after or not self._after[task].done():
                 task.cancel()
         self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
 
     def _leave(self) -> None:
-        """Leaves behind what was cancelled and goes on."""
+        """Leaves behind what was cancelled and continues."""
         for task in self._tasks:
             self._abandon(task, "its call continues although it was cancelled")
             # It may wait for leave to be written, which is too late now.

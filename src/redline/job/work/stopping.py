@@ -1,4 +1,4 @@
-"""When a run ends because it is of no use to go on: its rows fail, or it is asked to wait too long.
+"""When a run ends because continuing is useless: its rows fail, or it must wait too long.
 
 always                 the first HOPELESS_ROWS rows all fail, except with --retry-failed
 --strict               the first row fails
@@ -43,7 +43,7 @@ class Failures:
         self._lately: deque[int] = deque()
 
     def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
-        """Why the run is to end now that one more row has failed; None if it goes on.
+        """Why the run is to end now that one more row has failed; None if it continues.
 
         succeeded: rows of this run so far.
         """
@@ -87,7 +87,7 @@ class Failures:
 def longest_wait(
     load: Load, in_hand: Iterable[Call], most_s: float, now_s: float
 ) -> WaitTooLong | None:
-    """Why the run is to end rather than wait; None if it goes on.
+    """Why the run is to end rather than wait; None if it continues.
 
     load: of its backend. in_hand: the calls of the rows that have begun, none of them in flight.
     most_s: the longest wait.

@@ -234,7 +234,7 @@ class Tally(Attempts):
         ]
 
     def rows_saved(self, succeeded: int, failed: int, flawed: Mapping[str, int]) -> None:
-        """Rows are on disk, or handed on. flawed: successes with such an answer, by flaw."""
+        """Rows are on disk, or passed on. flawed: successes with such an answer, by flaw."""
         self.succeeded += succeeded
         self.failed += failed
         if flawed:

@@ -125,7 +125,7 @@ class Evidence:
         """The most that each length of a window can allow, by the refusals.
 
         until_s: the last call whose verdict is known. Lengths that a refusal contradicts are left
-        out: nothing was admitted for so long before it.
+        out: nothing was admitted for that long before it.
         """
         if not self._refused or not self._calls:
             return []

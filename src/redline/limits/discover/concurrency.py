@@ -15,7 +15,7 @@ cannot tell: a batching server gets slower with every call and still does more w
   state      limit              leaves it
   climbing   up by 1 an answer  at the level before the server stopped answering, to standing
   standing   the level          after its rounds of rest, to trying
-  trying     level * or / step  won: the level moves and the same way is tried again, to trying
+  trying     level * or / step  won: the level moves and the same way is retried, to trying
                                 lost: back to the level, the other way next, to standing
   any        -                  refused: cut, to standing; no answer since the last cut: to climbing
 """
@@ -63,7 +63,7 @@ _ODD_GAIN = 1.5
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
 # A refusal cuts the limit to this share of what was in flight; half if nothing was answered
-# since the last cut. The level that was refused is tried again after this many lives of a slot,
+# since the last cut. The level that was refused is retried after this many lives of a slot,
 # twice as many each time it is refused again: at most one refusal in 20 * limit answers.
 _CUT = 0.9
 _HARD_CUT = 0.5

@@ -39,9 +39,9 @@ _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# Refusals far apart that go on below this share of the rate, more than half as many as before, are
-# caused by others who use the same key, whatever is sent: the trims are taken back, and up to three
-# times as many are borne.
+# Refusals far apart that continue below this share of the rate, more than half as many as before,
+# are caused by others who use the same key, whatever is sent: the trims are taken back, and up to
+# three times as many are borne.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals this far apart, in calls, have nothing to do with each other.
 _FORGOTTEN = 1_000

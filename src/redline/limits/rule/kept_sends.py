@@ -126,7 +126,7 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. Times are wall times: a monotonic clock begins anew with the machine.
+    """A window's Keeper. Times are wall times: a monotonic clock begins again with the machine.
 
     grain_s: how long the sends of one record may lie apart.
     """

@@ -16,8 +16,8 @@ And what was lost a moment ago, if u is small, may be caught up with hardly any 
 counter. A pace alone cannot know that: it has to keep free whatever it may ever catch up.
 
 The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
-found anew every W / 128, and when that much of the limit has been given back. It is never below the
-exact one, and hardly above it.
+found again every W / 128, and when that much of the limit has been given back. It is never below
+the exact one, and hardly above it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Group:
     """Some neighbouring steps: what was sent in each, and in all of them.
 
     highs: the highest D in a step, above that at its beginning. top: the highest in the group,
-    above that at the beginning of the group; None if it must be found anew.
+    above that at the beginning of the group; None if it must be found again.
     """
 
     __slots__ = ("amounts", "highs", "sent", "top")
@@ -78,7 +78,7 @@ class Phases:
         self._unused = 0.0  # D where it begins
         self._sent = 0.0  # in all groups
         self._floor = -math.inf
-        self._floor_at: int | None = None  # for which group; None if it must be found anew
+        self._floor_at: int | None = None  # for which group; None if it must be found again
         self._back = 0.0  # what was given back since it was found
         self._groups: deque[_Group] = deque()
         self._count, self._per_s, self._guard_s = 0, 0.0, 0.0

@@ -1,4 +1,4 @@
-"""What a server's answers change about its limits while a run goes on.
+"""What a server's answers change about its limits while a run continues.
 
 headers state a limit that was not stated before    it is adopted, if `rate` is "auto"
 headers state another limit than they did           it takes effect; never above the user's own
@@ -176,7 +176,7 @@ class Feedback:
 class _Look:
     """What a server counted over a window of ours, and how much of it was ours.
 
-    A fixed window begins anew meanwhile: it counts most at its end. Any other kind hardly changes.
+    A fixed window begins again meanwhile: it counts most at its end. Any other kind hardly changes.
     """
 
     __slots__ = ("_least", "_most", "_seen", "_total", "_total_ours", "since_s")
@@ -275,7 +275,7 @@ class _Pressure:
     certain                           less is sent, by 4 x what is above 1 %, at most what was
                                       rejected and a twentieth
 
-    Adding and cutting shares of one's own, all who do so come to use the same (Chiu and Jain 1989).
+    Adding and cutting shares of your own, all who do so come to use the same (Chiu and Jain 1989).
     """
 
     _TOLERATED = 0.01

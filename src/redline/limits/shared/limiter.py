@@ -228,7 +228,7 @@ class SharedLimiter(Alarmed):
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
                 return Grant(self, slot, cost, now_s - asked_s)
-            # The loop was so busy, or the process stopped for so long, that the slot has passed.
+            # The loop was so busy, or the process stopped for that long, that the slot has passed.
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:

@@ -24,7 +24,7 @@ from redline.limits.wait import Slots
 from redline.process import SharedTable
 
 LOOK_S = 0.005
-# A process that has not looked for so long is busy with something else.
+# A process that has not looked for that long is busy with something else.
 _FRESH_S = 0.05
 
 

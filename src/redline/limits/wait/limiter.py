@@ -211,7 +211,7 @@ class Limiter(Alarmed):
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Keeps to these request rates, besides the user's own, while a search goes on."""
+        """Keeps to these request rates, besides the user's own, while a search continues."""
         self.set_rates("requests", [*self._user_rates(), *rates])
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:

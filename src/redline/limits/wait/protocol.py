@@ -103,7 +103,7 @@ class RateLimiter(Protocol):
         """A request rate is searched for, until a header states one."""
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Keeps to these request rates, besides the user's own, while a search goes on."""
+        """Keeps to these request rates, besides the user's own, while a search continues."""
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
         """The limits in force that the user did not state."""

@@ -2,7 +2,7 @@
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
 `service`. In a closed loop, workers make the recorded calls in their order, each the next one when
-its last has ended. Otherwise calls come when they came. Each seed draws anew what calls differ by
+its last has ended. Otherwise calls come when they came. Each seed draws again what calls differ by
 beyond their tokens, for all strategies alike.
 """
 

@@ -31,7 +31,7 @@ from redline.waist import Load, Request
 
 # What a class uses is averaged over about this many seconds: the time of many calls.
 MEAN_S = 30.0
-# Nothing is kept free for a class that has had no call for so long: many gateways have one class.
+# Nothing is kept free for a class that has had no call for that long: many gateways have one class.
 UNUSED_S = 600.0
 # Seconds for which slots are taken to be as they were.
 REVIEW_S = 0.25

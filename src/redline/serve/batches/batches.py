@@ -70,7 +70,7 @@ class Batches:
     """Serves its `routes` while it is entered, or from `start` to `aclose`; starts once.
 
     state: its folder. backend: answers the lines, in the order of `Call.priority` among other
-    calls; a line that fails is tried again here, so the backend need not. It is closed by its
+    calls; a line that fails is retried here, so the backend need not. It is closed by its
     owner.
     """
 
@@ -146,7 +146,7 @@ class Batches:
             self._lock.close()
 
     def snapshot(self) -> Snapshot:
-        """What goes on now."""
+        """What continues now."""
         return Snapshot(
             batches=[self._state_of(life) for life in self._lives.values()],
             in_flight=self._world.backend.held,

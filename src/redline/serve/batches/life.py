@@ -1,6 +1,6 @@
 """One batch from its creation to its end: checked, in its turn run as a job, written, ended.
 
-Each step is durable before the next one begins, and may be done twice: a restart goes on with the
+Each step is durable before the next one begins, and may be done twice: a restart continues with the
 step that the record names. The job's own journal knows which lines are done.
 """
 
@@ -58,7 +58,7 @@ class _StoppedError(Exception):
 
 
 class Life:
-    """A batch that is not over. trouble: why it does not go on now, empty if it does."""
+    """A batch that is not over. trouble: why it does not continue now, empty if it does."""
 
     def __init__(self, record: BatchRecord, world: World) -> None:
         self._record = record
@@ -268,7 +268,7 @@ class Life:
         return self._record.shown.expires_at - self._world.clock.wall_s()
 
     def _cut_short(self) -> str:
-        """The status of a batch whose job does not come to its end. Raises _StoppedError."""
+        """The status of a batch whose job does not end. Raises _StoppedError."""
         self._go_on()
         return "cancelled" if self._is_cancelled else "expired"
 

@@ -83,7 +83,7 @@ class Folder:
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:
-        """Writes both files anew, durably. ending: the status that the batch will have. Blocks."""
+        """Writes both files again, durably. ending: the status that the batch will have. Blocks."""
         done: set[str] = set()
         used = [0, 0]
         with self.output.open("wb", _BUFFER_BYTES) as output:

@@ -3,11 +3,11 @@
 status       meaning                                          turns to
 validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
                                                               cancelling
-in_progress  its job runs, or goes on after a restart         finalizing, cancelling
+in_progress  its job runs, or continues after a restart         finalizing, cancelling
 finalizing   its output and error files are written           completed, expired
 cancelling   a client cancelled it; calls in flight end       cancelled
 completed    every line has its answer or its error
-failed       its file was refused, and no line was asked; or it cannot go on
+failed       its file was refused, and no line was asked; or it cannot continue
 expired      its window is over; lines without an answer have the error batch_expired
 cancelled    as expired, with the error batch_cancelled
 """

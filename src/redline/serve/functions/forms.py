@@ -7,7 +7,7 @@ path                   an item                           its answer          the
 /v1/NAME               each `input`: any JSON            anything for JSON   as of embeddings, with
                                                                              `output` for a vector
 
-A Reply in the place of a text or vector also states its tokens, and why it ended.
+A Reply in place of a text or vector also states its tokens, and why it ended.
 """
 
 from __future__ import annotations

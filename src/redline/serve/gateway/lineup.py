@@ -51,8 +51,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
-    backend: of interactive calls. anew: the same without the cache. lines: of calls of
-    batches, which are tried again elsewhere. unfit: endpoints of the pool that do not have the
+    backend: of interactive calls. again: the same without the cache. lines: of calls of
+    batches, which are retried elsewhere. unfit: endpoints of the pool that do not have the
     model. waits_for_slots: a call waits for a slot of theirs.
     """
 
@@ -323,7 +323,7 @@ class Lineup:
         )
 
     async def _replace(self, pool: Pool, old: Sequence[Endpoint], new: Sequence[Endpoint]) -> None:
-        """Endpoints leave a pool and join it; one that is stated anew does both."""
+        """Endpoints leave a pool and join it; one that is stated again does both."""
         for endpoint in new:
             if all(endpoint.label != one.label for one in old):
                 pool.add(self._seat(endpoint, new))
@@ -347,7 +347,7 @@ class Lineup:
 
 
 class FunctionLineup(Lineup):
-    """A function in the place of endpoints, closed with it."""
+    """A function in place of endpoints, closed with it."""
 
     def __init__(self, function: ServedFunction, gates: Gates) -> None:
         self.function = function

@@ -342,7 +342,7 @@ async def _following(
 
 @asynccontextmanager
 async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """The work goes on while it is entered."""
+    """The work continues while it is entered."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -368,7 +368,7 @@ async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
 
 @asynccontextmanager
 async def _begun(batches: Batches | None) -> AsyncIterator[None]:
-    """Batches go on while it is entered, if there are any."""
+    """Batches continue while it is entered, if there are any."""
     if batches is None:
         yield
         return

@@ -62,7 +62,7 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """endpoints: who answers. embedded: the server that is started for it, in place of the one.
-    function: what answers in the place of endpoints; None for those.
+    function: what answers in place of endpoints; None for those.
 
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what
     each of them allows. host, port: 0 for a free one. workers: processes that listen there.

@@ -1,7 +1,7 @@
 """What all fronts share: paths and pages, calls within bounds, and an end in good order.
 
 state    from     a new call        one in flight
-open     start    is answered; 503  goes on until its client leaves
+open     start    is answered; 503  continues until its client leaves
                   if it is full
 closing  aclose   503               has `grace_s` to end, then gets 503, too
 closed   the end  no connection     is cut off

@@ -92,7 +92,7 @@ class SpendingFile:
 class SpendingKeeper:
     """Keeps the money of `tenants` in a file, at most once a second and at the end.
 
-    on_error: called with what could not be kept, once for each new reason; it is tried again.
+    on_error: called with what could not be kept, once for each new reason; it is retried.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from redline.serve.workers.address import reserved
 from redline.serve.workers.worker import Task
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-# One that has served for so long is not lost for what it was started with.
+# One that has served for that long is not lost for what it was started with.
 _SETTLED_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 

@@ -9,7 +9,7 @@
   expired      the window is over; lines without an answer by then have the error batch_expired
   cancelled    as expired, with the error batch_cancelled
 
-Nothing goes on in the background: what has become of a batch is reckoned when somebody looks.
+Nothing continues in the background: what has become of a batch is reckoned when somebody looks.
 """
 
 from __future__ import annotations

@@ -197,7 +197,7 @@ class Group:
         return ConfigError(f"{self._url.name} refuses: {_said(error)}")
 
     async def _asked(self, ask: Callable[[], Awaitable[T]], *, patience_s: float = PATIENCE_S) -> T:
-        """The answer; asks again while Redis is away, for so long."""
+        """The answer; asks again while Redis is away, for that long."""
         from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
         from redis.exceptions import ConnectionError as Unreachable
         from redis.exceptions import TimeoutError as Late

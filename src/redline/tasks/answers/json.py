@@ -8,7 +8,7 @@ Of several values the one in a fence goes first, then the last: a reply that sho
 that corrects itself, ends with what it means.
 
 Each token is read once, and a broken string twice: if a value breaks, all that it is part of
-break at the same place, so none of them is tried again. Hence time is linear. (`raw_decode` of the
+break at the same place, so none of them is retried. Hence time is linear. (`raw_decode` of the
 standard library counts the lines of the whole text before each error, which is not.)
 """
 

@@ -12,7 +12,7 @@ expression, a box or its reasoning.
 
 **Strict** (`strict_number`). The answer keeps the form that its task asks for. For GSM8K that is
 the expression of the data set's own evaluation, `#### (\\-?[0-9\\.\\,]+)`, first match, which is
-also lm-evaluation-harness's `strict-match`. The first counts, since a model that goes on after it
+also lm-evaluation-harness's `strict-match`. The first counts, since a model that continues after it
 runs on into a next question. Two things differ here, on purpose. Both of those compare texts, the
 one without commas, the other also without dollar signs and a last period, so that `18.0` is not 18;
 here numbers are compared. And reasoning in `<think>` is no part of the answer; there it is, unless

@@ -1,4 +1,4 @@
-"""Texts made by a model: each is checked, compared with the existing ones, and made anew if
+"""Texts made by a model: each is checked, compared with the existing ones, and made again if
 it is not to be kept.
 
 What becomes of a text       kind
@@ -118,7 +118,7 @@ class Synthesis:
         }
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Takes in the texts that are there, and which rows go on with later seeds."""
+        """Takes in the texts that are there, and which rows continue with later seeds."""
         if self._index is not None:
             for line in map(_RESULT.decode, read_results(results)):
                 self._index.keep(text_of(line.output), line.row)

@@ -214,7 +214,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
         model = getattr(importlib.import_module(module), name)
         schema = model.model_json_schema()
     except Exception as error:
-        # A module may raise anything while it is imported, and all of it is the user's to mend.
+        # A module may raise anything while it is imported, and all of it is the user's to fix.
         if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
             extra("pydantic", "schema", given)
         raise ConfigError(
