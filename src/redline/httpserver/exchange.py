@@ -84,7 +84,9 @@ class Channel(Protocol):
 
 
 class Exchange:
-    """method: upper-case. path: decoded. Made by the connection, for one handler.
+    """One request, and the means to answer it.
+
+    method: upper-case. path: decoded. Made by the connection, for one handler.
 
     is_kept: the connection serves another request after this one. body, size: of a request whose
     head is known, see request_form.py: the whole body, or the bytes of one that is still to come.

@@ -46,7 +46,10 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class Caller(Protocol):
-    """label: who answers, as figures name it. takes: requests that one call takes at most."""
+    """A target that answers calls.
+
+    label: who answers, as figures name it. takes: requests that one call takes at most.
+    """
 
     label: str
     takes: int

@@ -20,7 +20,9 @@ _MOST_FAILED = 0.5
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
-    """concurrency: of the knee; best: with the highest throughput. share: of that, what the knee
+    """The smallest concurrency that is enough.
+
+    concurrency: of the knee; best: with the highest throughput. share: of that, what the knee
     has. unsure: smaller levels that may be enough as well, by their intervals.
 
     is_open: the throughput still rose at the highest level.

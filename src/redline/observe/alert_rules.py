@@ -48,7 +48,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """webhook: the URL that is notified; empty for none."""
+    """The alert rules of a job.
+
+    webhook: the URL that is notified; empty for none.
+    """
 
     rules: tuple[Rule, ...]
     webhook: str = ""

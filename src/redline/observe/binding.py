@@ -36,7 +36,7 @@ from redline.timeline import (
 _MOST_OF = 0.5
 # Without a majority, the largest share decides, if it is at least this.
 _LEAST_SHARE = 1 / 3
-# The event loop's thread runs, or waits for a CPU, for so much of the time.
+# The event loop's thread runs, or waits for a CPU, for this share of the time.
 _BUSY = 0.85
 # All threads together, which share one interpreter, and samples that come late.
 _CPU, _LAG_S = 0.9, 0.05
@@ -253,7 +253,7 @@ class _Levels:
             self._sums[level] = (before + answers, before_s + span_s)
 
     def without_gain(self, level: int) -> int | None:
-        """Another level, with which the rate of answers is so little different that calls queue."""
+        """Another level, with hardly another rate of answers, so that calls queue."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):

@@ -38,7 +38,7 @@ _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
 # Standard errors, in the logarithm: of what a cause that binds allows, of what a limit or the
 # client that do not bind would, and of what is measured afterwards.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
-# The event loop is the limit once it is busy for so much of the time.
+# The event loop is the limit once it is busy for this share of the time.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
 # A gain that is likely to be below it is none.
 NO_GAIN = 0.05

@@ -36,7 +36,7 @@ MEMORY = 16
 # After the first answers of an endpoint, a mean takes up this many more at once, or fewer at a
 # review: it costs more than everything else that a pool does for a call.
 TOGETHER = 8
-# A latency counts for half when the latest answer is so long ago, in seconds.
+# A latency counts for half when the latest answer is this old, in seconds.
 FORGET_S = 60.0
 # The same in calls of the fastest endpoint, if that is less: the first answer of a server that has
 # only just started may be slow, and of short calls there are thousands in a minute.

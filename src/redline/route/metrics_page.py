@@ -30,7 +30,9 @@ _SERVERS = (
 
 
 class ServerFigures(msgspec.Struct, frozen=True):
-    """running, waiting: calls that it has, of all its clients. cache_used: 0 to 1, None if unknown.
+    """The load that a model server reports.
+
+    running, waiting: calls that it has, of all its clients. cache_used: 0 to 1, None if unknown.
 
     Sums and the mean over its models and engines.
     """

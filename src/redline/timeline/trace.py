@@ -17,7 +17,10 @@ _LONGEST_BYTES = 1024 * 1024
 
 
 class RecordedRun(msgspec.Struct):
-    """calls: in the order of their ends. dropped: calls that were not recorded."""
+    """One run of a trace.
+
+    calls: in the order of their ends. dropped: calls that were not recorded.
+    """
 
     began: RunBegan
     calls: list[CallEnded] = []
@@ -25,7 +28,9 @@ class RecordedRun(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    """total: calls in the file, of which `runs` has the latest. damaged: lines that are no record.
+    """The contents of a trace file.
+
+    total: calls in the file, of which `runs` has the latest. damaged: lines that are no record.
 
     is_cut: the last record was not written to its end.
     """

@@ -57,7 +57,10 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """size: items of a batch, at most. wait_s: longest wait for others. most_bytes: of a batch."""
+    """When a batch is closed and sent.
+
+    size: items of a batch, at most. wait_s: longest wait for others. most_bytes: of a batch.
+    """
 
     size: int
     wait_s: float

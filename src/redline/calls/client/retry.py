@@ -50,7 +50,9 @@ _MOST_TRIED = 32
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, in seconds.
+    """How often and how fast failed attempts are retried.
+
+    max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, in seconds.
 
     share: retries may be at most this share of first attempts, above a floor of `floor_per_s`
     retries a second; beyond it they wait.

@@ -35,7 +35,10 @@ class BodyFacts(msgspec.Struct):
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """content: the JSON string that it is in the body; most readers need none of it."""
+    """One message of a body, as far as it is read.
+
+    content: the JSON string that it is in the body; most readers need none of it.
+    """
 
     role: str
     content: msgspec.Raw

@@ -23,7 +23,9 @@ _MEDIA_WORDS = (b"image", b"audio", b"video", b"file")
 
 
 class Worst(NamedTuple):
-    """input_tokens: at most. output_tokens: at most, None if the request states no maximum.
+    """The most that a request can use.
+
+    input_tokens: at most. output_tokens: at most, None if the request states no maximum.
 
     may_write: the provider is asked to keep some of the input in its cache.
     """

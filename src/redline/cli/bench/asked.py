@@ -28,7 +28,10 @@ _MOST_RECORDED = 100_000
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """words: what is asked, for people. input_tokens: of a request, None if that is not known."""
+    """The requests of a load.
+
+    words: what is asked, for people. input_tokens: of a request, None if that is not known.
+    """
 
     requests: Iterator[Any]
     words: str

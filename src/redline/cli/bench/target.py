@@ -49,7 +49,9 @@ _HELP = {
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """label: what figures call it. job: its endpoints, limits, budget and templates.
+    """What `redline bench` measures.
+
+    label: what figures call it. job: its endpoints, limits, budget and templates.
 
     handler: what `module:name` names; None for endpoints. takes_rows: it is called with rows.
     """

@@ -47,7 +47,10 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """job: what to run. lines: what a result line holds, also if results go to stdout."""
+    """A job from flags and settings.
+
+    job: what to run. lines: what a result line holds, also if results go to stdout.
+    """
 
     job: Job
     lines: Output

@@ -22,7 +22,9 @@ class Chance(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """tokens: the drafts that are kept, and the one after them; none if the logits that they
+    """The verdict on the drafts of one sequence.
+
+    tokens: the drafts that are kept, and the one after them; none if the logits that they
     follow from are not numbers. chances: of each, if asked.
     """
 

@@ -33,7 +33,10 @@ Labels = Mapping[str, str]
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: within 1 %."""
+    """The durations of one kind.
+
+    counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: within 1 %.
+    """
 
     counts: tuple[int, ...]
     sum_s: float

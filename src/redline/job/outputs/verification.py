@@ -23,7 +23,9 @@ from redline.sources import AsyncRows, Source, open_source, sampled
 
 
 class Verification(msgspec.Struct, kw_only=True):
-    """rows: of the input. succeeded + failed + missing = rows.
+    """Whether an output has each row of its input exactly once.
+
+    rows: of the input. succeeded + failed + missing = rows.
 
     repeated: lines for a row that has one already. changed: lines that answer what a row held
     before it was changed. strange: lines whose row is not in the input. damaged: lines whose

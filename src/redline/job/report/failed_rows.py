@@ -15,7 +15,10 @@ _LONGEST = 300
 
 
 class FailedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """name: its custom_id, or its number in the input."""
+    """One failed row, as an example.
+
+    name: its custom_id, or its number in the input.
+    """
 
     name: str
     attempts: int

@@ -17,7 +17,9 @@ _URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
+    """Where and how telemetry is sent.
+
+    endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
 
     headers: sent with each request, never printed. headers_env: names of variables that hold the
     value of a header, by the header's name. service_name: if empty, that of the environment, or

@@ -23,7 +23,9 @@ BURST_SHARE = 1 / 20
 
 
 class Shape(NamedTuple):
-    """burst: b. unit_s: T. is_hard: the hard rule holds.
+    """A rate limit in numbers.
+
+    burst: b. unit_s: T. is_hard: the hard rule holds.
 
     catch_up_s: how far the pace of tokens may fall behind what another limit allows and catch up;
     above 0, what a sliding-window counter reads is bounded in every phase (phases.py).

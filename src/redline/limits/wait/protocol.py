@@ -29,7 +29,7 @@ class RateLimiter(Protocol):
 
     @property
     def easy_tokens(self) -> int:
-        """While limits are free, a call may take so much by a bound (`Cost.is_bound`); 0 if none.
+        """While limits are free, a call may take this much by a bound (`Cost.is_bound`); 0 if none.
 
         If they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
         """

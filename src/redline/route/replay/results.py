@@ -62,7 +62,10 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """gain: by what share one strategy's figure is below another's; error: its standard error."""
+    """The difference between two strategies.
+
+    gain: by what share one strategy's figure is below another's; error: its standard error.
+    """
 
     better: str
     worse: str
@@ -76,7 +79,9 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """workers: see RunBegan, 0 for calls that come as they were recorded. calls: of `total` in the
+    """The result of a replayed trace.
+
+    workers: see RunBegan, 0 for calls that come as they were recorded. calls: of `total` in the
     trace. balance: how its endpoints were chosen; recorded: what came of that. services: by
     endpoint. figure: what strategies are compared by, `makespan_s` or `mean_s`. best: the lowest,
     compared with the strategy of the record; the default, if that is as low within the noise.

@@ -37,7 +37,10 @@ _MOST_LOG_BYTES = 64 * 2**20
 
 
 class Guardian:
-    """pid: of the command. status: its exit status once it has ended, otherwise None."""
+    """The process above a replica's command.
+
+    pid: of the command. status: its exit status once it has ended, otherwise None.
+    """
 
     def __init__(self, parent: int, grace_s: float) -> None:
         self.status: int | None = None

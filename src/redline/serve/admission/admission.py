@@ -145,7 +145,9 @@ class Line:
 
 
 class Admission:
-    """waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
+    """Decides which call may start, wait or be refused.
+
+    waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
 
     most: calls in flight at once, beside what the endpoints allow; None for no such bound.
     flights: those of a class, by its name, in all processes that share the endpoints.

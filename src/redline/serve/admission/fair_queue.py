@@ -133,7 +133,10 @@ class Flow:
 
 
 class FairQueue:
-    """waiting: calls in it. weights: of the tenants that wait. tokens: of all calls in it."""
+    """Waiting calls, served fairly between tenants.
+
+    waiting: calls in it. weights: of the tenants that wait. tokens: of all calls in it.
+    """
 
     def __init__(self) -> None:
         self.waiting = 0

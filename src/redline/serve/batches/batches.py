@@ -56,7 +56,9 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """batches: those that are not over, in the order of their making. in_flight: their calls.
+    """The batches at one moment.
+
+    batches: those that are not over, in the order of their making. in_flight: their calls.
 
     stored: files and bytes by tenant.
     """
@@ -146,7 +148,7 @@ class Batches:
             self._lock.close()
 
     def snapshot(self) -> Snapshot:
-        """What continues now."""
+        """The unfinished batches."""
         return Snapshot(
             batches=[self._state_of(life) for life in self._lives.values()],
             in_flight=self._world.backend.held,

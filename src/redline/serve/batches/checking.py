@@ -19,7 +19,10 @@ _BREATH_S = 1e-6
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """lines: how many requests the file has. problems: what is wrong with it."""
+    """The result of checking a batch's file.
+
+    lines: how many requests the file has. problems: what is wrong with it.
+    """
 
     lines: int
     problems: list[Problem]

@@ -32,7 +32,10 @@ UPLOADED, WRITTEN = "batch", "batch_output"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """created_s, expires_s: wall times."""
+    """The record of a file.
+
+    created_s, expires_s: wall times.
+    """
 
     id: str
     tenant: str
@@ -63,7 +66,9 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """shown: as the API shows it. is_checked: its file has been found to be right.
+    """The record of a batch.
+
+    shown: as the API shows it. is_checked: its file has been found to be right.
 
     output_s: how long its files are kept.
     """

@@ -37,7 +37,10 @@ _SHOWN = 20
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """state: of Health. in_flight: calls. answered: calls. latency_s: mean of its last answers."""
+    """The status of one replica.
+
+    state: of Health. in_flight: calls. answered: calls. latency_s: mean of its last answers.
+    """
 
     name: str
     state: str
@@ -47,7 +50,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """at: ISO 8601, UTC."""
+    """A change in the fleet.
+
+    at: ISO 8601, UTC.
+    """
 
     at: str
     what: str

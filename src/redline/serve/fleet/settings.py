@@ -70,7 +70,10 @@ class _Started(msgspec.Struct, kw_only=True):
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """model: what clients ask for, and replicas are asked for. balance: see `Pool`."""
+    """The settings of a fleet.
+
+    model: what clients ask for, and replicas are asked for. balance: see `Pool`.
+    """
 
     model: str
     replica: LocalReplica

@@ -48,7 +48,10 @@ class Form(NamedTuple):
 
 
 class Question(NamedTuple):
-    """items: of the function's list. options: its keyword arguments. asked: see Asked."""
+    """A request as a call of a function.
+
+    items: of the function's list. options: its keyword arguments. asked: see Asked.
+    """
 
     items: list[Any]
     options: dict[str, Any]

@@ -61,7 +61,9 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """endpoints: who answers. embedded: the server that is started for it, in place of the one.
+    """The settings of a gateway.
+
+    endpoints: who answers. embedded: the server that is started for it, in place of the one.
     function: what answers in place of endpoints; None for those.
 
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what

@@ -37,7 +37,9 @@ _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """workers: how many. embedded: a server that all of them use, and this process runs.
+    """How workers are started.
+
+    workers: how many. embedded: a server that all of them use, and this process runs.
 
     flags: of the command line.
     """

@@ -54,7 +54,10 @@ class Away(ConfigError):
 
 
 class Entry(NamedTuple):
-    """deliveries: how often it was handed out, this time included. fields: names and values."""
+    """One message of the stream.
+
+    deliveries: how often it was handed out, this time included. fields: names and values.
+    """
 
     id: bytes
     deliveries: int
@@ -62,7 +65,9 @@ class Entry(NamedTuple):
 
 
 class Left(NamedTuple):
-    """pending: messages that wait for an acknowledgement. orphans: those of them that were marked
+    """The unfinished messages of a group.
+
+    pending: messages that wait for an acknowledgement. orphans: those of them that were marked
     by a consumer that has gone silent; whose: one such consumer.
     """
 

@@ -35,7 +35,7 @@ _MAX_ROW_BYTES = 16 * 1024 * 1024
 # How long a read waits for the next message: it may be called off meanwhile, and its end is when an
 # empty stream is noticed.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
-# A process that ends has so long for its last acknowledgements; what it does not come to is done
+# A process that ends has this long for its last acknowledgements; what it does not come to is done
 # when it is started again.
 _LAST_S = 10.0
 _ASK_AGAIN_S = 0.1

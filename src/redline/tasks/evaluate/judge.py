@@ -44,7 +44,9 @@ _TRIES = 2
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """model: who judges, at the endpoint that answers. prompt: a Jinja template over the question's
+    """The model that judges, and its prompt.
+
+    model: who judges, at the endpoint that answers. prompt: a Jinja template over the question's
     columns and asked (its prompt), gold and reply; it must ask for a line `VERDICT: CORRECT` or
     `VERDICT: INCORRECT`. params: of its requests.
     """

@@ -37,7 +37,10 @@ _LONGEST_SHOWN = 200
 
 
 class Grade(msgspec.Struct, frozen=True):
-    """extracted: what was found in the answer, None for nothing. strict: it also keeps the form."""
+    """The grade of one answer.
+
+    extracted: what was found in the answer, None for nothing. strict: it also keeps the form.
+    """
 
     extracted: Any
     correct: bool

@@ -25,7 +25,10 @@ class Confusion(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """counts: of (gold, said). labels: every one that occurs as either, in alphabetical order."""
+    """How tags agree with gold labels.
+
+    counts: of (gold, said). labels: every one that occurs as either, in alphabetical order.
+    """
 
     counts: dict[tuple[str, str], int]
     labels: list[str]

@@ -42,7 +42,9 @@ _AROUND = " \t\r\n\"'`*."
 
 
 class Schema:
-    """json_schema: as it is sent and shown. name: of the response format.
+    """The form of a tag.
+
+    json_schema: as it is sent and shown. name: of the response format.
 
     fields: the names of a tag's fields. labels: those of them that take one of a list of texts,
     and these.

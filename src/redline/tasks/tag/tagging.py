@@ -34,7 +34,7 @@ _ENDINGS = {
 }
 _CUT = "the answer was cut at the token limit before its JSON was whole"
 _LONGEST_QUOTE = 4_000
-# A longer answer is read in a thread: its JSON takes about a millisecond to find for so much.
+# A longer answer is read in a thread: its JSON takes about a millisecond to find at this length.
 _LONG_ANSWER = 50_000
 
 

@@ -37,7 +37,9 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True):
-    """tagged: rows that have a tag. failed: those that have none. reasks: of both, all together.
+    """The results of a tagging job.
+
+    tagged: rows that have a tag. failed: those that have none. reasks: of both, all together.
 
     is_over: every row of the input is one of these. without_gold: tagged rows whose gold column is
     empty, and which are not compared. strays: compared rows whose gold label the schema lacks.
