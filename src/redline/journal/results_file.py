@@ -119,10 +119,10 @@ class ResultsFile:
             self._group = _Group(last.end, self.size_bytes, last.tail, self._tail)
 
     def check(self) -> None:
-        """Reads the last group back from the file that has the name. Any thread.
+        """Reads the last group back from the file of that name. May be called in any thread.
 
-        Lines are never written behind the end of a file that was cut, but where they belong: so
-        what is missing reads as zeros, which JSON never holds.
+        Lines are written at their own offsets even if the file was cut, so missing parts read as
+        zeros, which JSON never contains.
         Raises ResultsLost if the file is another one, or lacks something of the group.
         """
         group = self._group

@@ -251,7 +251,7 @@ def _check(
     """Raises Rejected for a prompt that the model cannot read, or not with the answer wanted."""
     size = len(prompt)
     if not prompt:
-        raise Rejected(f"`{name}` is empty: there is no token to go on from")
+        raise Rejected(f"`{name}` is empty: there is no token to continue from")
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         wrong = next(token for token in prompt if not 0 <= token < vocabulary)
         raise Rejected(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")

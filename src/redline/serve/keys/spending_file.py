@@ -104,7 +104,7 @@ class SpendingKeeper:
         self._said = ""
 
     def keep(self) -> None:
-        """Saves the spending. Blocks for a write to the disk. Raises ConfigError or JournalError."""
+        """Saves the spending. Blocks while writing. Raises ConfigError or JournalError."""
         day, amounts = self._tenants.unkept()
         self._tenants.kept(day, amounts, self._file.add(day, amounts))
 
