@@ -67,7 +67,7 @@ class Schema:
         }
 
     def checked(self, value: Any) -> tuple[Any, list[str]]:
-        """The value as it is kept, and what is wrong with it; nothing is if it is valid.
+        """The value as it is kept, and its errors; none if it is valid.
 
         Labels are written as the schema writes them, if only case and white space differ. A
         pydantic model's own dump is what is kept.

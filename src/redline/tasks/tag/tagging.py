@@ -81,7 +81,7 @@ class Tagging:
         return outcome
 
     async def _read(self, answer: Any, finish_reason: str | None) -> tuple[Any, str]:
-        """The tag in an answer, and what is wrong with it; nothing is if it is valid."""
+        """The tag in an answer, and what is wrong with it; empty if it is valid."""
         if not isinstance(answer, str) or not answer.strip():
             value, problem = None, "the answer is empty"
         elif len(answer) < _LONG_ANSWER:
