@@ -315,7 +315,7 @@ def run_campaign(name: str, minutes: float) -> int:
             print(f"{name}/{part.name}: done before")
             continue
         if time.monotonic() >= ends_s:
-            print(f"{name}: the {minutes:g} minutes are over; the same command goes on")
+            print(f"{name}: the {minutes:g} minutes are over; the same command continues")
             return UNFINISHED
         found = run_part(part)
         record["parts"][part.name] = found

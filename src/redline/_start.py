@@ -15,7 +15,7 @@ _REPEAT_S = 0.01
 
 
 def is_command() -> bool:
-    """This process is `redline` or `python -m redline`, as far as its arguments tell by now."""
+    """Whether this process is `redline` or `python -m redline`, by its arguments so far."""
     if sys.argv[:1] == ["-m"]:
         return ("-m", "redline") in zip(sys.orig_argv, sys.orig_argv[1:], strict=False)
     return bool(sys.argv) and os.path.basename(sys.argv[0]) in ("redline", "redline.exe")
@@ -39,7 +39,7 @@ def end(number: int, frame: object) -> None:
 
 
 def give_way() -> None:
-    """From now on Ctrl-C is KeyboardInterrupt, as in any program, and none is lost."""
+    """Lets Ctrl-C raise KeyboardInterrupt again, as in any program; none is lost."""
     if signal.getsignal(signal.SIGINT) is end:
         sys.unraisablehook = _repeat_interrupt
         signal.signal(signal.SIGINT, signal.default_int_handler)

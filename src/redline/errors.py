@@ -98,7 +98,7 @@ class WaitTooLong(RedlineError):
 
 
 class CallError(RedlineError):
-    """One attempt failed. `status` is the HTTP status, or None where none came."""
+    """One attempt failed. `status` is the HTTP status, or None if none came."""
 
     _body: bytes | Callable[[], bytes] = b""
 
@@ -162,7 +162,7 @@ class ServerFailed(Retryable):
 class Disconnected(Retryable):
     """The connection was refused, reset, or closed before the answer was whole.
 
-    was_sent: False where no connection came about, so that the server saw nothing of the call.
+    was_sent: False if no connection came about, so that the server saw nothing of the call.
     """
 
     was_sent = True
@@ -176,7 +176,7 @@ class TimedOut(Retryable):
     """A clock ran out.
 
     phase: connect, first_byte, attempt, row or run. after_s: what the clock was set to, None
-    where only the moment is known.
+    if only the moment is known.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class OverLimit(Final):
 
 
 class Refused(Final):
-    """The endpoint does not accept the key. No row can succeed until that is mended."""
+    """The endpoint does not accept the key. No row can succeed until that is fixed."""
 
     stops_run = True
 

@@ -36,7 +36,7 @@ class RetryScheduled(Event, frozen=True):
 
 
 class RetryStarted(Event, frozen=True):
-    """A waiting row is tried again."""
+    """A waiting row is retried."""
 
 
 class EndpointParked(Event, frozen=True):
@@ -97,7 +97,7 @@ class AlertChanged(Event, frozen=True):
 
 
 class Listener(Protocol):
-    """Hears every event; must not block and must not raise."""
+    """Receives every event; must not block and must not raise."""
 
     def on_event(self, event: Event) -> None: ...
 

@@ -15,7 +15,7 @@ class BadCompressionError(ValueError):
 
 
 class Inflate:
-    """The decompression of one body. A few bytes may stand for gigabytes, so each step is bounded.
+    """Decompresses one body. A few bytes may become gigabytes, so each step is bounded.
 
     may_be_raw: some senders leave deflate without its header (RFC 9110, 8.4.1.2).
     """
@@ -24,12 +24,12 @@ class Inflate:
         self._may_be_raw = may_be_raw
         self._decoder: zlib._Decompress | None = None
         self._is_gzip = False
-        self._first = b""  # until the two bytes that tell the format have arrived
+        self._first = b""  # until the two bytes that identify the format have arrived
         self._members = 1
 
     @property
     def is_whole(self) -> bool:
-        """The compressed data has ended, or there was none."""
+        """Whether the compressed data has ended, or there was none."""
         return self._decoder.eof if self._decoder is not None else not self._first
 
     def take(self, data: bytes, most_bytes: int) -> bytes:

@@ -65,7 +65,7 @@ def test_strict_ends_the_run_at_the_first_bad_row(cli: Cli, rows: Rows) -> None:
         "error: the row cannot be read: not JSON: invalid character at byte 4",
         "where: in.jsonl:4",
     ]
-    assert told.err.endswith("hint: leave out --strict to go on past rows that fail\n")
+    assert told.err.endswith("hint: leave out --strict to continue after rows that fail\n")
     assert len(failures()) == 1
     assert "; the input is not read to its end\n" in told.err
     assert "\ncontinue with: redline run in.jsonl --endpoint sim" in told.err

@@ -67,8 +67,8 @@ def test_an_evaluation_goes_by_batches_and_a_question_without_gold_is_not_sent(
     [
         ((*SIM, "--via", "btch"), "--via is one of live, batch, auto, not btch"),
         (("--endpoint", "sim", "--via", "batch"), "batches need an output file"),
-        ((*SIM, "--via", "auto"), "via auto needs to know until when it may wait"),
-        ((*SIM, "--via", "batch", "--cache"), "batches and a cache of answers exclude each other"),
+        ((*SIM, "--via", "auto"), "via auto needs a deadline until which it may wait"),
+        ((*SIM, "--via", "batch", "--cache"), "batches and a cache of answers cannot be combined"),
     ],
 )
 def test_what_cannot_work_is_refused(

@@ -65,7 +65,7 @@ def test_it_says_what_it_will_send_and_prints_figures(cli: Cli) -> None:
     assert told.err.splitlines() == [
         "sim: closed loop of 3, for 1 m 00 s",
         "  synthetic prompts of about 128 tokens, answers of at most 4",
-        "  at most 30 requests; sim runs in this process, whose work is in its times",
+        "at most 30 requests; sim runs in this process, so the times include its work",
     ]
     assert re.match(
         r"requests    [\d,.]+( ± \S+)? requests/s: 30 succeeded, 0 failed in ", told.out
@@ -86,7 +86,7 @@ def test_figures_are_json_and_saved(cli: Cli) -> None:
     Path("rows.jsonl").write_text('{"prompt":"x"}\n')
     told = cli("bench", "sim", "--limit", "5", "-o", "rows.jsonl")
     assert told.status == 2
-    assert "rows.jsonl holds something other than figures of redline bench" in told.err
+    assert "rows.jsonl contains something other than figures of redline bench" in told.err
     assert Path("rows.jsonl").read_text() == '{"prompt":"x"}\n'
 
 
@@ -189,11 +189,11 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("mine:anwser",), "mine has no anwser"),
         (("mine:number",), "5 cannot be called"),
         (("mine:answer", "sim"), "mine:answer is measured alone"),
-        (("mine:answer", "--rps", "5"), "--rps is of an endpoint"),
+        (("mine:answer", "--rps", "5"), "--rps applies to endpoints"),
         (("mine:answer", "--prompt", "{{ n }}"), "--prompt"),
         (("sim", "--constant", "0"), "--constant must be above 0"),
         (("sim", "--poisson", "fast"), "--poisson"),
-        (("sim", "--constant", "1", "--poisson", "1"), "--constant and --poisson exclude each"),
+        (("sim", "--constant", "1", "--poisson", "1"), "--constant and --poisson cannot be"),
         (("sim", "--duration", "5s", "--warm-up", "6s"), "the warm-up of 6 s leaves nothing"),
         (("sim", "--duration", "0"), "--duration must be above 0 s"),
         (("sim", "--slo", "ttft"), "--slo is not an objective: ttft"),

@@ -124,8 +124,8 @@ def test_lines_of_the_batch_api_say_so_too(cli: Cli, rows: Rows) -> None:
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
-        (("--cache", "--no-cache"), "--cache and --no-cache exclude each other"),
-        ((*IN, "--no-cache"), "--cache and --no-cache exclude each other"),
+        (("--cache", "--no-cache"), "--cache and --no-cache cannot be combined"),
+        ((*IN, "--no-cache"), "--cache and --no-cache cannot be combined"),
         (("--cache-size", "1g"), "--cache-size needs --cache"),
         (("--cache-sampled",), "--cache-sampled needs --cache"),
         (("--cache", "--cache-size", "much"), "--cache-size is not a size: much"),
@@ -156,7 +156,7 @@ def test_a_place_that_cannot_be_written_ends_the_run_before_it_begins(cli: Cli, 
     Path("taken").write_text("")
     told = cli("run", rows({"text": "a"}), *FIXED, "--cache-dir", "taken", "-o", "out.jsonl")
     assert told.status == 2
-    assert told.err.startswith("error: answers cannot be kept in taken: ")
+    assert told.err.startswith("error: answers cannot be stored in taken: ")
     assert "hint: name another folder (--cache-dir" in told.err
 
 

@@ -193,7 +193,11 @@ def test_a_text_fits_its_terminal(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> 
         (["a.jsonl", "b.jsonl", "-o", "."], "the page . is a folder", "-o page.html"),
         (["a.jsonl", "b.jsonl", "-o", "no/p.html"], "a folder that does not exist", "-o page.html"),
         (["a.jsonl", "b.jsonl", "-o", "/dev/zero"], "/dev/zero exists and is not a page", "-o"),
-        (["a.jsonl", "b.jsonl", "--sample", "3"], "rows are drawn for a page", "-o page.html"),
+        (
+            ["a.jsonl", "b.jsonl", "--sample", "3"],
+            "only a page shows a sample of rows",
+            "-o page.html",
+        ),
     ],
 )
 def test_a_mistake_is_named_with_its_remedy(
@@ -216,7 +220,7 @@ def test_what_is_wrong_with_either_file_is_told(cli: Cli) -> None:
     told = cli("compare", "a.jsonl", "b.jsonl")
     assert told.status == 0
     assert "a.jsonl: 1 line is damaged and not counted" in told.out
-    assert "b.jsonl: the last line has no end" in told.out
+    assert "b.jsonl: the last line is incomplete" in told.out
 
 
 def test_one_format_is_compared_with_another(cli: Cli, rows: Rows) -> None:

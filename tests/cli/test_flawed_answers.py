@@ -118,7 +118,7 @@ def test_a_run_whose_answers_are_all_flawed_warns_while_it_runs(
     url = ("--base-url", f"{odd.url}/{kind}/v1")
     slowly = (*url, "--rps", "40")
     told = cli("run", rows(*texts(40)), *ASKED, *slowly, "-o", "out.jsonl")
-    words = {"cut": "cut by max_tokens: raise --max-tokens"}.get(kind, "empty: look at the prompt")
+    words = {"cut": "cut by max_tokens: raise --max-tokens"}.get(kind, "empty: check the prompt")
     warnings = [line for line in told.err.splitlines() if line.startswith("warning: ")]
     assert len(warnings) == 1
     assert f"answers so far are {words}" in warnings[0]

@@ -131,6 +131,6 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
     assert "\nwhere: fleet.toml\n" in told.err
     told = cli("fleet", "status", odd.url)
     assert told.status == 2
-    assert told.err.startswith("error: it is no fleet of redline")
+    assert told.err.startswith("error: it is not a fleet of redline")
     (tmp_path / "fleet.toml").write_text(GOOD.replace("8080", "0"), "utf-8")
-    assert "fleet.toml states no port" in cli("fleet", "status", "fleet.toml").err
+    assert "fleet.toml sets no port" in cli("fleet", "status", "fleet.toml").err

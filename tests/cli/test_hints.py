@@ -12,7 +12,7 @@ import redline
 
 Cli = Callable[..., Any]
 
-CONTINUES = "nothing is needed to continue: the same command asks what is left"
+CONTINUES = "nothing is needed to continue: the same command does the remaining rows"
 
 
 def hint(told: Any) -> str:
@@ -55,7 +55,7 @@ def hint(told: Any) -> str:
 )
 def test_an_unknown_flag(cli: Cli, flag: str, right: str) -> None:
     told = cli("run", "in.jsonl", flag, "x")
-    assert hint(told) == (right or "redline run --help lists what there is")
+    assert hint(told) == (right or "see redline run --help")
 
 
 @pytest.mark.parametrize(
@@ -64,15 +64,15 @@ def test_an_unknown_flag(cli: Cli, flag: str, right: str) -> None:
         (["eval", "gsm8k", "--resume"], CONTINUES),
         (["tag", "in.jsonl", "--workers", "4"], "did you mean --concurrency?"),
         (["sim", "--workers", "4"], "did you mean --concurrency?"),
-        (["sim", "--resume"], "redline sim --help lists what there is"),
+        (["sim", "--resume"], "see redline sim --help"),
         (["verify", "o.jsonl", "--inptu", "x"], "did you mean --input?"),
-        (["verify", "o.jsonl", "--out", "x"], "redline verify --help lists what there is"),
+        (["verify", "o.jsonl", "--out", "x"], "see redline verify --help"),
         (["gateway"], "did you mean serve?"),
         (["classify"], "did you mean tag?"),
         (["resume"], "did you mean run?"),
         (["validate"], "did you mean verify?"),
-        (["models"], "redline --help lists what there is"),
-        (["tune"], "redline --help lists what there is"),
+        (["models"], "see redline --help"),
+        (["tune"], "see redline --help"),
     ],
 )
 def test_other_commands(cli: Cli, words: list[str], right: str) -> None:

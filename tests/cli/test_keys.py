@@ -128,7 +128,7 @@ def test_a_key_given_for_its_id_is_not_repeated(cli: Cli, tmp_path: Path) -> Non
     found = cli("keys", "revoke", secret)
     assert (found.status, found.out) == (2, "")
     assert found.err == (
-        "error: that is a key, and not the id of one\nwhere: keys.jsonl\n\n"
+        "error: that is a key, not the id of a key\nwhere: keys.jsonl\n\n"
         f"hint: its id is {key_id}\n"
     )
 
@@ -142,7 +142,7 @@ def test_a_damaged_file_is_named_with_its_line_and_left_alone(cli: Cli, tmp_path
         found = cli("keys", *argv)
         assert (found.status, found.out) == (2, "")
         assert found.err.startswith(
-            "error: line 2 is not a key: it is not JSON\nwhere: keys.jsonl\n\nhint: mend or delete"
+            "error: line 2 is not a key: it is not JSON\nwhere: keys.jsonl\n\nhint: fix or delete"
         )
     assert path.read_bytes() == data
 

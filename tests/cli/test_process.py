@@ -238,7 +238,7 @@ def test_bash_completes_commands_flags_and_values() -> None:
     assert script.returncode == 0
     unknown = shell("redline --show-completion", SHELL="/bin/abacus")
     assert unknown.returncode == 2
-    assert "no completion is known for the shell abacus" in unknown.stderr
+    assert "there is no completion for the shell abacus" in unknown.stderr
     assert "_REDLINE_COMPLETE=bash_complete" in script.stdout
     commands = [
         "run",

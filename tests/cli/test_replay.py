@@ -68,7 +68,7 @@ def test_a_cut_record_is_noted(cli: Cli, trace: str) -> None:
 @pytest.mark.parametrize(
     ("data", "error"),
     [
-        (b'{"prompt":"x"}\n', "error: t is no trace\n"),
+        (b'{"prompt":"x"}\n', "error: t is not a trace\n"),
         (b"", "error: t holds no run\n"),
         (b'{"kind":"run","v":9}\n', "error: t is a trace of version 9, and this redline reads "),
         (b'{"kind":"run","v":1,"at":1.0}\n', "error: the trace is of a run with one endpoint: "),

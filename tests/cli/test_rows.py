@@ -133,7 +133,7 @@ def test_a_whole_body_template(cli: Cli, rows: Rows, odd: Any) -> None:
 def test_a_body_template_that_makes_no_json_fails_its_row(cli: Cli, rows: Rows) -> None:
     told = cli("run", rows({"text": "a b"}), *SIM, "--url", "/ask", "--body", '{"q": {{ text }}}')
     assert told.status == 1
-    assert told.err.startswith("failed: the body template gives no JSON: ")
+    assert told.err.startswith("failed: the body template does not produce JSON: ")
     assert "write values with the json filter, for instance {{ text | json }}" in told.err
 
 

@@ -116,7 +116,7 @@ def test_what_is_wrong_is_named_with_its_table_and_found_by_the_schema(
         (["--tls-cert", "a.pem"], "HTTPS needs --tls-key, too"),
         (["--cache-ttl", "1h"], "--cache-ttl needs --cache"),
         (["--max-wait", "1s"], "--max-wait needs --function"),
-        (["--function", "a:b", "--endpoint", "sim"], "--function and --endpoint exclude each"),
+        (["--function", "a:b", "--endpoint", "sim"], "--function and --endpoint cannot be"),
         ([], "a gateway needs an endpoint"),
         (["--port", "70000"], "--port"),
         (["--balance", "p3c"], "did you mean p2c?"),

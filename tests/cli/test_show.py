@@ -180,7 +180,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
     text = " ".join(told.out.split())
     for note in (
         "1 line is damaged and not counted: redline verify labels.jsonl names missing rows",
-        "the last line has no end and is not counted",
+        "the last line is incomplete and is not counted",
         "1 line repeats a row and is not counted: redline repair labels.jsonl",
         "3 older lines of rows that were asked again are not counted",
         "1 row has an answer and a failure of different contents",
@@ -254,7 +254,7 @@ OLDER = {
     "no-suffix": (5, 4, 1, 0, "m 4"),
     "synth": (5, 5, 0, 0, "m 5"),
     "tag": (5, 4, 1, 0, "re-asks     2"),
-    "torn": (3, 2, 1, 0, "the last line has no end"),
+    "torn": (3, 2, 1, 0, "the last line is incomplete"),
     "unnamed": (5, 5, 0, 0, "m 5"),
     "whole-lines": (5, 5, 0, 0, "m 5"),
 }
@@ -312,7 +312,7 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
         (["labels.jsonl", "--row", "gone"], "labels.jsonl has no row gone", "by its custom_id"),
         (
             ["labels.jsonl", "--row", "1", "--cut"],
-            "--row and --cut exclude each other",
+            "--row and --cut cannot be combined",
             "leave one",
         ),
         (["labels.jsonl", "--seed", "1"], "--seed draws a sample", "add --sample 5"),

@@ -124,9 +124,9 @@ def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch)
         ({}, "out.jsonl does not exist", "name the file after -o of the run"),
         ({"outs.jsonl": ""}, "out.jsonl does not exist", "did you mean outs.jsonl?"),
         ({"out.jsonl": "{}"}, "out.jsonl is not the output of a run", "name the file after -o"),
-        ({"out.redline/manifest.json": "{}"}, "an older redline has written it", "continues it"),
+        ({"out.redline/manifest.json": "{}"}, "an older redline wrote it", "continues it"),
         ({"out.redline/timeline.jsonl": ""}, "holds no run", "as soon as a run begins"),
-        ({"out.redline/timeline.jsonl": "x\0\n"}, "is no timeline", "move it away"),
+        ({"out.redline/timeline.jsonl": "x\0\n"}, "is not a timeline", "move it away"),
         ({"out.redline/timeline.jsonl": '{"kind":"run","v":9}\n'}, "has version 9", "newer one"),
     ],
 )

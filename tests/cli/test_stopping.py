@@ -28,8 +28,8 @@ def test_a_share_of_failures_ends_the_run_and_the_command_goes_on_behind_them(
         "the prompt template does not fit the row: 'text' is undefined; its columns are: txt\n"
         "where: in.jsonl:100\n"
         "saved: 66 results in out.jsonl, 34 failures beside it\n\n"
-        "hint: the same command goes on behind the rows that failed; --retry-failed does those "
-        "again\n"
+        "hint: the same command continues after the rows that failed; --retry-failed repeats "
+        "those\n"
     )
     assert failed == 34
     assert f"continue with: redline run {name}" in told.err

@@ -59,7 +59,7 @@ def test_texts_that_cannot_be_made_are_told_by_reason_and_tried_again(cli: Cli) 
     assert told.out.splitlines()[:3] == [
         "delivered  2 of 4",
         "dropped    4: 4 near duplicate",
-        "missing    2: 2 near duplicate; the same command goes on",
+        "missing    2: 2 near duplicate; the same command continues",
     ]
     assert told.out.splitlines()[-3:] == ["failed: 2", "unfinished: 0", "delivered: 2/4"]
     assert "no text to keep in 2 tries; the last: it is nearly the text of row" in told.err
@@ -126,8 +126,8 @@ def test_other_settings_under_the_same_output_are_refused(
 @pytest.mark.parametrize(
     ("argv", "what", "hint"),
     [
-        (("--prompt", "x", *OUT), "say how many texts are wanted", "--count 1000"),
-        (("--count", "5", *OUT), "say what is to be made", "--prompt"),
+        (("--prompt", "x", *OUT), "say how many texts to generate", "--count 1000"),
+        (("--count", "5", *OUT), "say what to generate", "--prompt"),
         (("--count", "5", "--prompt", "x"), "the texts need a file", "-o stories.jsonl"),
         (("--count", "0", "--prompt", "x", *OUT), "--count must be 1 to 10,000,000", ""),
         (("--count", "5", "--vary", "topic"), "--vary is not NAME=A,B,C: topic", "topic=tea"),
@@ -157,7 +157,7 @@ def test_other_settings_under_the_same_output_are_refused(
         ),
         (
             ("--count", "5", "--prompt", "x", *OUT, "--param", "n=3"),
-            "each text is asked for by itself",
+            "each text is requested on its own",
             "--param n",
         ),
     ],

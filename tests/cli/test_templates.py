@@ -78,7 +78,7 @@ def test_columns_win(cli: Cli, rows: Rows, row: Any, template: str, said: str | 
         (ORDER, "{{ order.x }}", "'order.x' is null"),
         ({"tags": ["a", None]}, "{{ tags | join(',') }}", "'tags.1' is null"),
         ({"a b": 1}, '{{ row["b a"] }}', "has no attribute 'b a'"),
-        ({"tags": ["a"]}, "{{ tags | map('upper') }}", "a generator is no text"),
+        ({"tags": ["a"]}, "{{ tags | map('upper') }}", "a generator is not text"),
     ],
 )
 def test_what_is_no_column_fails_its_row(
@@ -114,7 +114,7 @@ def test_a_number_that_is_none_fails_its_row() -> None:
         before=lambda row: {**row, "x": float("inf")},
     )
     (outcome,) = report.outcomes or []
-    assert "'x' is inf, which is no number" in str(outcome.error)
+    assert "'x' is inf, which is not a number" in str(outcome.error)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_another_file_is_refused(cli: Cli, rows: Rows) -> None:
     Path("notes.txt").write_text("mine")
     told = cli("run", prompts(rows, 3), "--endpoint", "sim", "--trace", "notes.txt")
     assert told.status == 2
-    assert told.err.startswith("error: notes.txt is no trace\n")
+    assert told.err.startswith("error: notes.txt is not a trace\n")
     assert Path("notes.txt").read_text() == "mine"
 
 
@@ -184,7 +184,7 @@ def test_batches_have_no_trace(cli: Cli, rows: Rows) -> None:
     flags = ["--endpoint", "sim", "--via", "batch", "-o", "out.jsonl", "--trace", TRACE]
     told = cli("run", prompts(rows, 3), *flags)
     assert told.status == 2
-    assert "batches and a trace of single calls exclude each other" in told.err
+    assert "batches and a trace of single calls cannot be combined" in told.err
 
 
 class Full(TraceFile):

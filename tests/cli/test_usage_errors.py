@@ -13,7 +13,7 @@ Rows = Callable[..., str]
 
 TIMES = "write it like 30, 500ms, 5m or 6h"
 RATES = "write a count and a window, like 2/1s, 500/60s or 200k/60s"
-RUN_HELP = "redline run --help lists what there is"
+RUN_HELP = "see redline run --help"
 
 # What follows `redline run in.jsonl --endpoint sim --prompt x`; the error; where; the hint.
 MISTAKES = [
@@ -26,7 +26,7 @@ MISTAKES = [
         ["more.jsonl"],
         "one argument too many: more.jsonl",
         "",
-        "quote a text with spaces; several files go through stdin, as in: "
+        "quote text with spaces; pass several files through stdin, as in: "
         "cat a.jsonl b.jsonl | redline run -",
     ),
     (["-c", "0"], "--concurrency must be 1 to 100,000, not 0", "", ""),
@@ -92,22 +92,22 @@ MISTAKES = [
     (["--restart"], "--restart needs an output file", "", "name one: -o labels.jsonl"),
     (["-o", "."], "the output . is a folder", "", "name a file in it: labels.jsonl"),
     (["-o", "/dev/null"], "the output /dev/null is not a file", "",
-     "leave out -o to have results on stdout"),
+     "leave out -o to get results on stdout"),
     (["-o", "none/o.jsonl"], "the folder none does not exist", "--output none/o.jsonl",
      "mkdir -p none, or choose another -o"),
-    (["-o", "in.jsonl/o.jsonl"], "in.jsonl is a file and no folder", "--output in.jsonl/o.jsonl",
+    (["-o", "in.jsonl/o.jsonl"], "in.jsonl is a file, not a folder", "--output in.jsonl/o.jsonl",
      "choose another -o"),
     (["-o", "in.jsonl"], "in.jsonl is the input, and would be written to", "",
      "choose another output"),
-    (["--base-url", "http://127.0.0.1:1/v1"], "--endpoint and --base-url exclude each other", "",
+    (["--base-url", "http://127.0.0.1:1/v1"], "--endpoint and --base-url cannot be combined", "",
      "leave one out"),
-    (["--body", "{}"], "a body template and a prompt exclude each other", "",
+    (["--body", "{}"], "a body template and a prompt cannot be combined", "",
      "put the prompt into the body template"),
     (["--api-key-env", "NOPE"], "--api-key-env names NOPE, which is not set", "",
      "export NOPE=..., or write it into a .env file"),
     (["--system", "@none.txt"], "--system cannot read none.txt: No such file or directory", "",
      "@FILE reads the template from a file"),
-    (["-o", "o.jsonl", "--restart", "--force"], "--restart and --force exclude each other", "",
+    (["-o", "o.jsonl", "--restart", "--force"], "--restart and --force cannot be combined", "",
      "leave one out"),
 ]  # fmt: skip
 
@@ -134,15 +134,15 @@ OTHERS = [
     (["run"], error_of("INPUT is missing", "redline run",
                        f"redline run INPUT [FLAGS]; {RUN_HELP}")),
     (["runn"], error_of("unknown command: runn", "", "did you mean run?")),
-    (["zzz"], error_of("unknown command: zzz", "", "redline --help lists what there is")),
-    (["--prompt"], error_of("unknown flag: --prompt", "", "redline --help lists what there is")),
+    (["zzz"], error_of("unknown command: zzz", "", "see redline --help")),
+    (["--prompt"], error_of("unknown flag: --prompt", "", "see redline --help")),
     (["sim", "--prot", "1"], error_of("unknown flag: --prot", "", "did you mean --port?")),
     (["sim", "--port", "http"],
      error_of("--port is not a whole number: http", "", "write it like 8 or 1000")),
     (["sim", "--port", "70000"], error_of("--port must be 0 to 65,535, not 70000")),
     (["sim", "--latency", "x"], error_of("latency is not a time: x", "--latency",
      "write seconds like 0.2, a range like 2-5, or lognormal:1.2,0.4")),
-    (["sim", "--faults", "2"], error_of("a share of faults lies in 0 to 1, not 2", "--faults",
+    (["sim", "--faults", "2"], error_of("a share of faults must be 0 to 1, not 2", "--faults",
      "write one share like 0.05, or shares by kind like 429=0.02 and stall=0.01")),
     (["sim", "--algorithm", "fixd"],
      error_of("--algorithm is one of fixed, moving, counter, bucket, not fixd", "",
@@ -150,12 +150,12 @@ OTHERS = [
     (["sim", "--replay", "x.jsonl"],
      error_of("the replay file cannot be read: No such file or directory", "x.jsonl")),
     (["verify"], error_of("OUT is missing", "redline verify",
-     "redline verify OUT [FLAGS]; redline verify --help lists what there is")),
+     "redline verify OUT [FLAGS]; see redline verify --help")),
     (["verify", "x.jsonl"],
      error_of("x.jsonl does not exist", "", "name the file after -o of the run")),
     (["verify", "."], error_of(". is a folder", "", "name the file after -o of the run")),
     (["repair"], error_of("OUT is missing", "redline repair",
-     "redline repair OUT [FLAGS]; redline repair --help lists what there is")),
+     "redline repair OUT [FLAGS]; see redline repair --help")),
     (["repair", "x.jsonl"],
      error_of("x.jsonl does not exist", "", "name the file after -o of the run")),
     (["repair", "."], error_of(". is a folder", "", "name the file after -o of the run")),

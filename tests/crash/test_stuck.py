@@ -93,7 +93,7 @@ SAID = {
     "after": "the `after` function has not returned",
     "own pool": "the `after` function has not returned",
     "blocking call": "it blocked the event loop",
-    "stubborn call": "its call goes on though it was cancelled",
+    "stubborn call": "its call continues although it was cancelled",
 }
 
 
@@ -211,7 +211,7 @@ def test_a_call_that_ends_after_it_was_left_writes_nothing(tmp_path: Path) -> No
 
     report = asyncio.run(main())
     assert report.unfinished == 1
-    assert report.abandoned == ["row 1: its call goes on though it was cancelled"]
+    assert report.abandoned == ["row 1: its call continues although it was cancelled"]
     assert (tmp_path / "labels.jsonl").read_bytes() == b""
 
 

@@ -109,7 +109,7 @@ def test_a_row_that_stands_twice_is_refused(tmp_path: Path) -> None:
     work(output)
     data = output.read_bytes()
     output.write_bytes(data + data.splitlines(keepends=True)[0])
-    with pytest.raises(JournalError, match="row 1 stands twice"):
+    with pytest.raises(JournalError, match="row 1 occurs twice"):
         work(output)
 
 

@@ -110,7 +110,7 @@ def test_the_margins_that_the_page_names_are_the_codes() -> None:
 
 def test_every_flag_and_setting_of_the_limits_has_its_line() -> None:
     section = PAGE.partition("\n## ")[0]
-    flags = {option.key for option in FLAGS.values() if option.section == "How fast"}
+    flags = {option.key for option in FLAGS.values() if option.section == "Limits"}
     named = {flag.replace("-", "_") for flag in re.findall(r"`--([a-z-]+)", section)}
     assert flags - {"concurrency"} == named - {"dry_run"}
     assert "`-c 64`" in section

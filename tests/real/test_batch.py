@@ -460,10 +460,10 @@ def assert_once_cut(count: int) -> list[dict[str, Any]]:
     ("options", "message"),
     [
         ({"output": None}, "batches need an output file"),
-        ({"via": "auto"}, "via auto needs to know until when"),
+        ({"via": "auto"}, "via auto needs a deadline until which"),
         ({"via": "btch"}, "unknown way to send rows: btch"),
-        ({"cache": "answers"}, "batches and a cache of answers exclude each other"),
-        ({"row_deadline_s": 5}, "batches and a deadline for each row exclude each other"),
+        ({"cache": "answers"}, "batches and a cache of answers cannot be combined"),
+        ({"row_deadline_s": 5}, "batches and a deadline for each row cannot be combined"),
     ],
 )
 def test_what_batches_cannot_do_is_told(options: dict[str, Any], message: str) -> None:
@@ -490,7 +490,7 @@ def test_a_batch_that_the_provider_forgot_is_told_and_done_live_when_that_is_sai
         run(embedded, **options)
     report = run(embedded, **options)
     assert report.stopped is not None
-    assert "does not know the batch" in report.stopped.what
+    assert "no longer knows the batch" in report.stopped.what
     assert report.unfinished == 4
     reserved = Ledger(Output(path=Path("out.jsonl"))).reserved
     report = run(embedded, **{**options, "via": "live"})

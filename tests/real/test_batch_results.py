@@ -274,7 +274,7 @@ def test_a_line_that_ends_the_run_does_not_end_every_run_after_it(status: int, e
         report = run(server)
         assert report.stopped is not None
         assert (report.succeeded, report.failed, report.unfinished) == (ROWS - 1, 0, 1)
-        # Once that is mended, the same command goes on.
+        # Once that is mended, the same command continues.
         report = run(server)
     assert (report.stopped, report.succeeded) == (None, 1)
     assert results() == ALL

@@ -1127,7 +1127,7 @@ def test_a_model_that_is_lost_within_a_stream_says_so_without_the_key(run: Run) 
             backend = backend_of(server, api_key=SECRET)
             outcome = await backend.send(ASK, Call(), Keeps())
             assert type(outcome.error) is NoEndpoint
-            assert what(outcome) == "the model cannot be asked any more: rank <key>"
+            assert what(outcome) == "the model is no longer available: rank <key>"
             await backend.aclose()
 
     run(main())

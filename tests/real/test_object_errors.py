@@ -80,7 +80,7 @@ KEYS = (
     "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public bucket, "
     "FSSPEC_S3_ANON=true"
 )
-BUCKET = "look at the bucket's name, and whose store it is: AWS_ENDPOINT_URL, AWS_PROFILE"
+BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_URL, AWS_PROFILE"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ BUCKET = "look at the bucket's name, and whose store it is: AWS_ENDPOINT_URL, AW
         (
             "s3://data/nowhere/rows.jsonl",
             "{} does not exist",
-            "look at the name; upper and lower case differ",
+            "check the name; upper and lower case differ",
         ),
         ("s3://data/in", "{} is a folder", "name one object in it; a URL is one input"),
         ("s3://data/", "{} is a folder", "name one object in it; a URL is one input"),
@@ -172,7 +172,7 @@ def test_credentials_that_are_refused_or_allow_too_little(
 
 def test_a_store_that_cannot_be_reached(cli: Cli, around: Surroundings) -> None:
     around.point_to("http://127.0.0.1:9")
-    hint = "look at the network, and at AWS_ENDPOINT_URL if it is set, then try again"
+    hint = "check the network, and AWS_ENDPOINT_URL if it is set, then try again"
     for argv, doing in (
         (("run", "s3://data/in/rows.jsonl", *ASK), "read s3://data/in/rows.jsonl"),
         (("verify", "s3://data/labels.jsonl"), "read s3://data/labels.jsonl"),
@@ -265,7 +265,7 @@ def test_verify_and_repair(server: ObjectServer, cli: Cli) -> None:
     copy = "s3.redline/data/proof.jsonl"
     assert cli("repair", out) == error(
         f"{out} is an object, and repair works on files",
-        f"run the same command again, which puts its copy into {copy} and names what is wrong; "
+        f"run the same command again, which puts its copy into {copy} and reports what is wrong; "
         f"then redline repair {copy}, and run it once more",
     )
 

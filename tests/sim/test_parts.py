@@ -229,17 +229,17 @@ def test_a_failure_of_the_results_ends_the_run_while_it_waits_for_answers() -> N
         (
             {"endpoints": (Endpoint(base_url="http://a.example/v1"),)},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and an endpoint exclude each other",
+            "a supplied backend and an endpoint cannot be combined",
         ),
         (
             {"cache": Cache("answers")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and a cache of answers exclude each other",
+            "a supplied backend and a cache of answers cannot be combined",
         ),
         (
             {"via": "batch", "output": Output.at("out.jsonl")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and batches exclude each other",
+            "a supplied backend and batches cannot be combined",
         ),
         (
             {"output": Output.at("out.jsonl")},
@@ -249,12 +249,12 @@ def test_a_failure_of_the_results_ends_the_run_while_it_waits_for_answers() -> N
         (
             {"limits": Limits(requests="5/1s")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and limits besides a concurrency exclude each other",
+            "a supplied backend and limits besides a concurrency cannot be combined",
         ),
         (
             {"limits": Limits(concurrency="auto")},
             {"backend": ScriptedBackend([Reply()])},
-            "a supplied backend and limits besides a concurrency exclude each other",
+            "a supplied backend and limits besides a concurrency cannot be combined",
         ),
         ({}, {}, "a run needs an endpoint, a function to call, or a backend"),
     ],

@@ -343,7 +343,7 @@ def test_strict_ends_the_run_at_its_first_failure() -> None:
 
 
 def test_rows_that_wait_to_be_tried_again_leave_the_slots_to_others() -> None:
-    # The first 8 rows, as many as there are slots, fail and are told to wait for an hour.
+    # The first 8 rows, as many as there are slots, fail and are asked to wait for an hour.
     def step(send: Send) -> Step:
         if send.request.body["n"] <= 8 and send.attempt == 1:
             return ServerFailed("503", status=503, retry_after_s=3600.0)

@@ -50,7 +50,7 @@ def tenant_of(exchange: Exchange) -> str:
 
 
 class Counted:
-    """A backend whose calls are counted, and which may be told to wait.
+    """A backend whose calls are counted, and which may be asked to wait.
 
     most: in flight at once, so far. tenants, priorities: of all calls.
     """

@@ -104,7 +104,7 @@ class LineChecker:
 
 
 def _misshapen(reason: str, line: int) -> Problem:
-    """What is wrong with a line of JSON that is no request."""
+    """What is wrong with a line of JSON that is not a request."""
     if missing := _MISSING.search(reason):
         return _absent(missing[1], line)
     wrong = _WRONG.search(reason)
@@ -141,12 +141,12 @@ class Batch(msgspec.Struct):
 
     @property
     def is_over(self) -> bool:
-        """It does not change any more."""
+        """Whether its state is final."""
         return self.status in ENDED
 
     @property
     def files(self) -> list[str]:
-        """Its files of results and of errors, as far as they can be seen."""
+        """The ids of the result file and the error file that exist so far."""
         found = (self.output_file_id, self.error_file_id)
         return list(dict.fromkeys(name for name in found if name and isinstance(name, str)))
 
@@ -274,7 +274,7 @@ def read_line(raw: bytes) -> ResultLine:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadReply(
             f"a line of the results is not what the Batch API promises: {error}",
-            hint="look at the batch at the provider; the same command reads it again",
+            hint="inspect the batch at the provider; the same command reads it again",
         ) from error
     return ResultLine(custom_id=name, problem=problem)
 

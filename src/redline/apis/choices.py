@@ -182,7 +182,7 @@ def read(body: bytes, asked: Object | None) -> Reply:
 
 
 def has_ended(body: bytes) -> bool:
-    """Each choice in a body of JSON says why it ended, and there is no error beside them."""
+    """Whether each choice in a JSON body has a finish reason, and the body has no error."""
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
@@ -219,10 +219,10 @@ def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
     named = ", ".join(missing[:_MOST_NAMED]) + (", ..." if len(missing) > _MOST_NAMED else "")
     what = f"index {named} is missing" if len(missing) == 1 else f"indices {named} are missing"
     if not missing:
-        what = "an index comes twice, or was not asked for"
+        what = "an index occurs twice, or was not requested"
     raise BadReply(
         f"asked for {asked} {name}{'' if asked == 1 else 's'}, got {len(found)}: {what}",
-        hint=f"ask for one {name} in each row if the endpoint gives no more",
+        hint=f"ask for one {name} in each row if the endpoint returns no more",
     )
 
 
@@ -354,5 +354,5 @@ class ChoicesWriter(NamedTuple):
 
 
 def is_usage_event(event: Object) -> bool:
-    """The event is the one that `ChoicesWriter.last` writes."""
+    """Whether the event is the one that `ChoicesWriter.last` writes."""
     return event.get("choices") == [] and bool(event.get("usage"))

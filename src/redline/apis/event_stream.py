@@ -111,7 +111,7 @@ class EventParser:
         return _data_of(rest.removeprefix(BOM) if self._is_first else rest)
 
     def left(self) -> bytes:
-        """What has come behind the last whole block, as it came."""
+        """The bytes after the last complete block, unchanged."""
         if self._pieces:
             self._rest = b"".join((self._rest, *self._pieces))
             self._pieces.clear()
@@ -169,7 +169,7 @@ def _split(whole: bytes) -> tuple[list[bytes], bytes]:
 
 
 def _is_line(event: bytes) -> bool:
-    """It is one line of data, and a blank one."""
+    """Whether it is one line of data, and a blank one."""
     return (
         event.startswith(b"data: ")
         and event.find(b"\n") == len(event) - 2

@@ -1,7 +1,7 @@
 """Reading replies of every API, and plain JSON of any other path.
 
 The API is known by the end of the request's path. `read` raises BadReply for a body that is not
-what the API promises, so that it is tried again like any other fault, and the error itself for a
+what the API promises, so that it is retried like any other fault, and the error itself for a
 body that holds one.
 
   an answer                                    is
@@ -122,7 +122,7 @@ def read(
 
 
 def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
-    """The body as proper JSON, and its value. Raises `error` for what is no JSON at all."""
+    """The body as proper JSON, and its value. Raises `error` for what is not JSON at all."""
     try:
         return body, msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

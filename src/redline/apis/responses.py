@@ -73,7 +73,7 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
         raise BadReply("the response failed, and does not say why")
     if reply.status not in _ENDED:
         waits = reply.status in ("queued", "in_progress")
-        hint = "leave `background` out: redline does not wait for stored responses" if waits else ""
+        hint = "remove `background`: redline does not wait for stored responses" if waits else ""
         raise BadReply(f"the response is not whole: its status is `{reply.status}`", hint=hint)
     texts, refusals, tool_calls = [], [], []
     for raw in reply.output:

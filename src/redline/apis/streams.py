@@ -61,7 +61,7 @@ class StreamedAnswer:
         """The text that an event adds, of its first choice.
 
         Raises ErrorInside for an event that is an error, the error of a choice that broke off, and
-        AttributeError or TypeError for a misshapen event.
+        AttributeError or TypeError for a malformed event.
         """
         if is_error_event(event):
             raise ErrorInside(event)
@@ -107,7 +107,7 @@ class StreamedAnswer:
 
     @property
     def finish_reasons(self) -> list[Any]:
-        """That of each choice, as the endpoint says; None until it has."""
+        """The finish reason of each choice, as sent by the endpoint; None until then."""
         return [self._choices[index].finish_reason for index in sorted(self._choices)]
 
     def whole(self, *, is_done: bool) -> tuple[str, bytes]:
@@ -137,7 +137,7 @@ class _Choice:
         self._joiner = PairJoiner()
 
     def add(self, choice: Object) -> str:
-        """The text that `choice` adds. Raises AttributeError or TypeError for a misshapen one."""
+        """The text that `choice` adds. Raises AttributeError or TypeError for a malformed one."""
         delta = choice.get("delta") or {}
         content = choice.get("text") if delta.get("content") is None else delta["content"]
         text = self._joiner.add(_checked(text_of(content)))
@@ -167,7 +167,7 @@ class _Choice:
 
     @property
     def is_other(self) -> bool:
-        """It says something that is not content."""
+        """Whether it says something that is not content."""
         return bool(self.refusals or self.tools)
 
 

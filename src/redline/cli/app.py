@@ -26,21 +26,21 @@ USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 # Name: the module, see `Group`, and what the command does.
 _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
-    "eval": ("evaluate", "Ask a test set, and say how many answers are right."),
-    "synth": ("synth", "Make texts by a prompt, no two nearly the same."),
-    "tag": ("tag", "Give every row labels, or JSON by a schema."),
-    "status": ("results.status", "Show how a job is, and what holds it back."),
-    "show": ("results.show", "Show what is in a results file."),
+    "eval": ("evaluate", "Ask the questions of a test set and score the answers."),
+    "synth": ("synth", "Generate texts from a prompt, without near-duplicates."),
+    "tag": ("tag", "Tag every row with labels, or with JSON by a schema."),
+    "status": ("results.status", "Show the state of a job, and what holds it back."),
+    "show": ("results.show", "Show the contents of a results file."),
     "compare": ("results.compare", "Compare two results files row by row."),
-    "report": ("results.report", "Make a page about a job that can be shared."),
+    "report": ("results.report", "Write a report of a job that can be shared."),
     "verify": ("results.verify", "Prove that a results file is complete."),
-    "repair": ("results.repair", "Take damaged lines out of a results file."),
-    "bench": ("bench.bench", "Measure how much a target answers, how fast."),
+    "repair": ("results.repair", "Move damaged lines out of a results file."),
+    "bench": ("bench.bench", "Measure the throughput and latency of a target."),
     "engine": ("engine", "Serve a local model with the OpenAI API."),
     "serve": ("serve", "Serve every endpoint behind one address with the OpenAI API."),
     "fleet": ("fleet", "Serve a model with replicas that come and go with the load."),
-    "keys": ("keys.keys", "Keep the keys of redline serve, and whose they are."),
-    "sim": ("sim", "Simulate a provider to try things on."),
+    "keys": ("keys.keys", "Manage the API keys of redline serve."),
+    "sim": ("sim", "Simulate a provider for trials."),
     "route": ("route", "Compare ways to balance calls over endpoints."),
 }
 # What other programs call them.
@@ -91,8 +91,7 @@ def program() -> Group:
             is_eager=True,
             expose_value=False,
             callback=_show_completion,
-            help="Print what your shell needs to complete commands, flags and values, for its "
-            "start-up file.",
+            help="Print the completion script for the start-up file of your shell.",
         ),
     ]
     return Group("redline", _COMMANDS, params, _HELP)
@@ -112,7 +111,7 @@ def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> N
     kind = get_completion_class(shell)
     if kind is None:
         raise ConfigError(
-            f"no completion is known for the shell {shell}" if shell else "$SHELL is not set",
+            f"there is no completion for the shell {shell}" if shell else "$SHELL is not set",
             hint="SHELL=bash redline --show-completion; also zsh and fish",
         )
     say(kind(ctx.command, {}, "redline", "_REDLINE_COMPLETE").source())
@@ -139,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _status(arguments: list[str]) -> int:
-    """The exit status of one command; whatever went wrong is told on stderr."""
+    """The exit status of one command; errors are reported on stderr."""
     command = program()
     try:
         _start.give_way()
@@ -194,7 +193,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     """A usage error of the parser in redline's words, with the nearest name for an unknown one."""
     context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
-    help_hint = f"{path} --help lists what there is"
+    help_hint = f"see {path} --help"
     match error:
         case click.NoSuchOption() if context is not None:
             # Imported here: only a mistake needs it.
@@ -220,7 +219,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             extra = error.message.rpartition("(")[2].rstrip(")")
             return ConfigError(
                 f"one argument too many: {extra}",
-                hint="quote a text with spaces; several files go through stdin, as in: "
+                hint="quote text with spaces; pass several files through stdin, as in: "
                 "cat a.jsonl b.jsonl | redline run -",
             )
         case _:

@@ -1,4 +1,4 @@
-"""What an engine is told."""
+"""Settings of an engine."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     model: a folder, or a name on the hub. draft_model: likewise, a smaller model that speaks the
     same tokens. draft_tokens: drafted at once at most, 0 for none; how many follows what pays.
-    has_lookup: without a draft model, drafts are what followed the last tokens when they stood in
-    the sequence before. max_batch_size: sequences at once. max_step_tokens: tokens that one step
+    has_lookup: without a draft model, drafts are what followed the last tokens when they occurred
+    in the sequence before. max_batch_size: sequences at once. max_step_tokens: tokens that one step
     computes at most. max_wait_s: how long an idle engine waits for more requests before it begins.
     max_model_len: tokens of a sequence, prompt and answer; None takes what the model was made for,
     up to 4,096. max_cache_tokens: that the cache has room for; as each sequence takes max_model_len
@@ -67,4 +67,4 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.max_wait_s <= LONGEST_WAIT_S:
             raise ConfigError(f"max_wait_s must be from 0 to {LONGEST_WAIT_S:g}")
         if self.draft_model is not None and self.has_lookup:
-            raise ConfigError("a draft model and lookup exclude each other", hint="leave one out")
+            raise ConfigError("a draft model and lookup cannot be combined", hint="leave one out")

@@ -21,7 +21,7 @@ from redline.errors import ConfigError, RedlineError
 
 # A large model may have to be fetched, loaded and compiled first.
 START_S = 1800.0
-# vLLM ends its own processes when it is told to; what is left after so long is killed.
+# vLLM ends its own processes when asked to; what is left after this time is killed.
 _GRACE_S = 15
 _POLL_S = 0.2
 _NOTHING, _STDERR = subprocess.DEVNULL, 2
@@ -35,7 +35,7 @@ _OWN_SETTINGS = {
 # As in Lookup: by default vLLM looks for five tokens, no fewer and no more.
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8}
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# A shell that outlives redline where redline is killed: its input ends then, and it ends the group.
+# A shell that outlives redline if redline is killed: its input ends then, and it ends the group.
 # vLLM's workers do not notice that they are orphans (vllm issue 55510).
 _GUARD = 'read -r _; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
 
@@ -51,10 +51,10 @@ def launch(
 ) -> int:
     """Serves with vLLM until SIGINT or SIGTERM; the exit status, 0. In the main thread only.
 
-    port: 0 for a free one. on_url: told the base URL, once vLLM is ready. on_note: told the command
+    port: 0 for a free one. on_url: gets the base URL, once vLLM is ready. on_note: gets the command
     line. start_s: until it is ready. What it writes goes to stderr. No process is left behind,
     whatever ends this one.
-    Raises ConfigError where it cannot be started so, RedlineError where it ends by itself.
+    Raises ConfigError if it cannot be started so, RedlineError if it ends by itself.
     """
     # Imported here: it brings modules for archives, and `import redline` reads this file.
     import shutil
@@ -70,7 +70,7 @@ def launch(
         )
     on_note(f"starting {shlex.join(arguments)}")
     address, ready_by_s = f"{url_host(host)}:{port}", SYSTEM.now_s() + start_s
-    is_ready, hint = False, "see what it wrote above"
+    is_ready, hint = False, "see its output above"
     with _group(arguments) as (process, signals):
         while not signals and _is_running(process):
             if not is_ready and (is_ready := _is_healthy(address)):
@@ -80,7 +80,7 @@ def launch(
     if not signals:
         state = "while it served" if is_ready else "before it was ready"
         what = f"vLLM ended {state}, with status {process.returncode}"
-        raise RedlineError(what, hint=f"{hint}; `vllm serve --help` tells its settings")
+        raise RedlineError(what, hint=f"{hint}; `vllm serve --help` lists its settings")
     return 0
 
 

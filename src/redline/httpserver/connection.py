@@ -75,7 +75,7 @@ class Service:
         self._emptied: asyncio.Future[None] | None = None
 
     def begin_draining(self) -> None:
-        """From now on every response is the last one of its connection."""
+        """Makes every response the last one of its connection."""
         self.is_draining = True
 
     def sweep(self, now_s: float) -> None:
@@ -260,13 +260,13 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _body_s(self, exchange: Exchange | None) -> float:
-        """Within it the body comes to its end; a larger one may take longer in proportion."""
+        """Within it the body ends; a larger one may take longer in proportion."""
         most_bytes = None if exchange is None else exchange.most_body_bytes
         share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
         return self._bounds.body_s * share
 
     def _bound_writing(self) -> None:
-        """From now on the client must take what was written."""
+        """Starts the deadline for the client to read what was written."""
         self._unwritten = self.transport.get_write_buffer_size()
         now_s, bounds = self._loop.time(), self._bounds
         self._unread_by_s = now_s + bounds.unread_s
@@ -302,7 +302,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _is_wanted(self) -> bool:
-        """The response is a stream, and others want what it holds."""
+        """Whether the response is a stream, and others want what it holds."""
         exchange = self._current
         return exchange is not None and exchange.state is State.STREAMING and exchange.is_wanted()
 
@@ -358,7 +358,7 @@ class Connection(asyncio.Protocol):
             try:
                 self._parser.feed_data(data)
             except httptools.HttpParserUpgrade as upgrade:
-                # The client offers another protocol; the connection goes on with HTTP/1.1.
+                # The client offers another protocol; the connection continues with HTTP/1.1.
                 if self._framing:
                     self._parse_body()
                 data = memoryview(data)[upgrade.args[0] :]
@@ -425,7 +425,7 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _refuse(self, fault: Fault) -> None:
-        """Reads no further. A body that is being received fails; else `fault` is answered."""
+        """Reads no further. A body that is being received fails; otherwise `fault` is answered."""
         self._is_ending = True
         if self._incoming is not None:
             self._incoming.fail(BodyError(*fault))
@@ -436,7 +436,7 @@ class Connection(asyncio.Protocol):
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
         return FaultError(431, most)
 
-    # What the parser calls. It goes on with what follows a request, so each checks for the end.
+    # What the parser calls. It continues with what follows a request, so each checks for the end.
 
     def on_url(self, target: bytes) -> None:
         self._target += target

@@ -84,7 +84,9 @@ class Channel(Protocol):
 
 
 class Exchange:
-    """method: upper-case. path: decoded. Made by the connection, for one handler.
+    """One request, and the means to answer it.
+
+    method: upper-case. path: decoded. Made by the connection, for one handler.
 
     is_kept: the connection serves another request after this one. body, size: of a request whose
     head is known, see request_form.py: the whole body, or the bytes of one that is still to come.
@@ -170,7 +172,7 @@ class Exchange:
         return self.received()
 
     def received(self) -> bytes:
-        """What has been received of the body since the last read; all of it if `is_complete`."""
+        """The body received since the last read; all of it if `is_complete`."""
         body, self._body = self._body, b""
         return body if isinstance(body, bytes) else bytes(body)
 
@@ -200,7 +202,7 @@ class Exchange:
 
     @property
     def is_gone(self) -> bool:
-        """The client has left; what is written does not reach it."""
+        """Whether the client has left; what is written does not reach it."""
         return self._channel.is_lost
 
     @property
@@ -407,7 +409,7 @@ class Exchange:
             except BadCompressionError as error:
                 self.fail(BodyError(400, f"the compressed body is damaged: {error}"))
                 return
-            # Much compressed data may stand for none.
+            # Much compressed data may decompress to none.
             self._inflated += len(data)
             size_bytes = max(size_bytes, self._inflated)
         if size_bytes > most_bytes:
@@ -446,7 +448,7 @@ class Exchange:
 
     @property
     def is_full(self) -> bool:
-        """No more of the body should be read before the handler takes some."""
+        """Whether no more of the body should be read before the handler takes some."""
         return not self._is_whole_wanted and len(self._body) > _WAITING_BYTES
 
     def _wake(self) -> None:

@@ -12,7 +12,7 @@ from redline.httpserver.exchange import BodyError, Exchange
 _MOST_PARTS = 100
 # Without a handler, its parser's warnings about what clients send would go to stderr.
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())
-# All fields of a form whose files are handed on.
+# All fields of a form whose files are passed on.
 _MOST_FIELD_BYTES = 64 * 1024
 
 
@@ -25,7 +25,7 @@ class FormPart(msgspec.Struct):
     number: int
 
     def take(self) -> bytes:
-        """What has come of it since the last time."""
+        """The bytes that arrived since the last call."""
         data = bytes(self.data)
         self.data.clear()
         return data
@@ -80,7 +80,7 @@ async def read_form(exchange: Exchange, on_file: OnFile | None = None) -> dict[s
 class _Form:
     """Collects what the parser finds. The parser bounds the headers of each part.
 
-    hands_on: files are handed on while they come, so all else is to be short.
+    hands_on: files are passed on while they arrive, so everything else must be short.
     """
 
     def __init__(self, *, hands_on: bool) -> None:
@@ -137,7 +137,7 @@ class _Form:
         self._data += data[start:end]
 
     def files(self) -> list[FormPart]:
-        """The files of which more may have come since the last time; the last one goes on."""
+        """The files of which more may have come since the last time; the last one continues."""
         found, self._files = self._files, self._files[-1:] if self._is_file else []
         return found
 

@@ -17,7 +17,7 @@ _MOST_HEAD_BYTES = 4096
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 _MOST_DIGITS = 9
 _HEAD_END = b"\r\n\r\n"
-# How the body or the connection goes on if one of them is there is for llhttp to say.
+# How the body or the connection continues if one of them is there is for llhttp to say.
 _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))
 
 

@@ -1,7 +1,7 @@
 """An HTTP server on an address of its own.
 
 state     from    a new request                   one being answered
-open      start   is answered                     goes on until its client leaves
+open      start   is answered                     continues until its client leaves
 draining  aclose  on an open connection, is       may end within what `_drain` allows, and is the
                   answered; others are refused    last one of its connection
 closed    the end no connection                   is cancelled
@@ -132,7 +132,7 @@ class HttpServer(ABC):
         loop = asyncio.get_running_loop()
         host, port, is_shared, door = self._address
         service = Service(self._handle, self._http_bounds)
-        # None, not a number, where there is no TLS: asyncio refuses that.
+        # None, not a number, if there is no TLS: asyncio refuses that.
         handshake_s = self._http_bounds.head_s if self._ssl is not None else None
         try:
             self._listener = await loop.create_server(

@@ -292,7 +292,7 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
         try:
             return ending.result(left_s)
         except KeyboardInterrupt:
-            # A notebook's stop button reaches this thread; the run goes on in its own.
+            # A notebook's stop button reaches this thread; the run continues in its own.
             interrupts.interrupt_from_outside()
             left_s = GIVE_UP_S if interrupts.count > 1 else None
         except TimeoutError:
@@ -302,7 +302,7 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
 
 
 def _is_in_loop() -> bool:
-    """This thread runs an event loop."""
+    """Whether this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -369,7 +369,7 @@ def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Result
 def _acknowledging(
     tally: Tally, stream: StreamRows | None, gatherer: Gatherer
 ) -> Callable[[list[Brief]], None]:
-    """What is done with rows that are durable."""
+    """The callback for rows that are durable."""
 
     def acknowledge(rows: list[Brief]) -> None:
         if stream is not None:
@@ -570,7 +570,7 @@ def _stores(job: Job) -> Stores:
 
 
 def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
-    """What is with the Batch API; None for a run that has nothing to do with it. Blocks."""
+    """The ledger of batches; None for a run without the Batch API. Blocks."""
     if job.via not in BATCHING and not (output.state_path / "batches.jsonl").exists():
         return None
     # Imported here: a run without batches does not pay for them.

@@ -121,7 +121,7 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)
     is_changed = old is not None and old.settings != new.settings and not job.retry_failed
-    # As a run does: failures under other settings, with no success beside them, are done anew.
+    # As a run does: failures under other settings, with no success beside them, are done again.
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )

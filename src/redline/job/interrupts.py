@@ -2,7 +2,7 @@
 
 What may hold up an abort, and what becomes of it:
 
-  a function in a thread, a call that goes on      the runner leaves it behind (Runner.abort)
+  a function in a thread, a call that continues      the runner leaves it behind (Runner.abort)
   code that blocks the event loop                  `Unblocked` is raised in it, by a signal
   anything else, such as a disk that hangs         `GivenUp` is raised out of the event loop
 """
@@ -65,7 +65,7 @@ class Interrupts:
             self.interrupt()
 
     def interrupt(self) -> None:
-        """Tells the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""
+        """Notifies the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""
         if self._runner is None or self._loop is None:
             raise KeyboardInterrupt
         self.count += 1

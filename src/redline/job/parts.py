@@ -71,11 +71,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if setting:
                 raise ConfigError(
-                    f"a supplied backend and {what} exclude each other",
+                    f"a supplied backend and {what} cannot be combined",
                     hint="leave one of them out; the backend may have its own cache and limits",
                 )
 
 
 def _concurrency(limits: Limits) -> Limits:
-    """Of the limits, only the number of calls in flight."""
+    """The limits, reduced to the number of calls in flight."""
     return Limits() if limits.is_adaptive else Limits(concurrency=limits.concurrency)

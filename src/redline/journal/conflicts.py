@@ -59,6 +59,6 @@ def _is_output(path: Path) -> bool:
 
 
 def _holds_copies(state: Path) -> bool:
-    """It is `s3.redline/`, whose folders are buckets, and no output's state."""
+    """Whether it is `s3.redline/`, whose folders are buckets, and no output's state."""
     found = (each for each in state.glob("*") if each.is_dir() and each.name not in _OWN_FOLDERS)
     return not is_state(state) and any(found)

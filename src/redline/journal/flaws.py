@@ -122,7 +122,7 @@ def all_flawed(answers: int, flaws: Mapping[str, int]) -> str | None:
     if answers < _TELLING_ANSWERS or sum(flaws.values()) < answers:
         return None
     words = " or ".join(_WORDS[flaw] for flaw in flaws)
-    remedy = "raise --max-tokens" if "length" in flaws else "look at the prompt and the model"
+    remedy = "raise --max-tokens" if "length" in flaws else "check the prompt and the model"
     return f"warning: all {answers:,} answers so far are {words}: {remedy}"
 
 

@@ -1,6 +1,6 @@
 """Which row is which: 64-bit keys, and sets of them that cost 16 to 32 bytes a row.
 
-A row is its `custom_id` where it has one. Otherwise it is its content and the count of equal rows
+A row is its `custom_id` if it has one. Otherwise it is its content and the count of equal rows
 before it, so that rows may be added anywhere without making the others new. Two of 10 million
 64-bit keys are equal with a probability of 3 in a million (n^2 / 2^65).
 
@@ -56,7 +56,7 @@ class KeySet:
 
     @property
     def has_marks(self) -> bool:
-        """Some keys have a mark."""
+        """Whether some keys have a mark."""
         return self._marks is not None
 
     def __contains__(self, key: int) -> bool:
@@ -75,9 +75,9 @@ class KeySet:
         return self.add_all((key,)) == 1
 
     def add_all(self, keys: Sequence[int], start: int = 0) -> int:
-        """Puts the keys from the place `start` on in, up to the first that is there already.
+        """Puts the keys from the place `start` on in, up to the first that already exists.
 
-        Returns that one's place; the number of keys where there is none.
+        Returns that one's place; the number of keys if there is none.
         """
         self._make_room(len(keys) - start)
         slots = self._slots
@@ -151,13 +151,13 @@ class KeySet:
         return self._marks[at]
 
     def matches(self, key: int, mark: int) -> bool:
-        """The key is in the set, and its mark is not another one. An unknown mark, 0, is any."""
+        """Whether the key is in the set with this mark. An unknown mark, 0, matches any."""
         return key in self and not is_other(mark, self.mark_of(key))
 
     def foresee(self, share: float) -> None:
         """The keys so far are about this share, above 0 to 1, of those that there will be.
 
-        So they are moved into a larger array half as often. Where that is wrong, it is twice as
+        So they are moved into a larger array half as often. If that is wrong, it is twice as
         large as it would have been.
         """
         self._expected = round(self._count / share)
@@ -254,7 +254,7 @@ def _slots_for(count: int, least: int) -> int:
 
 
 class _Taken:
-    """The keys that rows have taken so far. done: those that stand for rows that are done."""
+    """The keys that rows have taken so far. done: those of rows that are done."""
 
     def __init__(self, done: KeySet) -> None:
         self._done = done._slots
@@ -269,7 +269,7 @@ class _Taken:
     def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
         """Takes the keys from the place `start` on, up to the first that was taken before.
 
-        Returns that one's place; the number of keys where there is none. Adds the places of those
+        Returns that one's place; the number of keys if there is none. Adds the places of those
         taken that are not done to `undone`.
         """
         if not self._has_done:

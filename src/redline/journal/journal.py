@@ -69,8 +69,8 @@ class _Group:
 class Journal:
     """The files of one output; the caller holds its lock.
 
-    Opening blocks while it reads what is there, and needs no event loop. acknowledge: told, on the
-    event loop, of each group that has become durable.
+    Opening blocks while it reads what is there, and needs no event loop. acknowledge: called, on
+    the event loop, of each group that has become durable.
     Raises JournalError.
     """
 
@@ -87,7 +87,7 @@ class Journal:
         self._line_of = line_writer(output)
         self._failure_of = failure_writer(output)
         self._acknowledge = acknowledge
-        # Told when a group begins to be synced, when one is acknowledged, and of a failure.
+        # Called when a group begins to be synced, when one is acknowledged, and on a failure.
         self.changes = Changes()
         self._syncing: _Group | None = None
         self._wake = asyncio.Event()
@@ -222,7 +222,7 @@ class Journal:
     async def close(self) -> None:
         """Syncs and acknowledges what is written, then closes the files.
 
-        Raises JournalError where that failed.
+        Raises JournalError if that failed.
         """
         self._is_closing = True
         self._wake.set()
@@ -346,7 +346,7 @@ class Journal:
                 file.rescue(self._lost)
 
     def _written_bytes(self) -> int:
-        """Of all lines in the files."""
+        """The bytes of all lines in the files."""
         failures = self._failures
         return self._results.size_bytes + (0 if failures is None else failures.size_bytes)
 
@@ -359,7 +359,7 @@ class Journal:
         return self._failures
 
     def _has_mended(self) -> bool:
-        """Some lines of the failures file are out of date: their rows were tried again."""
+        """Whether some lines of the failures file are out of date: their rows were retried."""
         return self._mended > 0
 
     def _drop_mended(self) -> None:
@@ -391,9 +391,9 @@ class Journal:
         for place in repeated:
             offset = next(islice(found.offsets(), place, None))
             raise JournalError(
-                f"row {found.row(place)} stands twice in {self.output.path}",
+                f"row {found.row(place)} occurs twice in {self.output.path}",
                 where=f"byte {offset:,}",
-                hint="`redline repair` on the results file takes the second one out; or start over "
+                hint="`redline repair` on the results file moves the second one out; or start over "
                 "with --restart",
             )
 

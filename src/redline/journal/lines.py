@@ -212,7 +212,7 @@ def _batch_line(keeps_input: bool, result: Result) -> bytes:
 
 
 def _whole_reply(outcome: Outcome) -> Any:
-    """The reply's JSON as it came; the output alone where no HTTP reply stands behind it."""
+    """The reply's JSON as it came; the output alone if there is no HTTP reply."""
     if outcome.reply is None or not outcome.reply.body:
         return outcome.output
     body = outcome.reply.body.strip()

@@ -36,8 +36,8 @@ def is_held(output: Output) -> bool | None:
 class OutputLock:
     """Holds an output from its making until `release`, or death.
 
-    An flock on `labels.redline/lock`: the system lets go of it when the process ends, however it
-    ends and whatever it has forked. Raises ConfigError where another process holds it, or where
+    An flock on `labels.redline/lock`: the system releases it when the process ends, however it
+    ends and whatever it has forked. Raises ConfigError if another process holds it, or if
     nothing can be written.
     """
 

@@ -43,16 +43,16 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
     path = ""
     url = url_of(rows)
     if url is not None:
-        # A signature or a password is not written down; then verify is told the input again.
+        # A signature or a password is not written down; then verify needs the input again.
         path = url.text if url.text == url.name else ""
     elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
-        # A file's name may be no UTF-8; then it can be shown, and verify is told it again.
+        # A file's name may be no UTF-8; then it can be shown, and verify needs it again.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
     return Manifest(input=path, settings={name: value for name, value in settings.items() if value})
 
 
 def load(output: Output) -> Manifest | None:
-    """The manifest on disk, None where there is none. Raises JournalError for a damaged one."""
+    """The manifest on disk, None if there is none. Raises JournalError for a damaged one."""
     try:
         data = path_of(output).read_bytes()
     except FileNotFoundError:

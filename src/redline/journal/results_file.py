@@ -55,9 +55,9 @@ class _Group(NamedTuple):
 class ResultsFile:
     """Lines of results or failures. One writer at a time; `sync` and `check` may run beside it.
 
-    Opening reads every line once: `on_found` hears of all that are sound, in order. What is read is
+    Opening reads every line once: `on_found` gets all that are sound, in order. What is read is
     durable once that is over, because a process that died may have written it without.
-    Damage that a sudden death leaves behind is mended: a torn last line is cut off, and lines whose
+    Damage that a sudden death leaves behind is fixed: a torn last line is cut off, and lines whose
     bytes a power loss has turned into zeros are moved to a file beside this one, such as
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
     written to the file; so does a file that another redline writes to.
@@ -91,7 +91,7 @@ class ResultsFile:
     def flush(self) -> None:
         """Appends the lines taken. They survive the process's death, not yet the machine's.
 
-        Raises JournalError, with the file cut back to its last whole line, where the disk is full
+        Raises JournalError, with the file cut back to its last whole line, if the disk is full
         or broken.
         """
         pending = self._pending
@@ -119,10 +119,10 @@ class ResultsFile:
             self._group = _Group(last.end, self.size_bytes, last.tail, self._tail)
 
     def check(self) -> None:
-        """Reads the last group back from the file that has the name. Any thread.
+        """Reads the last group back from the file of that name. May be called in any thread.
 
-        Lines are never written behind the end of a file that was cut, but where they belong: so
-        what is missing reads as zeros, which JSON never holds.
+        Lines are written at their own offsets even if the file was cut, so missing parts read as
+        zeros, which JSON never contains.
         Raises ResultsLost if the file is another one, or lacks something of the group.
         """
         group = self._group
@@ -137,7 +137,9 @@ class ResultsFile:
                 at, size = at + len(block), _BLOCK_BYTES
                 last = (last + block)[-_TAIL_BYTES:]
         if at < group.end or not last.endswith(group.tail):
-            raise ResultsLost(f"{self.path} was cut or written over while results were written")
+            raise ResultsLost(
+                f"{self.path} was truncated or overwritten while results were written"
+            )
 
     def check_end(self) -> None:
         """As `check`, and that the group's lines are sound and the file's last ones. No writer."""
@@ -150,7 +152,7 @@ class ResultsFile:
                 raise ResultsLost(f"{self.path} was written to by something else")
 
     def rescue(self, error: ResultsLost) -> None:
-        """Gives the lines a name again if they have none; says in `error` where they are. Blocks.
+        """Gives the lines a name again if they have none; says in `error` if they are. Blocks.
 
         No writer may be left. A file that now has the name is left alone. Raises JournalError.
         """
@@ -191,7 +193,7 @@ class ResultsFile:
             return False
 
     def _moved_to(self) -> Path | None:
-        """The name that the open file has now; None if it has none, or the system does not tell."""
+        """The name that the open file has now; None if it has none, or the system does not say."""
         try:
             name = os.readlink(f"/proc/self/fd/{self._fd}")
             is_it = os.path.samestat(os.stat(name), os.fstat(self._fd))
@@ -264,7 +266,7 @@ class ResultsFile:
 
     def _own(self, file: LockedFile) -> None:
         self._fd = file.fd
-        # Where an error keeps the owner from closing it, its lock must not last longer than it.
+        # If an error keeps the owner from closing it, its lock must not last longer than it.
         self._close = weakref.finalize(self, file.close)
 
     def _failed(self, error: OSError) -> JournalError:
@@ -303,7 +305,7 @@ class ResultsFile:
                     f"line {number} of {self.path} is damaged",
                     where=f"byte {begin:,}",
                     hint="something else wrote to this file: `redline repair` on the results "
-                    "file takes such lines out, then the same command does their rows again; "
+                    "file moves such lines out, then the same command does their rows again; "
                     "or start over with --restart",
                 )
         return lost
@@ -325,7 +327,7 @@ class ResultsFile:
 def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
     """The new file that now holds these bytes of `path`: `aside`, or labels.damaged-1.jsonl.
 
-    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it goes on
+    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it continues
     reading the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
     changed.
     """

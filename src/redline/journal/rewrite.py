@@ -32,7 +32,7 @@ _BUFFER_BYTES = 1 << 20
 def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
     """Failures left in `path`: without those that succeeded since, and each row's last one only.
 
-    Does nothing where nothing is to be dropped; removes the file when none is left. The caller
+    Does nothing if nothing is to be dropped; removes the file when none is left. The caller
     holds the output's lock. Raises JournalError.
     """
     last: dict[int, int] = {}

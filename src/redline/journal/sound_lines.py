@@ -1,7 +1,7 @@
 """The lines of a results file read back: which of them are sound, and which rows they are of.
 
 There are two ways to the same answer. `_keys_of` looks at all lines of a block at once, in half the
-time, and says nothing unless each of them is sound and of the common form. Where one is not,
+time, and says nothing unless each of them is sound and of the common form. If one is not,
 `_key_of` tells of each line by itself.
 """
 
@@ -60,7 +60,7 @@ class Stretch(msgspec.Struct):
 
     begin, end: in bytes, of the file. share: how much of the file ends with them, above 0 to 1.
     lines: with their newlines, which the file's last may lack. keys: the lines' rows, as in
-    `identity`; none where the line is not sound.
+    `identity`; none if the line is not sound.
     """
 
     begin: int
@@ -78,7 +78,7 @@ class Stretch(msgspec.Struct):
         return _TOLD.decode(self.lines[place]).row
 
     def marks(self) -> Sequence[int]:
-        """For each key the mark of the row's content, as in `identity`; 0 where it is unknown.
+        """For each key the mark of the row's content, as in `identity`; 0 if it is unknown.
 
         Lines without one are of unnamed rows, or older than marks.
         """
@@ -124,7 +124,7 @@ def is_torn(data: bytes) -> bool:
 
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
     """The lines that end in one block: where they begin, where they end, and they themselves."""
-    # Of a line that goes on in the next block: joined once, however long it gets.
+    # Of a line that continues in the next block: joined once, however long it gets.
     pieces: list[bytes] = []
     begin = at = start
     while block := os.pread(fd, _BLOCK_BYTES, at):
@@ -144,7 +144,7 @@ def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
 
 
 def _key_of(line: bytes) -> int | None:
-    """The key of the line's row; None where its checksum does not hold or its end is missing."""
+    """The key of the line's row; None if its checksum does not hold or its end is missing."""
     body, tail = line[:-_TAIL_BYTES], line[-_TAIL_BYTES:]
     if tail != b"%s%08x%s" % (_TAIL, crc32(body), _TAIL_END):
         return None
@@ -159,7 +159,7 @@ def _key_of(line: bytes) -> int | None:
 
 
 def _mark_of(line: bytes, end: bytes) -> int:
-    """The mark that the line has, or that follows from the row if the line repeats it; else 0."""
+    """The mark in the line, or the one of the row that the line repeats; otherwise 0."""
     if end.startswith(_MARK) and end.endswith(_MARK_END):
         try:
             return int(end[len(_MARK) : -len(_MARK_END)], 16)
@@ -174,7 +174,7 @@ def _mark_of(line: bytes, end: bytes) -> int:
 
 
 def _keys_of(lines: list[bytes]) -> array[int] | None:
-    """The keys of the lines' rows; None where one of these may not be sound or begins otherwise."""
+    """The keys of the lines' rows; None if one of these may not be sound or begins otherwise."""
     beginning = lines[0][:_KEY_FROM]
     if beginning not in _KEYED:
         return None
@@ -197,7 +197,7 @@ def _keys_of(lines: list[bytes]) -> array[int] | None:
 
 
 def _between(before: bytes, parts: list[bytes], after: bytes) -> bytes | None:
-    """What stands between `before` and `after` in the parts, joined; None where one lacks these."""
+    """What is between `before` and `after` in the parts, joined; None if one lacks these."""
     inner = [part[len(before) : -len(after)] for part in parts]
     is_so = before + (after + before).join(inner) + after == b"".join(parts)
     return b"".join(inner) if is_so else None
@@ -216,7 +216,7 @@ def read_results(path: Path) -> Iterator[bytes]:
                 raise JournalError(
                     f"a line of {path} is damaged",
                     where=f"byte {stretch.begin:,}",
-                    hint=f"`redline repair {path}` takes such lines out",
+                    hint=f"`redline repair {path}` moves such lines out",
                 )
 
 

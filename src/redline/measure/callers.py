@@ -46,7 +46,10 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class Caller(Protocol):
-    """label: who answers, as figures name it. takes: requests that one call takes at most."""
+    """A target that answers calls.
+
+    label: who answers, as figures name it. takes: requests that one call takes at most.
+    """
 
     label: str
     takes: int
@@ -54,7 +57,7 @@ class Caller(Protocol):
     async def ask(self, requests: Sequence[Any]) -> Answer:
         """One call with these requests, at most `takes`.
 
-        Raises ConfigError for what is no request, and CancelledError.
+        Raises ConfigError for what is not a request, and CancelledError.
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
@@ -81,7 +84,7 @@ class _Stamps(Sink):
 
 
 class BackendCaller:
-    """A backend, asked for streams where its API has them. It stays its owner's."""
+    """A backend, asked for streams if its API has them. It stays its owner's."""
 
     takes = 1
 
@@ -125,7 +128,7 @@ def _request(given: Any) -> Request:
         given = {"messages": [{"role": "user", "content": given}]}
     if not isinstance(given, Mapping):
         raise ConfigError(
-            f"{given!r:.100} is no request",
+            f"{given!r:.100} is not a request",
             hint="give a Request, the body of a chat completion, or a text",
         )
     return Request(body=dict(given))
@@ -264,7 +267,7 @@ def _tokens(part: Any) -> tuple[int, int] | None:
 
 
 def takes_requests(handler: Any) -> bool:
-    """It is a Backend or a Client, and no function."""
+    """Whether it is a Backend or a Client, and no function."""
     if isinstance(handler, Client):
         return True
     parts = (getattr(handler, name, None) for name in ("send", "load", "aclose"))
@@ -279,7 +282,7 @@ def caller_of(
     is_streamed: bool = True,
     clock: Clock = SYSTEM,
 ) -> Caller:
-    """Who answers, of what a user gives. Raises ConfigError for what cannot answer.
+    """The caller for what the user gives. Raises ConfigError if it cannot be called.
 
     batch_size: the function takes lists of at most this many requests.
     """

@@ -27,7 +27,7 @@ _T = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """per_s, and half the width of its 95 % interval; None if the window is too short to tell."""
+    """per_s, and half the width of its 95 % interval; None if the window is too short."""
 
     per_s: float
     error: float | None = None
@@ -65,7 +65,7 @@ class Flow:
 
     def slices(self) -> list[float]:
         """What came in each slice."""
-        # Sums of floats leave a rest of some 1e-15 where there is nothing.
+        # Sums of floats leave a rest of some 1e-15 if there is nothing.
         sums = zip(self._edges, accumulate(self._steps), strict=False)
         return [max(0.0, edge + whole) for edge, whole in sums]
 

@@ -20,7 +20,9 @@ _MOST_FAILED = 0.5
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
-    """concurrency: of the knee; best: with the highest throughput. share: of that, what the knee
+    """The smallest concurrency that is enough.
+
+    concurrency: of the knee; best: with the highest throughput. share: of that, what the knee
     has. unsure: smaller levels that may be enough as well, by their intervals.
 
     is_open: the throughput still rose at the highest level.
@@ -43,7 +45,7 @@ def levels(most: int) -> Iterator[int]:
 
 
 def rises_no_more(measured: Sequence[Figures]) -> bool:
-    """The last two levels have not brought 5 % more than the best before them, or the last fails.
+    """Whether the last two levels bring less than 5 % more than those before, or the last fails.
 
     One such level alone may be noise.
     """

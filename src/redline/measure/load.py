@@ -25,7 +25,9 @@ _NOT_ONE = object()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """schedule: when calls are due, since the start; None for a closed loop, in which each of
+    """A load to be made.
+
+    schedule: when calls are due, since the start; None for a closed loop, in which each of
     `concurrency` users makes the next call when the last one has ended.
 
     concurrency: most calls in flight, also of a schedule; what is due beyond waits, and its latency
@@ -120,7 +122,7 @@ class Load:
             task.cancel()
 
     def _stop(self, why: str) -> None:
-        """Makes no further call. Those in flight go on."""
+        """Makes no further call. Those in flight continue."""
         if self._is_stopped:
             return
         self._is_stopped, self._why = True, why

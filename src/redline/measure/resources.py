@@ -33,7 +33,7 @@ class Watch:
         self._begun = self._ended = (0.0, 0.0, 0.0)
 
     def start(self) -> None:
-        """What was seen before is forgotten: the warm-up is over."""
+        """Starts over, because the warm-up is over."""
         self._lag, self.late = Spread(), Spread()
         self._gpu_sum, self._gpu_count = 0.0, 0
         self._begun = _used(self._clock)
@@ -50,7 +50,7 @@ class Watch:
         self._tasks = []
 
     def use(self) -> ClientUse:
-        """What was seen between the last start and the stop, without a judgement."""
+        """The measurements between the last start and the stop, without a judgement."""
         thread_s, process_s, wall_s = (
             after - before for before, after in zip(self._begun, self._ended, strict=True)
         )

@@ -19,7 +19,10 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """figure: one of FIGURES, to be at most `most_s`."""
+    """One objective of the goodput.
+
+    figure: one of FIGURES, to be at most `most_s`.
+    """
 
     figure: str
     most_s: float

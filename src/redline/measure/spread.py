@@ -14,12 +14,12 @@ MOST_EXACT = 100_000
 # Durations that wait to be taken into the sketch, as many at once.
 _GROUP = 10_000
 # A sketch takes what is shorter than a millisecond for one. Two pieces of a text may come closer
-# together, so it is given milliseconds in the place of seconds: its least is then a microsecond.
+# together, so it is given milliseconds in place of seconds: its least is then a microsecond.
 _FACTOR = 1000.0
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of `count` durations, in seconds.
+    """Quantiles of `count` durations, in seconds.
 
     error: how far a quantile may be off, in proportion; 0 if it is exact.
     """
@@ -45,7 +45,7 @@ class Spread:
         self._sketch: Sketch | None = None
 
     def add(self, value_s: float) -> None:
-        """One more."""
+        """Adds one value."""
         self.extend((value_s,))
 
     def extend(self, values_s: Iterable[float]) -> None:
@@ -83,7 +83,7 @@ class Spread:
         return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
 
     def quantiles(self) -> Quantiles | None:
-        """What is known of them; None if there are none."""
+        """Their quantiles; None if there are none."""
         if not self.count:
             return None
         return Quantiles(

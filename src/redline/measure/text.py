@@ -59,7 +59,7 @@ def notes(figures: Figures) -> list[str]:
     if figures.inter_token is not None and figures.inter_token.error:
         found.append(f"quantiles are within {figures.inter_token.error:.0%} of the exact ones")
     if figures.cut:
-        found.append(f"{counted(figures.cut, 'request')} in flight were given up")
+        found.append(f"{counted(figures.cut, 'request')} in flight were abandoned")
     if figures.ended:
         found.append(f"the load ended before its time: {figures.ended}")
     return found
@@ -156,7 +156,8 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
     if knee.unsure:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
         lines.append(
-            f"note: {shown} may be enough as well, by the intervals: a longer duration tells"
+            f"note: {shown} may be enough as well, given the intervals: a longer duration would "
+            "show"
         )
     if knee.is_open:
         lines.append("note: throughput still rose at the highest level that was measured")

@@ -54,7 +54,7 @@ def tokens_of_best(seen: Seen, span_s: float) -> float | None:
 
 
 def error_rate(seen: Seen, span_s: float) -> float | None:
-    """Of the attempts that have ended, the share that failed."""
+    """The share of failed attempts among those that have ended."""
     found = _lately(seen.windows, span_s)
     failed = sum(_errors(found).values())
     ended = failed + sum(window.answered for window in found)
@@ -67,7 +67,7 @@ def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
 
 
 def queue_growth(seen: Seen, span_s: float) -> float | None:
-    """Calls that wait, for a limit or to be tried again: as many times those of 30 s before.
+    """Calls that wait, for a limit or to be retried: as many times those of 30 s before.
 
     Of 30 s, whatever span_s says.
     """

@@ -48,7 +48,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """webhook: the URL that is notified; empty for none."""
+    """The alert rules of a job.
+
+    webhook: the URL that is notified; empty for none.
+    """
 
     rules: tuple[Rule, ...]
     webhook: str = ""
@@ -59,7 +62,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of all rules of one name. usual: the threshold, None for a target.
+    """Everything about the rules of one name. usual: the default threshold, None for a target.
 
     is_share: figure and threshold are shown in per cent. what: the figure in words.
     """
@@ -87,7 +90,7 @@ _BY_CAUSE = {
     Cause.LIMIT: "a higher limit, or another key or endpoint",
     Cause.CONCURRENCY: "more calls in flight (-c)",
     Cause.ENDPOINT: "another endpoint or replica; more calls in flight would only wait there",
-    Cause.DOWN: "waiting for the endpoint, or another one beside it",
+    Cause.DOWN: "waiting for the endpoint, or an additional one",
     Cause.WRITER: "a faster disk, or a faster reader of the results",
 }
 _BY_ERROR = {
@@ -157,7 +160,7 @@ KNOWN_RULES = {
         word="below",
         usual=0.5,
         for_s=60.0,
-        what="tokens/s, of those of the best minute,",
+        what="tokens/s relative to the best minute",
         figure=figures.tokens_of_best,
         advice=_by_what_binds,
         is_share=True,
@@ -166,7 +169,7 @@ KNOWN_RULES = {
         word="above",
         usual=1.2,
         for_s=60.0,
-        what="waiting calls, as many times those of 30 s before,",
+        what="waiting calls relative to 30 s earlier",
         figure=figures.queue_growth,
         advice=_of_queue,
     ),
@@ -174,7 +177,7 @@ KNOWN_RULES = {
         word="above",
         usual=1.0,
         for_s=30.0,
-        what="expected cost, of the budget,",
+        what="expected cost relative to the budget",
         figure=figures.budget_burn,
         advice=_of_budget,
         is_share=True,

@@ -44,12 +44,12 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """What is the matter and what may help, in a line."""
+        """The problem and what may help, in a line."""
         return f"{self.what}; {self.advice}"
 
 
 class _State:
-    """Of one rule. beyond_s, within_s: since when the figure is; None while it is not."""
+    """The state of one rule. beyond_s, within_s: since when its figure is; None while it is not."""
 
     def __init__(self) -> None:
         self.beyond_s: float | None = None
@@ -75,7 +75,7 @@ class Alerts:
 
     @property
     def firing(self) -> list[Alert]:
-        """Those that have begun and not ended."""
+        """The alerts that have begun and not ended."""
         return [state.alert for _, state in self._rules if state.alert is not None]
 
     def note(self, windows: Sequence[Window]) -> list[Alert]:

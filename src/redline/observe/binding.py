@@ -36,7 +36,7 @@ from redline.timeline import (
 _MOST_OF = 0.5
 # Without a majority, the largest share decides, if it is at least this.
 _LEAST_SHARE = 1 / 3
-# The event loop's thread runs, or waits for a CPU, for so much of the time.
+# The event loop's thread runs, or waits for a CPU, for this share of the time.
 _BUSY = 0.85
 # All threads together, which share one interpreter, and samples that come late.
 _CPU, _LAG_S = 0.9, 0.05
@@ -253,7 +253,7 @@ class _Levels:
             self._sums[level] = (before + answers, before_s + span_s)
 
     def without_gain(self, level: int) -> int | None:
-        """Another level, with which the rate of answers is so little different that calls queue."""
+        """Another level, with hardly another rate of answers, so that calls queue."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
@@ -364,7 +364,7 @@ def _used(use: LimitUse, age_s: float) -> float:
 def _mixture(window: Window) -> str:
     top = sorted(window.held.items(), key=lambda item: -item[1])[:3]
     parts = ", ".join(f"{held} {100 * count / window.samples:.0f} %" for held, count in top)
-    return f"no cause holds in most of the time: {parts}"
+    return f"no cause holds for most of the time: {parts}"
 
 
 def _growth(first: Sketch, later: Sketch) -> tuple[float, float, float]:
@@ -417,15 +417,15 @@ def _resting(window: Window, share: float) -> str:
 
 
 _EVIDENCE: dict[str, Callable[[Window, float], str]] = {
-    "input": _plain("workers wait for rows that the input has not brought"),
+    "input": _plain("workers wait for rows of the input"),
     "writer": _plain("no rows are read until more results are durable"),
     "taker": _plain("answered rows wait until they are taken"),
     "memory": _plain("no rows are read until large ones are done"),
-    "budget": _plain("calls wait for what others have reserved of the budget"),
+    "budget": _plain("calls wait for the part of the budget that others have reserved"),
     "parked": _parked,
     "down": _failing("no call can reach the endpoint"),
-    "backoff": _failing("rows wait to be tried again"),
+    "backoff": _failing("rows wait for a retry"),
     "batch": _plain("rows are with the Batch API"),
     "rest": _resting,
-    "client": _plain("rows are at hand that the client has not sent"),
+    "client": _plain("the client has rows that it has not sent"),
 }

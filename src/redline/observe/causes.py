@@ -52,5 +52,5 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_s - self.begin_s
 
     def is_same(self, other: Binding) -> bool:
-        """It is the same that binds, whatever the figures."""
+        """Whether it is the same that binds, whatever the figures."""
         return (self.cause, self.what) == (other.cause, other.what)

@@ -57,7 +57,10 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 class Curve:
-    """levels: at which rates were measured, ascending, two or more."""
+    """The rate of answers over calls in flight.
+
+    levels: at which rates were measured, ascending, two or more.
+    """
 
     def __init__(self, levels: Sequence[Level]) -> None:
         self.most = levels[-1].in_flight

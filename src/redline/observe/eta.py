@@ -29,7 +29,9 @@ _MAJORITY = 0.5
 
 
 class Estimate(NamedTuple):
-    """eta_s: from the end of the last window, None while it is unknown. is_on_hold: since the run
+    """An estimated end of a run.
+
+    eta_s: from the end of the last window, None while it is unknown. is_on_hold: since the run
     is at a standstill, it is that of the moment before.
     """
 

@@ -38,7 +38,7 @@ _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
 # Standard errors, in the logarithm: of what a cause that binds allows, of what a limit or the
 # client that do not bind would, and of what is measured afterwards.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
-# The event loop is the limit once it is busy for so much of the time.
+# The event loop is the limit once it is busy for this share of the time.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
 # A gain that is likely to be below it is none.
 NO_GAIN = 0.05
@@ -83,7 +83,7 @@ def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Sett
 
 
 def known_of(runs: Sequence[RunHistory]) -> Known | str:
-    """What was seen of a job by its runs; why nothing can be said, in words."""
+    """What the runs of a job have shown; or, in words, why nothing can be predicted."""
     runs = [run for run in runs if run.windows]
     if not runs:
         return _NOT_STEADY
@@ -202,7 +202,7 @@ def _change(was: Setting, to: Setting) -> str:
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """What was predicted of a run, and how fast it was. holds: it is within the interval."""
+    """The prediction for a run and its measured rate. holds: the rate is within the interval."""
 
     prediction: Prediction
     measured_per_s: float
@@ -213,7 +213,7 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
-    """Of the runs of a job that were predicted, and steady for long enough."""
+    """The scores of a job's runs that were predicted and steady for long enough."""
     found = []
     for run in runs:
         per_s = measured_per_s(run) if run.prediction is not None else None
@@ -347,5 +347,5 @@ def _of_endpoint(known: Known, to: Setting, grown: float, most: float) -> Draws 
 
 
 def _key(use: LimitUse) -> str:
-    """What it counts and in which window, whatever the amount and the endpoint: `requests/min`."""
+    """The kind and window of a limit without amount and endpoint: `requests/min`."""
     return use.name.partition(" ")[2].partition(" at ")[0]

@@ -15,7 +15,10 @@ _BRIDGED_S = 3.0
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """share: of the time in which this bound, 0 to 1. evidence: of the longest window of it."""
+    """How long one constraint bound a run.
+
+    share: of the time in which this bound, 0 to 1. evidence: of the longest window of it.
+    """
 
     cause: Cause
     what: str
@@ -24,7 +27,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """shares: largest first, that add up to 1. sentence: the first of them in words."""
+    """What bound a whole run.
+
+    shares: largest first, that add up to 1. sentence: the first of them in words.
+    """
 
     shares: tuple[Share, ...]
     sentence: str

@@ -25,7 +25,10 @@ State = Literal["running", "finished", "interrupted", "stopped", "dead"]
 
 
 class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """used: of `count`, in the last `window_s`. binds: it holds calls back now."""
+    """The use of one rate limit.
+
+    used: of `count`, in the last `window_s`. binds: it holds calls back now.
+    """
 
     name: str
     used: int
@@ -142,7 +145,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
 
 
 def last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
-    """The latest windows of one run that together are so long, one at least if there is any."""
+    """The latest windows of one run that together last `seconds`, at least one if any exists."""
     if not windows:
         return []
     since_s = windows[-1].end_s - seconds

@@ -43,7 +43,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steady(windows: Sequence[Window]) -> list[Window]:
-    """Those of one run that are steady, in their order."""
+    """The steady windows of one run, in order."""
     return [window for index, window in enumerate(windows) if _is_steady(windows, index)]
 
 

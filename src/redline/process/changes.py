@@ -17,7 +17,7 @@ class Changes:
         self._waiting: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     def notify(self) -> None:
-        """Something has changed: wakes those whose state it is. On the event loop's thread."""
+        """Wakes the waiters for this state, because it has changed. On the event loop's thread."""
         for is_so, waiter in self._waiting:
             if is_so() and not waiter.done():
                 waiter.set_result(None)

@@ -21,7 +21,10 @@ from redline.errors import JournalError
 
 _AGAIN = "then run the same command again: it continues"
 _FULL = f"make room on that disk, {_AGAIN}"
-GONE = "its folder is not there: where it was moved to, the same command continues; else choose -o"
+GONE = (
+    "its folder does not exist: if it was moved, the same command continues there; otherwise "
+    "choose -o"
+)
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _FULL),
     **dict.fromkeys((errno.ENOENT, errno.ESTALE), GONE),
@@ -157,7 +160,7 @@ def free_name(path: Path, word: str) -> Path:
 
 
 def copy_mode(fd: int, new_fd: int) -> None:
-    """What only its owner may read stays so. Does nothing where a file system knows no modes."""
+    """What only its owner may read stays so. Does nothing if a file system knows no modes."""
     try:
         os.fchmod(new_fd, stat.S_IMODE(os.fstat(fd).st_mode))
     except PermissionError:
@@ -182,7 +185,7 @@ def telling(path: Path) -> Iterator[None]:
 
 def unwritable(path: Path, error: OSError) -> JournalError:
     """The error that `path` cannot be written, and what to do about it."""
-    hint = _HINTS.get(error.errno or 0, f"see to that disk, {_AGAIN}")
+    hint = _HINTS.get(error.errno or 0, f"check that disk, {_AGAIN}")
     return JournalError(f"cannot write {path}: {error.strerror}", hint=hint)
 
 

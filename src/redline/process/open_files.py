@@ -16,7 +16,7 @@ _OWN_FILES = 48
 def raise_limit(connections: int) -> None:
     """Makes room for this many connections; the soft limit is raised as far as is needed.
 
-    Raises ConfigError where the hard limit does not allow it.
+    Raises ConfigError if the hard limit does not allow it.
     """
     others = max(_OTHER_FILES, _open_files() + _OWN_FILES)
     needed = connections + others

@@ -11,7 +11,7 @@ from typing import Any
 
 
 def on_signals(told: Callable[[int], object]) -> None:
-    """From now on the running event loop calls it with the number of a Ctrl-C or SIGTERM."""
+    """Makes the running event loop call `told` with the number of each Ctrl-C or SIGTERM."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         if sys.platform == "win32":

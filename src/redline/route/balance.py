@@ -34,9 +34,9 @@ from redline.waist import Request
 # Answers that a mean counts.
 MEMORY = 16
 # After the first answers of an endpoint, a mean takes up this many more at once, or fewer at a
-# review: it costs more than all else that a pool does for a call.
+# review: it costs more than everything else that a pool does for a call.
 TOGETHER = 8
-# A latency counts for half when the latest answer is so long ago, in seconds.
+# A latency counts for half when the latest answer is this old, in seconds.
 FORGET_S = 60.0
 # The same in calls of the fastest endpoint, if that is less: the first answer of a server that has
 # only just started may be slow, and of short calls there are thousands in a minute.
@@ -115,7 +115,7 @@ class Figures:
         self.take_up(now_s)
 
     def take_up(self, now_s: float) -> None:
-        """Has the means take up the answers that they have not. There must be one."""
+        """Adds new answers to the means. There must be at least one."""
         fresh = self.together - self.left
         self.answers = answers = self.answers + fresh
         self.answered_s = now_s
@@ -168,7 +168,7 @@ class Figures:
             self.tokens_per_s = self.weight * self._drained_tokens / self._busy_s
 
     def reported(self, now_s: float, *, queued: int, foreign: int, gpu: float | None) -> None:
-        """Its server has said this of itself."""
+        """Takes the figures that its server has reported."""
         self.queued, self.foreign, self.gpu, self.seen_s = queued, foreign, gpu, now_s
 
 

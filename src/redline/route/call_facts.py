@@ -52,6 +52,6 @@ class CallFacts:
             estimator.end(sending, reply, took_s)
         if reply is not None:
             used = (reply.input_tokens or 0) + (reply.output_tokens or 0)
-            # A server that tells no usage has the estimate for it.
+            # A server that reports no usage is charged the estimate.
             figures.drained(used if used > 0 else asked.tokens, took_s)
         return outcome

@@ -21,7 +21,7 @@ class EndpointPool(Pool):
     """Several endpoints as one backend; its calls go to whichever can take them first.
 
     endpoints: settings, or base URLs. balance: one of STRATEGIES. Close it with `aclose`.
-    Raises ConfigError for endpoints that cannot be told apart, or none at all.
+    Raises ConfigError for indistinguishable endpoints, or none at all.
     """
 
     def __init__(self, endpoints: Sequence[Endpoint | str], *, balance: str = "p2c") -> None:
@@ -67,7 +67,7 @@ def check_balance(name: str) -> None:
 
 
 def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for two endpoints that cannot be told apart, or a model some lack."""
+    """Raises ConfigError for two indistinguishable endpoints, or a model that some lack."""
     names, accounts = dict[str, Endpoint](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)

@@ -81,18 +81,18 @@ class Breaker:
 
     @property
     def is_working(self) -> bool:
-        """It takes calls, or its health page has not been read yet."""
+        """Whether it takes calls, or its health page has not been read yet."""
         if self.state is Health.STARTING:
             return not self._bad_pages
         return self.state is not Health.DEGRADED
 
     @property
     def is_settled(self) -> bool:
-        """It is ready, and nothing speaks against it."""
+        """Whether it is ready, and nothing speaks against it."""
         return self.state is Health.READY and not self.evidence
 
     def allows(self, now_s: float, coming: int = 0) -> bool:
-        """Another call may begin, beside `coming` calls that are about to."""
+        """Whether another call may begin, beside `coming` calls that are about to."""
         if self.state is Health.READY:
             return True
         if self._is_held:
@@ -158,7 +158,7 @@ class Breaker:
         return True
 
     def probed(self, now_s: float, *, is_well: bool) -> bool:
-        """Its health page has been asked. True if calls may begin now, or must not any more."""
+        """Records the answer of its health page. True if calls may begin now, or no longer may."""
         if not is_well:
             self._bad_pages += 1
             if self.state is Health.STARTING:

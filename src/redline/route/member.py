@@ -18,7 +18,7 @@ from redline.waist import Health, Load, Member
 
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stated of one endpoint of a pool.
+    """The settings of one endpoint of a pool.
 
     make: makes its backend, given what it is to call when it could take a call again.
     weight: its capacity in proportion to the others', above 0. price: see Figures. pages: of its
@@ -42,7 +42,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolMember(Figures):
-    """One endpoint of a pool: its figures, and all else that the pool knows of it.
+    """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
     coming: calls that are about to reach its backend. error: what took it out for good.
     """
@@ -72,11 +72,11 @@ class PoolMember(Figures):
 
     @property
     def is_out(self) -> bool:
-        """It gets no call any more."""
+        """Whether it gets no call any more."""
         return self.is_leaving or self.error is not None
 
     def health(self, now_s: float, load: Load | None = None) -> Health:
-        """Its state, by what is known of it here and by its backend. load: that of the backend."""
+        """The endpoint's state, by its record here and by its backend. load: the backend's."""
         if self.error is not None:
             return Health.GONE
         if self.is_leaving:
@@ -85,7 +85,7 @@ class PoolMember(Figures):
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, is_broken: bool = False, beside: int = 0) -> bool:
-        """It can take a call now, besides those already coming, unless it is out.
+        """Whether it can take a call now, besides those already coming, unless it is out.
 
         is_broken: even if its breaker is open.
         """
@@ -113,7 +113,7 @@ class PoolMember(Figures):
             self.steady = self.backend.load(now_s).steady
 
     def distrust(self) -> None:
-        """Its backend is asked for each call whether it could take it."""
+        """Makes each call ask the backend whether it could take the call."""
         self.steady, self.epoch = 0, -1
 
     def opens(self) -> None:
@@ -135,7 +135,7 @@ class PoolMember(Figures):
         self.coming -= 1
 
     def is_parked(self, now_s: float) -> bool:
-        """It takes no call for a time that is known."""
+        """Whether it takes no call for a time that is known."""
         return self.backend.load(now_s).parked_until_s > now_s
 
     def closed_until_s(self, now_s: float) -> float:

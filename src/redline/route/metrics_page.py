@@ -30,7 +30,9 @@ _SERVERS = (
 
 
 class ServerFigures(msgspec.Struct, frozen=True):
-    """running, waiting: calls that it has, of all its clients. cache_used: 0 to 1, None if unknown.
+    """The load that a model server reports.
+
+    running, waiting: calls that it has, of all its clients. cache_used: 0 to 1, None if unknown.
 
     Sums and the mean over its models and engines.
     """
@@ -62,7 +64,7 @@ def _calls(text: bytes, name: bytes) -> int | None:
 
 
 def _values(text: bytes, name: bytes) -> Iterator[float]:
-    """The values of the metric's lines, the first ones; NaN for what is no number."""
+    """The values of the metric's lines, the first ones; NaN for what is not a number."""
     at, start = 0, b"\n" + name
     for _ in range(MOST_LINES):
         at = text.find(start, at)
@@ -81,7 +83,7 @@ def _values(text: bytes, name: bytes) -> Iterator[float]:
 
 
 def _number(line: bytes) -> float:
-    """A value, behind which a time may stand."""
+    """A value, which a time may follow."""
     words = line.split(maxsplit=2)
     try:
         return float(words[0])

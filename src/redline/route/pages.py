@@ -42,7 +42,7 @@ class Pages:
             return None
 
     async def is_well(self) -> bool:
-        """Its server answers, and not with HTTP 500 or above. Raises nothing."""
+        """Whether its server answers, and not with HTTP 500 or above. Raises nothing."""
         try:
             await self._health.read()
         except (CallError, NoEndpoint) as error:
@@ -86,7 +86,7 @@ class _Page:
         )
 
     async def read(self) -> bytes:
-        """Its bytes. Raises CallError or NoEndpoint."""
+        """The page's bytes. Raises CallError or NoEndpoint."""
         found = bytearray()
 
         async def take(chunk: bytes) -> None:

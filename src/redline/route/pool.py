@@ -7,7 +7,7 @@ place in the queue, at no cost to their rows.
 
   what an endpoint answers with          the call                          the endpoint
   an answer, or an error of the row      has its outcome                   -
-  a failure (see health), or a 429       is tried again by Retry, at once  see health; it is parked
+  a failure (see health), or a 429       is retried by Retry, at once  see health; it is parked
                                          if another endpoint is open
   no connection                          goes back to the queue            degraded
   Refused, Unpaid                        goes back to the queue            gone
@@ -15,7 +15,7 @@ place in the queue, at no cost to their rows.
   NoEndpoint                             goes back to the queue            degraded
 
 If there is no other endpoint, the call has its outcome. If at least half of the endpoints are
-degraded, the cause is not theirs alone: breakers stand aside, and all get calls.
+degraded, the cause is not theirs alone: breakers are ignored, and all get calls.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pool:
     """A backend that sends each call to one of its endpoints.
 
     strategy: chooses among those that could take a call. most: calls at all of them together, at
-    once; None for what each of them allows. listener: is told of endpoints that are out. seed: of
+    once; None for what each of them allows. listener: notified of endpoints that are out. seed: of
     what is drawn at random. may_be_empty: endpoints are added and removed, and while there is none,
     calls wait for one.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
@@ -111,7 +111,7 @@ class Pool:
         self._reviewer: asyncio.TimerHandle | None = None
         self._queue = CallQueue()
         self._on_room: Callable[[], None] | None = None
-        self._is_awaited = False  # its holder was told that there is no room
+        self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
         self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
         self._all_degraded = False
@@ -120,7 +120,7 @@ class Pool:
 
     @property
     def members(self) -> Sequence[PoolMember]:
-        """Its endpoints, those that are lost or leaving included."""
+        """The endpoints of the pool, including lost and leaving ones."""
         return self._members
 
     def add(self, seat: Seat) -> None:
@@ -138,7 +138,7 @@ class Pool:
 
     @property
     def traffic(self) -> Traffic:
-        """What has passed through it."""
+        """Counters of the pool's traffic."""
         for member in self._members:
             self._take_up(member)
         return self._traffic
@@ -304,7 +304,7 @@ class Pool:
         sink: Sink | None,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """Its outcome, however many endpoints it needs. member: one that is chosen already."""
+        """The outcome of a call, on as many endpoints as it needs. member: the first, if chosen."""
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
@@ -651,7 +651,7 @@ class Pool:
         return all(one is member or one.is_out for one in self._members)
 
     def _is_elsewhere(self, member: PoolMember, now_s: float, but: set[Health]) -> bool:
-        """Another endpoint is not out, and not in one of these states by its own account."""
+        """Whether another endpoint is neither out nor in one of these states."""
         return any(
             one is not member and not one.is_out and one.backend.load(now_s).state not in but
             for one in self._members
@@ -718,7 +718,7 @@ class Pool:
     def _weigh(self) -> None:
         """An endpoint has come, gone or changed its state.
 
-        If every endpoint is degraded, breakers stand aside.
+        If every endpoint is degraded, breakers are ignored.
         """
         left = [one for one in self._members if not one.is_out]
         self._all_degraded = not any(one.breaker.is_working for one in left)

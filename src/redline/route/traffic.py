@@ -1,4 +1,4 @@
-"""What has passed through a pool, in counters that never fall."""
+"""The traffic of a pool, in counters that never decrease."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ class Watchable(Protocol):
     has_health: bool
 
     async def figures(self) -> ServerFigures | None:
-        """What it says of itself; None if it cannot be had. Raises nothing."""
+        """The figures that the server reports; None if unavailable. Raises nothing."""
 
     async def is_well(self) -> bool:
-        """It says that it is well. Raises nothing."""
+        """Whether it says that it is well. Raises nothing."""
 
     async def aclose(self) -> None:
         """Closes the connections."""

@@ -42,7 +42,7 @@ class LocalEngine:
     def identity(self) -> str:
         """The model's place and its dtype, and of a folder what its files were when last written.
 
-        Models of the hub are told by their names alone.
+        Models of the hub are identified by their names alone.
         """
         folder = Path(self.settings.model)
         if not folder.is_dir():
@@ -53,7 +53,7 @@ class LocalEngine:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Its base URL, while it is entered. Raises ConfigError where it cannot be loaded."""
+        """The server's base URL, while entered. Raises ConfigError if it cannot be loaded."""
         async with serving(self.settings) as served:
             yield served.front.base_url
 
@@ -105,8 +105,8 @@ def serve_engine(
     """Serves until SIGINT or SIGTERM, then answers what is in flight, within bounds, and returns.
 
     A signal that comes while it loads, or while it closes, ends the process at once.
-    on_url: told the base URL, once connections are accepted. on_note: told what is loaded.
-    Raises ConfigError where the model or the address does not work, and EngineFailed where the
+    on_url: gets the base URL, once connections are accepted. on_note: gets what is loaded.
+    Raises ConfigError if the model or the address does not work, and EngineFailed if the
     engine ends by itself.
     """
 

@@ -13,7 +13,7 @@ _MOST_ACCOUNTS = 10_000
 
 
 class Account:
-    """What is counted of one key. parked_until_s: it is refused before; monotonic."""
+    """The counters of one key. parked_until_s: it is refused before; monotonic."""
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission

@@ -10,7 +10,7 @@ Everything here decides at once and takes `now_s`, so that tests turn the clock 
 | `bucket`  | the bucket holds enough; it refills with N per W seconds and never holds more     |
 
 `fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
-slowapi and flask-limiter stand. Windows of `counter` begin at whole multiples of W.
+slowapi and flask-limiter are. Windows of `counter` begin at whole multiples of W.
 
 If an answer is counted when it ends, a count may rise above its limit. Then nothing
 fits until it is back.
@@ -235,7 +235,7 @@ _WINDOWS: dict[str, Callable[[Rate], Window]] = {
 class Rejection(msgspec.Struct, frozen=True):
     """The limit that refused a request, and when the same request would be admitted.
 
-    wait_s: inf where the request is larger than the limit.
+    wait_s: inf if the request is larger than the limit.
     """
 
     what: str
@@ -251,7 +251,7 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a provider tells of one limit: its size, what is left, seconds until it is whole."""
+    """What a provider reports about one limit: size, what is left, time until it is full."""
 
     what: str
     limit: int
@@ -260,7 +260,7 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
-    """What one request is counted as: itself, where it is one, and tokens of either kind."""
+    """What one request is counted as: itself, if it is one, and tokens of either kind."""
 
     input_tokens: int = 0
     output_tokens: int = 0

@@ -40,7 +40,7 @@ class Faults(msgspec.Struct, frozen=True):
             if kind in seen:
                 raise ConfigError(f"the fault {kind} is given twice", hint="give it once")
             if not 0 <= share <= 1:
-                raise ConfigError(f"a share of faults lies in 0 to 1, not {share:g}", hint=_HINT)
+                raise ConfigError(f"a share of faults must be 0 to 1, not {share:g}", hint=_HINT)
             seen.add(kind)
         if self.total > 1 + 1e-9:
             raise ConfigError(f"the shares of faults add up to {self.total:g}, which is above 1")
@@ -88,5 +88,5 @@ def _share(text: str) -> float:
     except ValueError:
         raise ConfigError(f"a share of faults is not a number: {text}", hint=_HINT) from None
     if not 0 <= share <= 1:
-        raise ConfigError(f"a share of faults lies in 0 to 1, not {text.strip()}", hint=_HINT)
+        raise ConfigError(f"a share of faults must be 0 to 1, not {text.strip()}", hint=_HINT)
     return share

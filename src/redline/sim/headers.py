@@ -10,7 +10,7 @@ from redline.sim.admission import Reading
 
 
 def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dict[str, str]:
-    """The headers that tell a client how much of each limit is left.
+    """The headers that say how much of each limit is left.
 
     style: `openai` (resets as durations like `6m0s`), `azure` (the same names, resets in whole
     seconds), `anthropic` (resets as RFC 3339 times, for which wall_s is the time now), `ietf`
@@ -50,7 +50,7 @@ def retry_headers(style: str, wait_s: float) -> dict[str, str]:
 
 
 def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
-    """What a 429's body holds under `error.details`: RetryInfo for style `gemini`, else nothing.
+    """`error.details` in the body of a 429: RetryInfo for style `gemini`, otherwise nothing.
 
     Nothing for a request that will never fit.
     """

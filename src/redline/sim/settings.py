@@ -29,7 +29,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: how the limits count: `fixed` and `moving` windows, sliding window `counter`,
         token `bucket`.
     charge: when tokens are counted. `actual`: prompt and answer on arrival; `reserved`: prompt and
-        max_tokens on arrival, never given back (the answer's tokens where there is no max_tokens);
+        max_tokens on arrival, never given back (the answer's tokens if there is no max_tokens);
         `answered`: the prompt on arrival, the answer when it ends.
     jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
     concurrency: requests served at once; further ones wait in arrival order. None for no cap.
@@ -38,9 +38,9 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     headers: whose limit headers to imitate. `none` sends no limit headers and no Retry-After.
     replay: a file of `question` and `answer` lines to answer from.
     stories: answers are made-up stories, by the question and the seed of the request.
-    near_duplicates: the share of stories that tell an earlier one again, a few words changed.
-    seed: fixes latencies, faults and jitter, in the order of arrival, and what stories tell.
-    api_key: where set, the key every request must carry.
+    near_duplicates: the share of stories that repeat an earlier one with a few words changed.
+    seed: fixes latencies, faults and jitter, in the order of arrival, and the stories.
+    api_key: if set, the key every request must carry.
     batch_latency: seconds from the making of a batch to the answer of each of its lines.
     batch_window_s: a batch expires after so long. batch_tokens: that batches may have waiting, at a
         token for four bytes; a batch beyond that fails. None for no limit.
@@ -75,7 +75,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         _one_of("charge", self.charge, CHARGES)
         _one_of("header style", self.headers, HEADER_STYLES)
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"a port lies in 0 to 65535, not {self.port}", hint="0 picks one")
+            raise ConfigError(f"a port must be 0 to 65535, not {self.port}", hint="0 picks one")
         if self.concurrency is not None and self.concurrency < 1:
             raise ConfigError(
                 f"concurrency must be at least 1, not {self.concurrency}",
@@ -93,10 +93,10 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
                 hint="0.05 is a slow network",
             )
         if self.stories and self.replay is not None:
-            raise ConfigError("stories and a replay exclude each other", hint="leave one out")
+            raise ConfigError("stories and a replay cannot be combined", hint="leave one out")
         if not 0 <= self.near_duplicates <= 1:
             raise ConfigError(
-                f"the share of near-duplicates lies in 0 to 1, not {self.near_duplicates:g}",
+                f"the share of near-duplicates must be 0 to 1, not {self.near_duplicates:g}",
                 hint="0.1 is one story in ten",
             )
         if self.near_duplicates and not self.stories:

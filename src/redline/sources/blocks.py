@@ -23,18 +23,18 @@ class CorruptInput(ConfigError):
 
 
 class Blocks(Protocol):
-    """Raw bytes in order. name: what a person calls it. path: its name where it has one."""
+    """Raw bytes in order. name: what a person calls it. path: its name if it has one."""
 
     name: str
     path: PurePath | None
 
     def open(self) -> None:
-        """Raises ConfigError where it cannot be opened."""
+        """Raises ConfigError if it cannot be opened."""
 
     def read(self, most_bytes: int) -> bytes:
         """The next 1 to `most_bytes` bytes; none at the end, or once it is closed. Blocks.
 
-        Raises CorruptInput where the input breaks off.
+        Raises CorruptInput if the input breaks off.
         """
 
     def read_fraction(self) -> float | None:
@@ -48,7 +48,7 @@ class Blocks(Protocol):
 
 
 class FileBlocks:
-    """The bytes of the file `path`, or of stdin where that is None.
+    """The bytes of the file `path`, or of stdin if that is None.
 
     begins_at: where to begin in a file that stdin is, whose own position is then left alone.
     """
@@ -69,7 +69,7 @@ class FileBlocks:
         self._poll: select.poll | None = None
 
     def open(self) -> None:
-        """Raises ConfigError where it cannot be opened."""
+        """Raises ConfigError if it cannot be opened."""
         fd, info = opened_fd(self.path)
         with self._lock:
             if self._is_closed and self.path is not None:
@@ -173,9 +173,9 @@ class FileBlocks:
 
 
 def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
-    """A descriptor of the file, or of stdin where that is None, and what it is.
+    """A descriptor of the file, or of stdin if that is None, and what it is.
 
-    Raises ConfigError where it cannot be opened.
+    Raises ConfigError if it cannot be opened.
     """
     name = "stdin" if path is None else str(path)
     try:

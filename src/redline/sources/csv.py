@@ -113,7 +113,7 @@ class _Feed:
 class CsvRows(StreamRows):
     """The rows of CSV or TSV with a header row; every value is a string.
 
-    A row with too many or too few fields is a bad row. Raises ConfigError where the header has
+    A row with too many or too few fields is a bad row. Raises ConfigError if the header has
     an empty or a repeated name, the input is cut short, or there is no row.
     """
 
@@ -202,7 +202,7 @@ class CsvRows(StreamRows):
             raise no_rows(self.name) from None
         except (_TooLong, csv.Error) as error:
             raise ConfigError(
-                f"the first line of {self.name} is no CSV header: "
+                f"the first line of {self.name} is not a CSV header: "
                 f"{error if str(error) else 'it is too long'}",
                 hint="the first line must name the columns",
             ) from error
@@ -217,7 +217,7 @@ class CsvRows(StreamRows):
     def _fields(self, feed: _Feed, columns: int | None) -> list[str]:
         """The next record; no field for a blank line. columns: of the header, None for its own.
 
-        Raises StopIteration at the end, _TooLong, and csv.Error where it is no CSV.
+        Raises StopIteration at the end, _TooLong, and csv.Error if it is no CSV.
         """
         fields = next(self._reader)
         if self._is_tsv:
@@ -236,7 +236,7 @@ class CsvRows(StreamRows):
     def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
         """The TSV record read with the quotes of CSV; None if they are not meant as such.
 
-        It may go on over lines that are no rows by themselves.
+        It may continue over lines that are no rows by themselves.
         """
 
         def lines() -> Iterator[str]:
@@ -309,7 +309,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def check_names(names: list[str], table: str) -> None:
-    """Raises ConfigError where a column has no name, or two have the same."""
+    """Raises ConfigError if a column has no name, or two have the same."""
     hint = "give every column a name of its own"
     for position, name in enumerate(names, start=1):
         if not name.strip():

@@ -4,7 +4,7 @@ What may befall the file, and what becomes of its rows:
 
   it grows                    whole lines are rows at once; one without its newline is not yet
   another file has its name   the old one is read until it has been quiet for 2 s, then the new one
-                              from its beginning: a writer may go on in the old one for a moment
+                              from its beginning: a writer may continue in the old one for a moment
   several have it in turn     each is opened while it has the name, also while nothing is read, and
                               is read when its turn comes
   its name is gone            it is read on, and a new file of that name is waited for
@@ -28,7 +28,7 @@ from redline.sources.text import ByteStream
 
 # A file that has the name for less than this may go unseen. 20 looks a second cost 0.1 ms of CPU.
 POLL_S = 0.05
-# A writer that is told of a new file, as by logrotate, may need so long to begin with it.
+# A writer that is notified of a new file, as by logrotate, may need this long to begin with it.
 SETTLED_S = 2.0
 
 
@@ -55,7 +55,7 @@ class FollowedFile:
         return self._closing.is_set()
 
     def open(self) -> None:
-        """Raises ConfigError where the file cannot be opened."""
+        """Raises ConfigError if the file cannot be opened."""
         with self._lock:
             self._let_go()
             fd = self._next_fds.popleft() if self._next_fds else opened_fd(self.path)[0]
@@ -70,9 +70,9 @@ class FollowedFile:
             self._watcher.start()
 
     def read(self, most_bytes: int) -> bytes:
-        """The next lines, waited for; none where the file has ended, or once it is closed.
+        """The next lines, waited for; none if the file has ended, or once it is closed.
 
-        Raises CorruptInput where the file was cut, or cannot be read.
+        Raises CorruptInput if the file was cut, or cannot be read.
         """
         while True:
             with self._lock:
@@ -116,7 +116,7 @@ class FollowedFile:
         self._fd = -1
 
     def _next(self, most_bytes: int) -> bytes | None:
-        """What can be read now: none at the file's end, None where more is to be waited for."""
+        """What can be read now: none at the file's end, None if more is to be waited for."""
         self._look()
         size = os.fstat(self._fd).st_size
         if size < self._at:
@@ -124,7 +124,7 @@ class FollowedFile:
                 f"{self.name} was cut to {size:,} bytes while it was followed",
                 where="after 0 rows",
                 hint="rows that had not been read are lost; the same command reads it from its "
-                "beginning. Where it is a log that is rotated, have it renamed and not truncated",
+                "beginning. If it is a rotated log, have it renamed instead of truncated",
             )
         if size != self._seen_bytes:
             self._seen_bytes = size
@@ -138,7 +138,7 @@ class FollowedFile:
         return rest
 
     def _lines(self, most_bytes: int) -> bytes:
-        """The next whole lines, or a block of one that is longer; nothing where it has no end."""
+        """The next whole lines, or a block of one that is longer; nothing if it has no end."""
         block = os.pread(self._fd, most_bytes, self._at)
         end = block.rfind(b"\n") + 1
         if not end and len(block) == most_bytes:
@@ -149,7 +149,7 @@ class FollowedFile:
         return block[:end]
 
     def _has_ended(self) -> bool:
-        """Another file has its name, and nothing was written to this one for a while."""
+        """Whether another file has its name, and nothing was written to this one for a while."""
         is_replaced = bool(self._next_fds) and not self._has_name
         if not is_replaced:
             self._replaced_s = None
@@ -189,7 +189,7 @@ class FollowedFile:
 class FollowedRows(LineRows):
     """The rows of JSON Lines in a file that is still written to; they end when it is closed.
 
-    `line` counts from 1 in each file that has had the name, `number` goes on.
+    `line` counts from 1 in each file that has had the name, `number` continues.
     """
 
     def __init__(self, path: Path, max_row_bytes: int) -> None:

@@ -32,7 +32,7 @@ class _ItemRows(Generic[Items]):
         self._is_closed = False
 
     def read_fraction(self) -> float | None:
-        """Share of the items that is read, 0 to 1; None where their number is unknown."""
+        """Share of the items that is read, 0 to 1; None if their number is unknown."""
         if self.total_rows is None:
             return None
         return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
@@ -59,7 +59,7 @@ class IterableRows(_ItemRows[Iterable[object]]):
 
         Of a sized container, a batch begins at one row, doubles while it is quick, and falls back
         to one row when it takes longer than 50 ms. Anything else may wait for the outcome of the
-        row it gave last, so each row is handed on alone.
+        row it gave last, so each row is passed on alone.
         """
         batch = RowBatch()
         wanted, since_s = 1, time.monotonic()
@@ -81,13 +81,13 @@ class IterableRows(_ItemRows[Iterable[object]]):
 
 
 class AsyncRows(_ItemRows[AsyncIterable[object]]):
-    """The rows of an async iterable, each handed on as it comes.
+    """The rows of an async iterable, each passed on as it comes.
 
     The one source that lives on the event loop: its `batches` is an async iterator.
     """
 
     async def batches(self) -> AsyncIterator[list[Row]]:
-        """Lists of one row. Raises ConfigError where none came, and what the iterable raises."""
+        """Lists of one row. Raises ConfigError if none came, and what the iterable raises."""
         async for item in self._items:
             if self._is_closed:
                 return

@@ -91,7 +91,7 @@ def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
 class LineRows(StreamRows):
     """The rows of JSON Lines: one object per line, blank lines skipped.
 
-    A line that is no JSON object is a bad row. Raises ConfigError where the whole input is one
+    A line that is not JSON object is a bad row. Raises ConfigError if the whole input is one
     JSON array or one object over many lines, is cut short, or holds no row.
     """
 
@@ -218,7 +218,7 @@ def _is_row_of_many(start: bytes) -> bool:
 
 
 def _problem(text: bytes, error: Exception) -> str:
-    """Why a line is no JSON, with the position in bytes from 0 where it is known."""
+    """Why a line is not JSON, with the position in bytes from 0 if it is known."""
     try:
         text.decode()
     except UnicodeDecodeError as bad:

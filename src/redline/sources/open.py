@@ -43,7 +43,7 @@ def open_source(
     each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. So is a URL,
     such as s3://bucket/rows.jsonl, but no folder. is_followed: the rows of a file never end, see
     follow.py. max_row_bytes: a longer row is a bad row. Close the source when done.
-    Raises ConfigError where there is nothing that can be read. The beginning of a file or an
+    Raises ConfigError if there is nothing that can be read. The beginning of a file or an
     object is read here; a pipe is first touched by `batches`.
     """
     if is_followed:
@@ -108,7 +108,7 @@ def row_counts(rows: object) -> Iterator[int] | None:
 
 
 def _stdin_counts() -> Iterator[int] | None:
-    """As `row_counts`; None where stdin is a pipe or a terminal."""
+    """As `row_counts`; None if stdin is a pipe or a terminal."""
     if sys.stdin is None or not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
         return None
     begins_at = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
@@ -148,7 +148,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
             f"{path} cannot be followed: only files of JSON lines can",
             hint="known are .jsonl, .ndjson, .json and .txt, not packed",
         )
-    # What is there already must be such lines.
+    # What already exists must be such lines.
     stream = ByteStream(FileBlocks(path))
     beginning = LineRows(stream, max_row_bytes)
     try:
@@ -199,14 +199,14 @@ def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | 
 
 
 def _mode(path: Path) -> int:
-    """The file's kind. Raises ConfigError where it is missing or hidden."""
+    """The file's kind. Raises ConfigError if it is missing or hidden."""
     try:
         return path.stat().st_mode
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", hint=_hint_for(path)) from error
     except PermissionError as error:
         raise ConfigError(
-            f"no permission to read {path}", hint=f"look at the rights of {path.parent}"
+            f"no permission to read {path}", hint=f"check the permissions of {path.parent}"
         ) from error
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)

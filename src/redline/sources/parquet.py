@@ -38,7 +38,7 @@ class ArrowRows:
     """The rows of Parquet or of a dataset folder, a few record batches at a time.
 
     Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
-    where they are UTF-8 and else base64, NaN and infinity are null. Raises ConfigError where there
+    if they are UTF-8 and otherwise base64, NaN and infinity are null. Raises ConfigError if there
     is no row, or the file cannot be read on.
     """
 
@@ -100,7 +100,7 @@ class ArrowRows:
             )
 
     def close(self) -> None:
-        """Makes `batches` end at its next row; the file is let go with it."""
+        """Makes `batches` end at its next row; the file is closed with it."""
         self._is_closed = True
 
     def _row(self, value: object) -> Row:
@@ -152,7 +152,7 @@ def _iso(moment: datetime, nanoseconds: int) -> str:
 
 
 def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
-    """What tells whether the files were changed; those that were removed are left out."""
+    """What shows whether the files were changed; those that were removed are left out."""
     found = [(file, file.stat()) for file in files if file.exists()]
     return {file: (info.st_ino, info.st_size, info.st_mtime_ns) for file, info in found}
 
@@ -177,7 +177,7 @@ def _plain_type(arrow: Any, kind: Any) -> Any:
 
 
 def _with_text(value: Any) -> Any:
-    """The value with all bytes as text: UTF-8 where they are that, else base64."""
+    """The value with all bytes as text: UTF-8 if valid, otherwise base64."""
     if isinstance(value, bytes):
         try:
             return value.decode()
@@ -196,7 +196,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
 
 
 def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
-    """The rows of a Parquet file, or of an open one. Raises ConfigError where it is none."""
+    """The rows of a Parquet file, or of an open one. Raises ConfigError if it is none."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
     try:
@@ -231,7 +231,7 @@ def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
 
 
 def _check_folder(path: Path, name: str) -> None:
-    """Raises ConfigError where the folder is no single dataset, with what to give instead."""
+    """Raises ConfigError if the folder is no single dataset, with what to give instead."""
     try:
         entries = sorted(islice(path.iterdir(), _MAX_LISTED))
     except OSError as error:

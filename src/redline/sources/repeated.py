@@ -16,7 +16,7 @@ def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
     if samples == 1:
         return source
     if isinstance(source, AsyncRows):
-        raise ConfigError("rows of an async iterable are asked once each", hint="leave out samples")
+        raise ConfigError("rows of an async iterable are sent once each", hint="leave out samples")
     return Repeated(source, samples)
 
 
@@ -24,7 +24,7 @@ class Repeated:
     """The rows of `source`, each `times` times; a Source.
 
     The copies keep their row's number, by which they belong together. Those of a named row are
-    named `NAME#1`, `NAME#2`, ...; others are told apart by their count, as equal rows are.
+    named `NAME#1`, `NAME#2`, ...; others are distinguished by their count, as equal rows are.
     """
 
     def __init__(self, source: Source, times: int) -> None:

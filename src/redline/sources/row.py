@@ -32,8 +32,8 @@ class Row(msgspec.Struct, gc=False):
     """One row of the input, good or bad.
 
     number: from 1, in input order; blank lines are not rows.
-    line: where a person finds it, from 1: its first line in a text file, else `number`.
-    data: the row, or None when it cannot be read. problem: why it is bad, None where it is not.
+    line: where a person finds it, from 1: its first line in a text file, otherwise `number`.
+    data: the row, or None when it cannot be read. problem: why it is bad, None if it is not.
     content: the bytes that identify the row when a run is resumed.
     """
 
@@ -45,7 +45,7 @@ class Row(msgspec.Struct, gc=False):
 
 
 class Source(Protocol):
-    """Rows in input order. `total_rows` is None where counting would mean reading."""
+    """Rows in input order. `total_rows` is None if counting would mean reading."""
 
     name: str
     total_rows: int | None
@@ -53,7 +53,7 @@ class Source(Protocol):
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, about 4 MB at most (one row may be larger). Blocks.
 
-        Call it once. Raises ConfigError where the input cannot be read on, or has no row.
+        Call it once. Raises ConfigError if the input cannot be read on, or has no row.
         """
 
     def read_fraction(self) -> float | None:
@@ -66,7 +66,7 @@ class Source(Protocol):
         """
 
     def close(self) -> None:
-        """Lets go of the input from any thread; `batches` then ends early and quietly."""
+        """Releases the input from any thread; `batches` then ends early and quietly."""
 
 
 class RowBatch:
@@ -152,7 +152,7 @@ def no_rows(name: str, hint: str = "") -> ConfigError:
 
 
 def custom_id(row: Row) -> str | None:
-    """The row's own name, None where it has none. A number counts as its decimal digits.
+    """The row's own name, None if it has none. A number counts as its decimal digits.
 
     A whole number that is a float has no decimals: tables make floats of integers beside a null.
     """

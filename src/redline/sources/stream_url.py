@@ -27,8 +27,8 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     server: for redis-py; it may hold a password. name: the stream as it may be shown. field: of a
     message that has no other, and holds its row as JSON. idle_s: a message is another consumer's
-    once its own has not been heard of for so long. most_deliveries: a message that was handed out
-    this often, without an outcome, fails. claims_orphans: also messages whose outcome a dead
+    once its own consumer has been silent for this long. most_deliveries: a message that was handed
+    out this often, without an outcome, fails. claims_orphans: also messages whose outcome a dead
     consumer may have written.
     """
 
@@ -52,9 +52,9 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stream_of(place: object) -> StreamUrl | None:
-    """The stream that `place` names, None where it is no URL of Redis.
+    """The stream that `place` names, None if it is no URL of Redis.
 
-    Raises ConfigError, which never shows a password, where the URL cannot be understood.
+    Raises ConfigError, which never shows a password, if the URL cannot be understood.
     """
     if not isinstance(place, str):
         return None

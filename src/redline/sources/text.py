@@ -72,7 +72,7 @@ class ByteStream:
     def open(self) -> None:
         """Opens the input and reads its beginning into `first`. Blocks on a pipe.
 
-        Raises ConfigError where it cannot be opened, or is not text in UTF-8.
+        Raises ConfigError if it cannot be opened, or is not text in UTF-8.
         """
         if self._chunks is not None:
             return
@@ -88,14 +88,14 @@ class ByteStream:
     def chunks(self) -> Iterator[bytes]:
         """The text in chunks of 1 byte to about 1 MB: at once what a pipe has, in order.
 
-        Raises ConfigError as `open` does, and CorruptInput where the input breaks off.
+        Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
         self.open()
         if self._chunks is not None:
             yield from self._chunks
 
     def read_fraction(self) -> float | None:
-        """Bytes read of bytes there, compressed ones where it is; None for a pipe."""
+        """Bytes read of bytes there, compressed ones if it is; None for a pipe."""
         return self._blocks.read_fraction()
 
     def check(self) -> None:
@@ -103,7 +103,7 @@ class ByteStream:
         self._blocks.check()
 
     def close(self) -> None:
-        """Ends `chunks` early, also where it waits. Leaves stdin open."""
+        """Ends `chunks` early, also if it waits. Leaves stdin open."""
         self.is_closed = True
         self._blocks.close()
 
@@ -121,7 +121,7 @@ class ByteStream:
             yield block
 
     def _plain(self) -> Iterator[bytes]:
-        """The raw blocks, decompressed where their first bytes ask for it."""
+        """The raw blocks, decompressed if their first bytes ask for it."""
         raw = self._raw()
         head = _head(raw, (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE))
         blocks = chain([head], raw)
@@ -167,7 +167,7 @@ class ByteStream:
         raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
 
     def _text(self) -> Iterator[bytes]:
-        """The plain chunks without a BOM, refused where they are no UTF-8 text."""
+        """The plain chunks without a BOM, refused if they are no UTF-8 text."""
         plain = self._plain()
         head = _head(plain, (_UTF8_BOM, *_FOREIGN_BOMS))
         for bom, encoding in _FOREIGN_BOMS.items():

@@ -121,9 +121,12 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
     is_amazon = url.scheme in _AMAZON
     match kind:
         case "missing":
-            return "look at the name; upper and lower case differ"
+            return "check the name; upper and lower case differ"
         case "no_bucket":
-            return "look at the bucket's name, and whose store it is: AWS_ENDPOINT_URL, AWS_PROFILE"
+            return (
+                "check the name of the bucket, and which store it is in: AWS_ENDPOINT_URL, "
+                "AWS_PROFILE"
+            )
         case "credentials" if is_amazon:
             return (
                 "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public "
@@ -135,10 +138,10 @@ def _hint(url: ObjectUrl, kind: Kind) -> str:
                 "object, and s3:PutObject and s3:DeleteObject if it is an output"
             )
         case "credentials" | "denied":
-            return f"look at the credentials for {url.scheme}://"
+            return f"check the credentials for {url.scheme}://"
         case "other" if is_amazon:
-            return "look at the network, and at AWS_ENDPOINT_URL if it is set, then try again"
+            return "check the network, and AWS_ENDPOINT_URL if it is set, then try again"
         case "other":
-            return "look at the network and at the URL, then try again"
+            return "check the network and the URL, then try again"
         case "changed":
             return "run the same command again: it continues"

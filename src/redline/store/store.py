@@ -1,6 +1,6 @@
 """A store of objects, reached through fsspec's driver for it.
 
-Nothing is kept of what the driver remembers: each question is asked anew, because others write to
+Nothing is kept of what the driver remembers: each question is asked again, because others write to
 the same store. fsspec and the driver are imported when a store is made, and not before.
 """
 
@@ -48,7 +48,7 @@ class ObjectStore:
         self._fs = _driver(url, f"{doing} {url.name}")
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """What is known of an object; None if there is none."""
+        """The metadata of an object; None if there is none."""
         try:
             with Asking(url):
                 self._fs.invalidate_cache()
@@ -74,7 +74,7 @@ class ObjectStore:
     def upload(
         self, path: Path, url: ObjectUrl, seen: Found | None, is_stopped: Callable[[], bool]
     ) -> Found:
-        """What is there after the file was put in place of the object.
+        """Uploads the file in place of the object; returns the new object.
 
         seen: what is to be replaced, None if there must be nothing. Raises StoreError of kind
         `changed` if something else is there, as far as the store shows, and InterruptedError
@@ -119,7 +119,7 @@ class S3Store(ObjectStore):
     _has_conditions = True  # until it says that it has none
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """What is known of an object; None if there is none."""
+        """The metadata of an object; None if there is none."""
         try:
             return super().find(url)
         except StoreError as error:

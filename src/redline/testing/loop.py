@@ -101,9 +101,9 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._stuck: set[asyncio.Future[Any]] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Events that are there now, or come from outside work; else time has moved.
+        """Events that are there now, or come from outside work; otherwise time has moved.
 
-        timeout: seconds to the next timer, or None where there is none.
+        timeout: seconds to the next timer, or None if there is none.
         """
         events = super().select(0)
         if events or (timeout is not None and timeout <= 0):

@@ -150,7 +150,7 @@ class Gatherer:
         parked_s: float = 0.0,
         stopped_s: float = 0.0,
     ) -> Window:
-        """What there is to say of the time since the last window, or since the run began.
+        """The window since the last one, or since the run began.
 
         limits: as they are used now; how often each held a call back is known here.
         """

@@ -4,7 +4,7 @@ kind         is
 run          a run has begun; what follows is of it, and its times are seconds since then
 prediction   how fast it should be, by the runs before it; written before its first window
 window       what the run was like for a while
-end          the run has ended, and how; a run without one was killed, or goes on
+end          the run has ended, and how; a run without one was killed, or continues
 
 A reader passes over kinds and fields that it does not know. TIMELINE_VERSION changes when what is
 known is to be read in another way.
@@ -74,8 +74,8 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
-    """One run. end: None while it goes on, and if it was killed. prediction: of it, if its settings
-    are other than those of the run before."""
+    """One run. end: None while it continues, and if it was killed. prediction: of it, if its
+    settings are other than those of the run before."""
 
     facts: RunFacts
     windows: list[Window] = []
@@ -90,7 +90,7 @@ class RunHistory(msgspec.Struct, kw_only=True):
 
 
 class Timeline(msgspec.Struct):
-    """What is known of a job. runs: oldest first. damaged: lines that are no record.
+    """The recorded runs of a job. runs: oldest first. damaged: lines that are no record.
 
     is_cut: the last record was not written to its end.
     """
@@ -101,7 +101,7 @@ class Timeline(msgspec.Struct):
 
     @property
     def windows(self) -> list[Window]:
-        """Those of all runs, in their order, each on the time of its own run."""
+        """The windows of all runs, in order, each on the time of its own run."""
         return [window for run in self.runs for window in run.windows]
 
 
@@ -185,7 +185,7 @@ def _newer(line: bytes) -> int | None:
 
 
 def _is_other(line: bytes) -> bool:
-    """It is of a kind that is not known here."""
+    """Whether it is of a kind that is not known here."""
     try:
         return _KIND(line).kind not in _KNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -229,8 +229,8 @@ def _lines_of(run: RunHistory) -> bytes:
 class TimelineFile:
     """A job's timeline, open for the run that holds its output's lock.
 
-    What a death has cut off is taken out; a file that is no timeline, or that a newer version has
-    written, is left as it is, and so is one that cannot be written: `failure` then says why, in
+    What a death has cut off is taken out; a file that is not a timeline, or that a newer version
+    has written, is left as it is, and so is one that cannot be written: `failure` then says why, in
     words, and nothing is written. All methods block.
     """
 
@@ -255,7 +255,7 @@ class TimelineFile:
         return runs
 
     def predict(self, prediction: Prediction) -> None:
-        """What is expected of the run, before its first window."""
+        """Writes the prediction for the run, before its first window."""
         self._write([prediction])
 
     def add(self, windows: Sequence[Window], now: float) -> None:
@@ -280,7 +280,7 @@ class TimelineFile:
         data = self.path.read_bytes()
         timeline = _parsed(data, self.path)
         if data and not timeline.runs and (timeline.damaged or not timeline.is_cut):
-            raise ConfigError(f"{self.path} is no timeline")
+            raise ConfigError(f"{self.path} is not a timeline")
         end = data.rfind(b"\n") + 1
         os.ftruncate(self._fd, end)
         os.lseek(self._fd, end, os.SEEK_SET)

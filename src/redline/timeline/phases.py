@@ -94,7 +94,7 @@ def _of_attempts(attempts: Sequence[Attempt]) -> dict[str, float]:
 
 
 def _start_s(attempt: Attempt) -> float:
-    """Its first mark."""
+    """The time of its first mark."""
     return _began_s(attempt) if attempt.queued_s is None else attempt.queued_s
 
 
@@ -106,7 +106,7 @@ def _began_s(attempt: Attempt) -> float:
 
 
 def _add_waits(sums: dict[str, float], attempt: Attempt) -> None:
-    """What it waited for before it was written, or until it failed."""
+    """Adds its waits before the write, or until it failed."""
     at_s = attempt.eligible_s
     for name, mark_s in (
         ("slot_s", attempt.slot_s),
@@ -139,7 +139,7 @@ def _add_answer(sums: dict[str, float], attempt: Attempt) -> None:
 
 
 def _add_token(sums: dict[str, float], attempt: Attempt) -> None:
-    """Of a streamed answer, a part of its time is that to the first token."""
+    """Counts the time to the first token of a streamed answer apart from its answer time."""
     _add(sums, "first_token_s", attempt.first_byte_s, attempt.first_token_s)
     _add(sums, "answer_s", attempt.first_token_s, attempt.first_byte_s)
 

@@ -1,4 +1,4 @@
-"""What was predicted of a run before it began; the runs of a job keep score of it."""
+"""The prediction for a run before it began, which the runs of a job score."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ class Prediction(
     unknown: str = ""
 
     def holds(self, per_s: float) -> bool:
-        """It is what was predicted. What is unknown never holds."""
+        """Whether it is what was predicted. What is unknown never holds."""
         return not self.unknown and self.low_per_s <= per_s <= self.high_per_s

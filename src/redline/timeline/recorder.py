@@ -24,7 +24,7 @@ _Ended = tuple[float, float, int, tuple[int, ...], str, Any, Any, tuple[Any, ...
 class Recorder:
     """A backend around one whose calls are recorded in `file`, in groups and in a thread.
 
-    began: of the run. If the file cannot be written any more, the calls go on without it, and
+    began: of the run. If the file cannot be written any more, the calls continue without it, and
     `failure` says why. `aclose` writes what is left; the file is its owner's to close.
     """
 
@@ -107,7 +107,7 @@ class Recorder:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._begin)
 
     def _taken(self) -> tuple[list[Record], list[_Ended], int]:
-        """What is to be written next, which is then another's."""
+        """Hands over the records to be written next."""
         head, self._head = self._head, []
         ended, self._ended = self._ended, []
         dropped, self._dropped = self._dropped, 0

@@ -17,7 +17,7 @@ VERSION = 1
 
 
 class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is stated of one endpoint.
+    """The settings of one endpoint.
 
     weight: its capacity in proportion to the others'. slots: most calls that it is given at once, 0
     if that is not stated. requests, tokens, input_tokens, output_tokens: its rate limits, such as
@@ -38,7 +38,9 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
-    """v: VERSION. at: seconds since 1970-01-01 UTC. balance: how endpoints were chosen.
+    """The first record of a run.
+
+    v: VERSION. at: seconds since 1970-01-01 UTC. balance: how endpoints were chosen.
 
     workers: most calls at once, of a job that makes its next call when one ends; 0 for calls that
     come when they come, whatever became of those before.
@@ -87,7 +89,10 @@ class CallEnded(
 
 
 class CallsDropped(msgspec.Struct, frozen=True, tag="dropped", tag_field="kind"):
-    """calls: how many."""
+    """Calls that could not be recorded.
+
+    calls: how many.
+    """
 
     calls: int
 

@@ -46,7 +46,7 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.pairs[1::2])
 
     def values_s(self) -> Iterator[tuple[float, int]]:
-        """Ascending durations, each within ERROR of those that it stands for, and their number."""
+        """Ascending durations, each within ERROR of those that it represents, and their number."""
         for index, count in zip(accumulate(self.pairs[::2]), self.pairs[1::2], strict=True):
             yield 2 * GAMMA**index / (GAMMA + 1), count
 

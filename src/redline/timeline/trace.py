@@ -17,7 +17,10 @@ _LONGEST_BYTES = 1024 * 1024
 
 
 class RecordedRun(msgspec.Struct):
-    """calls: in the order of their ends. dropped: calls that were not recorded."""
+    """One run of a trace.
+
+    calls: in the order of their ends. dropped: calls that were not recorded.
+    """
 
     began: RunBegan
     calls: list[CallEnded] = []
@@ -25,7 +28,9 @@ class RecordedRun(msgspec.Struct):
 
 
 class Trace(msgspec.Struct):
-    """total: calls in the file, of which `runs` has the latest. damaged: lines that are no record.
+    """The contents of a trace file.
+
+    total: calls in the file, of which `runs` has the latest. damaged: lines that are no record.
 
     is_cut: the last record was not written to its end.
     """
@@ -51,9 +56,9 @@ _KNOWN = ("run", "call", "dropped")
 
 
 def read_trace(path: Path, most: int) -> Trace:
-    """What is in the file, with the `most` latest calls.
+    """The contents of the file, with the `most` latest calls.
 
-    Raises ConfigError for a file that is no trace, is empty, or is of a newer version.
+    Raises ConfigError for a file that is not a trace, is empty, or is of a newer version.
     """
     try:
         with path.open("rb") as file:
@@ -83,7 +88,7 @@ def check_begin(fd: int, path: Path) -> bool:
         is_trace = False
     if not is_trace:
         raise ConfigError(
-            f"{path} is no trace", hint="name a file that redline run --trace has written"
+            f"{path} is not a trace", hint="name a file written by redline run --trace"
         )
     if first.v > VERSION:
         raise ConfigError(
@@ -124,7 +129,7 @@ def _record(line: bytes) -> Record | None:
 
 
 def _is_other(line: bytes) -> bool:
-    """It is a record of a kind that is not known here."""
+    """Whether it is a record of a kind that is not known here."""
     try:
         return _KIND(line).kind not in _KNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):

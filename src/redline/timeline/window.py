@@ -15,7 +15,7 @@ budget   calls wait for what other calls have reserved of the budget
 slots    as many calls are in flight as may be
 parked   the endpoint asked to wait
 down     the endpoint cannot be reached, or none of several works
-backoff  rows wait to be tried again, and no other row could be sent
+backoff  rows wait to be retried, and no other row could be sent
 batch    rows are with the Batch API
 rest     no row is left: the last calls are in flight
 client   a row and a slot are there, and nothing else is waited for
@@ -158,7 +158,7 @@ class Window(
 
     in_flight, in_hand, slots, waiting, retrying: means over the samples of requests on the wire,
     rows that are begun and have no outcome yet, calls that may be in flight, calls that wait for a
-    grant, rows that wait to be tried again.
+    grant, rows that wait to be retried.
     held: samples by what held the next call back. limits: the rate limits, those that held most
     often first, at most MOST_LIMITS. endpoints: of several, at most MOST_ENDPOINTS. feed_empty:
     share of the samples with workers that waited for a row; journal_full: with too much that was
@@ -218,7 +218,7 @@ class Window(
         return self.end_s - self.begin_s
 
     def share(self, held: Holder) -> float:
-        """Of the samples, those in which this held the next call back; 0 to 1."""
+        """The share of samples in which this held the next call back, 0 to 1."""
         return self.held.get(held, 0) / max(1, self.samples)
 
 
@@ -305,12 +305,12 @@ def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
 
 
 def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
-    """Those that held calls back most often first, as many as a window may have."""
+    """The limits, those that held calls back most often first, as many as a window may have."""
     return tuple(sorted(limits, key=lambda use: -use.held)[:MOST_LIMITS])
 
 
 def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointState, ...]:
-    """Those of the last window that has some, with their means over all."""
+    """The endpoints of the last window that has some, with their means over all."""
     last = next((w.endpoints for w in reversed(windows) if w.endpoints), ())
     means = []
     for use in last:

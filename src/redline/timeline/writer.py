@@ -22,7 +22,7 @@ class TraceFile:
     """An open trace, of this process alone until it is closed.
 
     A record that a death has cut off is taken out. Raises ConfigError for a file that cannot be
-    written, that is no trace, or that another process writes.
+    written, that is not a trace, or that another process writes.
     """
 
     def __init__(self, path: Path) -> None:

@@ -181,10 +181,10 @@ class Held(Protocol):
 class Call(msgspec.Struct, kw_only=True):
     """What belongs to one call on its way through the backends, and what became of it so far.
 
-    deadline_s: monotonic time after which no attempt starts or goes on.
+    deadline_s: monotonic time after which no attempt starts or continues.
     priority: lower goes first. tenant: whose budget pays. avoid: endpoints not to use. unfit: those
     whose limits are too small for it.
-    committed: the first chunk of the answer has been handed on, so nothing may be tried again.
+    committed: the first chunk of the answer has been passed on, so nothing may be retried.
     attempts: attempts started. requests: written for what is asked now. sent_s: when the one in
     flight was written, None between attempts. refused: requests of this attempt that cost nothing,
     because an endpoint refused its key; another one takes the call.
@@ -213,7 +213,7 @@ class Call(msgspec.Struct, kw_only=True):
     again_s: float = -math.inf
 
     async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
-        """What is waited for. Raises TimedOut at the deadline."""
+        """The result of `waiting`. Raises TimedOut at the deadline."""
         if self.deadline_s == math.inf:
             return await waiting
         try:
@@ -318,7 +318,7 @@ class Member(Backend, Protocol):
     on_room: Callable[[], None] | None
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """It could take a call now, beside `coming` calls that are about to reach it.
+        """Whether it could take a call now, beside `coming` calls that are about to reach it.
 
         A slot and a place among those that wait for its limits are free, and it is not parked.
         """

@@ -88,7 +88,7 @@ class CacheUse(msgspec.Struct):
     passed: int = 0
 
     def count(self, found: Found) -> None:
-        """One more of these."""
+        """Counts one lookup of this kind."""
         if found == "hit":
             self.hits += 1
         elif found == "miss":
@@ -110,5 +110,5 @@ class CacheUse(msgspec.Struct):
 
     @property
     def share(self) -> float:
-        """Of all rows that asked, those that were spared; 0 to 1."""
+        """The share of looked-up rows that the cache answered, 0 to 1."""
         return self.spared / max(1, self.asked)

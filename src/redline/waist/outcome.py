@@ -26,7 +26,7 @@ class Reply(msgspec.Struct, kw_only=True):
     and tool_calls are lists with an item for each choice; tool_calls is None if no choice has any.
     headers: the HTTP answer's, by their names in lower case; not to be changed. Empty if there was
     no such answer.
-    usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None where unknown.
+    usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None if unknown.
     body: the reply's bytes; status: its HTTP status.
     """
 
@@ -52,7 +52,7 @@ class Reply(msgspec.Struct, kw_only=True):
 
     @property
     def finish_reasons(self) -> list[str | None]:
-        """That of each choice, one or more."""
+        """The finish reason of each choice, one or more."""
         reason = self.finish_reason
         return reason if isinstance(reason, list) else [reason]
 
@@ -90,7 +90,7 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def was_sent(self) -> bool:
-        """The endpoint may have seen it."""
+        """Whether the endpoint may have seen it."""
         return self.sent_s is not None
 
 
@@ -104,7 +104,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
     the answer cost when it was given. is_batched: it came from the Batch API, at its price;
     latency_s is then 0, and attempts are batches.
-    custom_id, row and input name the row where the call came from one. fields: what a task has
+    custom_id, row and input name the row if the call came from one. fields: what a task has
     found out about the answer.
     """
 
@@ -151,6 +151,6 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
-    """The outcome of a failed attempt: `exhausted` if it might be tried again."""
+    """The outcome of a failed attempt: `exhausted` if it might be retried."""
     status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

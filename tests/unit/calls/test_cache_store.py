@@ -335,7 +335,7 @@ async def test_a_full_disk_keeps_nothing_and_says_so(
     await written(store, [1])
     await written(store, range(2, 300))
     assert (await found_in(store, [1, 2])) == {1: value(1), 2: None}
-    assert store.notes == ["answers cannot be kept: database or disk is full"]
+    assert store.notes == ["answers cannot be stored: database or disk is full"]
     await written(store, [2])
     assert (await found_in(store, [2])) == {2: value(2)}
     await store.aclose()
@@ -358,7 +358,7 @@ async def test_a_file_that_another_holds_is_waited_for_and_then_done_without(
         assert await found_in(store, [1, 2]) == {1: value(1), 2: None}
         other.execute("ROLLBACK")
     other.close()
-    assert store.notes == ["answers cannot be kept: database is locked"]
+    assert store.notes == ["answers cannot be stored: database is locked"]
     await written(store, [2])
     assert await found_in(store, [2]) == {2: value(2)}
     await store.aclose()
@@ -394,7 +394,7 @@ def with_a_folder_in_its_place(folder: Path) -> Path:
 @pytest.mark.parametrize("place", [a_file, below_a_file, with_a_folder_in_its_place])
 def test_a_place_where_nothing_can_be_kept_is_told(tmp_path: Path, place: Breaking) -> None:
     folder = place(tmp_path)
-    with pytest.raises(ConfigError, match="answers cannot be kept in") as told:
+    with pytest.raises(ConfigError, match="answers cannot be stored in") as told:
         AnswerStore(folder, MB).open()
     assert str(folder) in told.value.what
     assert "--cache-dir" in told.value.hint

@@ -56,7 +56,7 @@ def test_what_is_no_base_url_is_refused(base_url: str) -> None:
 
 @pytest.mark.parametrize("base_url", ["http://h/v1?key=1", "http://h/v1#x"])
 def test_a_base_url_has_no_query(base_url: str) -> None:
-    with pytest.raises(ConfigError, match="no query or fragment"):
+    with pytest.raises(ConfigError, match="must not have a query or fragment"):
         Endpoint(base_url=base_url)
 
 
@@ -89,7 +89,7 @@ def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Endpoint(base_url="https://h/v1", api_key=key)
     assert SECRET not in str(caught.value)
-    assert "line break or a quote mark" in caught.value.hint
+    assert "line break or a quotation mark" in caught.value.hint
 
 
 def test_the_key_is_never_printed() -> None:

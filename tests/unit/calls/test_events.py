@@ -248,16 +248,16 @@ def test_a_failed_response_is_a_bad_reply() -> None:
         (b"[1]", "is not an object"),
         (b'"a"', "is not an object"),
         (b'{"error": {"message": "overloaded"}}', "broke off with an error"),
-        (b'{"choices": 3}', "misshapen"),
-        (b'{"choices": ["a"]}', "misshapen"),
-        (b'{"choices": [{"delta": "a"}]}', "misshapen"),
-        (b'{"choices": [{"delta": {"content": 3}}]}', "misshapen"),
-        (b'{"choices": [{"delta": {"refusal": 3}}]}', "misshapen"),
-        (b'{"choices": [{"index": "0", "delta": {}}]}', "misshapen"),
-        (b'{"choices": [{"index": [], "delta": {}}]}', "misshapen"),
-        (b'{"choices": [{"finish_reason": [3]}]}', "misshapen"),
-        (b'{"choices": [{"delta": {"tool_calls": ["a"]}}]}', "misshapen"),
-        (b'{"choices": [{"delta": {"tool_calls": [{"index": "a"}]}}]}', "misshapen"),
+        (b'{"choices": 3}', "malformed"),
+        (b'{"choices": ["a"]}', "malformed"),
+        (b'{"choices": [{"delta": "a"}]}', "malformed"),
+        (b'{"choices": [{"delta": {"content": 3}}]}', "malformed"),
+        (b'{"choices": [{"delta": {"refusal": 3}}]}', "malformed"),
+        (b'{"choices": [{"index": "0", "delta": {}}]}', "malformed"),
+        (b'{"choices": [{"index": [], "delta": {}}]}', "malformed"),
+        (b'{"choices": [{"finish_reason": [3]}]}', "malformed"),
+        (b'{"choices": [{"delta": {"tool_calls": ["a"]}}]}', "malformed"),
+        (b'{"choices": [{"delta": {"tool_calls": [{"index": "a"}]}}]}', "malformed"),
     ],
 )
 def test_a_bad_event_ends_the_stream(event: bytes, what: str) -> None:
@@ -267,7 +267,7 @@ def test_a_bad_event_ends_the_stream(event: bytes, what: str) -> None:
 
 def test_a_local_engine_that_fails_within_a_stream_ends_the_run() -> None:
     failed = {"message": "the engine has failed: a rank", "code": "engine_failed"}
-    with pytest.raises(NoEndpoint, match="asked any more: the engine has failed: a rank"):
+    with pytest.raises(NoEndpoint, match="no longer available: the engine has failed: a rank"):
         listen(events(choice({"content": "a"}), {"error": failed}))
 
 

@@ -99,7 +99,7 @@ def test_an_endpoint_brings_its_own_limits_and_key() -> None:
     assert job(endpoint=endpoint).endpoint is endpoint
     for name, value in {"rpm": 1, "api_key": "k", "timeout_s": 3.0, "headers": {}}.items():
         with pytest.raises(
-            ConfigError, match=f"{name} and an Endpoint exclude each other"
+            ConfigError, match=f"{name} and an Endpoint cannot be combined"
         ) as caught:
             job(endpoint=endpoint, **{name: value})
         # Its own fields have other names than some options.
@@ -112,7 +112,7 @@ def test_a_job_of_one_endpoint_has_its_limits() -> None:
     made = Job(rows=ROWS, endpoints=(one,))
     assert made.endpoint is one
     assert made.call_limits == (one.limits,)
-    with pytest.raises(ConfigError, match="an endpoint and a function to call exclude each other"):
+    with pytest.raises(ConfigError, match="an endpoint and a function to call cannot be combined"):
         Job(rows=ROWS, endpoints=(one,), call=answer)
 
 
@@ -161,7 +161,7 @@ def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> Non
         (
             ["http://a.example/v1", "http://b.example/v1"],
             {"via": "batch", "output": "out.jsonl"},
-            "batches and several endpoints exclude each other",
+            "batches and several endpoints cannot be combined",
         ),
     ],
 )
@@ -230,7 +230,7 @@ def test_output_and_times(tmp_path: Path) -> None:
         ({"fail_on": ["lenght"]}, "unknown reason to fail on: lenght"),
         ({"output": "o", "format": "btch"}, "unknown format: btch"),
         ({"retry_failed": True}, "there are no failed rows to retry without an output file"),
-        ({"restart": True, "force": True}, "--restart and --force exclude each other"),
+        ({"restart": True, "force": True}, "--restart and --force cannot be combined"),
         ({"max_retries": 101}, "max_retries must be 0 to 100, not 101"),
         ({"endpoint": "localhost:8000"}, "not a base URL: localhost:8000"),
     ],
@@ -268,8 +268,8 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
         ("output_path", 3, "output_path must be str, not int: 3"),
         ("fail_on", {1: (2,)}, "fail_on must be texts, not dict: {1: (2,)}"),
         ("fail_on", ["empty", 3], "fail_on must be texts, not list: ['empty', 3]"),
-        ("headers", {1: (2,)}, "names and values of headers are texts, not int and tuple"),
-        ("headers", {"a": 2}, "names and values of headers are texts, not str and int"),
+        ("headers", {1: (2,)}, "names and values of headers must be text, not int and tuple"),
+        ("headers", {"a": 2}, "names and values of headers must be text, not str and int"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_name(name: str, value: object, what: str) -> None:

@@ -156,8 +156,8 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ({"endpont": "x"}, "unknown setting: endpont", "otel"),
         ({"endpoint": "127.0.0.1:4318"}, "endpoint is not an http:// or https:// URL", "otel"),
         ({"endpoint": 4318}, "endpoint must be text, not a whole number", "otel"),
-        ({"endpoint": "http://a:b@h"}, "endpoint holds no user name or password", "otel"),
-        ({"endpoint": "http://h/?a=b"}, "endpoint has no query or fragment", "otel"),
+        ({"endpoint": "http://a:b@h"}, "endpoint must not contain a user name or password", "otel"),
+        ({"endpoint": "http://h/?a=b"}, "endpoint must not have a query or fragment", "otel"),
         (
             {"endpoint": "http://h:4318/v1/traces"},
             "endpoint is a base URL, without the path of one signal",
@@ -173,7 +173,7 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
         ({"headers": {"x y": "z"}}, "not a header: 'x y'", "otel, headers"),
         (
             {"headers": {"x": "planted\n"}},
-            "the value of x is empty, or holds characters that no header can carry",
+            "the value of x is empty, or contains characters that are not allowed in a header",
             "otel, headers",
         ),
         (

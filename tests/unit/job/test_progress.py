@@ -219,7 +219,7 @@ def test_a_line_says_it_all() -> None:
     )
     use = CacheUse(hits=1000, shared=204, misses=1000, passed=1050)
     assert ", 1 x 429, 1,204 cached (37 %), ETA " in line_of(snapshot(cache=use))
-    assert line_of(snapshot(parked_s=12.0)).endswith(", told to wait 12 s, ETA 1 h 22 m")
+    assert line_of(snapshot(parked_s=12.0)).endswith(", asked to wait 12 s, ETA 1 h 22 m")
 
 
 def shown(display: Any, seen: Any, for_s: float, drains_at_s: float | None = None) -> None:
@@ -267,7 +267,7 @@ def test_a_line_comes_at_once_when_the_run_begins_to_drain() -> None:
     counts, notice = stream.getvalue().splitlines()
     assert counts.startswith("0 done, 0 failed, ")
     assert notice == (
-        "interrupted: finishing 3 calls, for at most 1 m 30 s; Ctrl-C again gives them up"
+        "interrupted: finishing 3 calls, for at most 1 m 30 s; Ctrl-C again drops them"
     )
 
 
@@ -349,7 +349,7 @@ def test_a_server_that_has_become_silent_is_told() -> None:
     assert meter.read().notices == {}
     clock.advance(1.0)
     told = {
-        "silence": "no answer for 10 s, 2 in flight; a call is given up after 10 m 00 s (--timeout)"
+        "silence": "no answer for 10 s, 2 in flight; a call times out after 10 m 00 s (--timeout)"
     }
     assert meter.read().notices == told
     assert meter.read().eta_s is None

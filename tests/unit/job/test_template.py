@@ -169,7 +169,7 @@ def test_a_body_template_is_the_whole_body() -> None:
     template = '{"q": {{ text | json }}, "n": {{ n | json }}}'
     assert body(row, body=template, model="m") == {"model": "m", "q": 'a "b"\n', "n": None}
     assert body(row, body="[{{ text | json }}]", model="m") == ['a "b"\n']
-    with pytest.raises(Rejected, match="the body template gives no JSON") as caught:
+    with pytest.raises(Rejected, match="the body template does not produce JSON") as caught:
         body(row, body="{{ text }}")
     assert "{{ text | json }}" in caught.value.hint
 
@@ -223,7 +223,7 @@ def test_output_paths() -> None:
         ({"url": "chat"}, "not a path: chat"),
         ({"url": "http://a.example/x"}, "not a path: http://a.example/x"),
         ({"method": "GET", "body": "{}"}, "so body would not be sent"),
-        ({"body": "{}", "system": "s"}, "a body template and a prompt exclude each other"),
+        ({"body": "{}", "system": "s"}, "a body template and a prompt cannot be combined"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], problem: str) -> None:

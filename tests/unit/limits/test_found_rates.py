@@ -89,7 +89,7 @@ def test_nothing_is_left_beside_the_file(path: Path) -> None:
 def test_a_path_that_cannot_be_written_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "rates.json", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be kept"):
+        with pytest.raises(ConfigError, match="cannot be saved"):
             FoundRates(path)
 
 

@@ -252,7 +252,7 @@ def test_what_is_no_request_is_refused(schedule: list[float] | None) -> None:
         plan = Plan(concurrency=2, duration_s=9.5, schedule=schedule)
         await measured(what, plan, repeat(5))
 
-    with pytest.raises(ConfigError, match="5 is no request"):
+    with pytest.raises(ConfigError, match="5 is not a request"):
         virtual_run(main())
 
 

@@ -197,7 +197,7 @@ class TestCsvHeader:
         assert "iconv -f WINDOWS-1252" in error.hint
 
     def test_a_header_that_cannot_be_parsed(self, tmp_path: Path) -> None:
-        assert "is no CSV header: new-line" in error_of(tmp_path, b"a,b\r1,2\r").what
+        assert "is not a CSV header: new-line" in error_of(tmp_path, b"a,b\r1,2\r").what
 
     def test_a_binary_file_is_refused(self, tmp_path: Path) -> None:
         error = error_of(tmp_path, b"PK\x03\x04\x00\x00")

@@ -104,7 +104,7 @@ REFUSED = [
     ({"output": None}, "are acknowledged once their outcomes are on a disk"),
     ({"output": Output.at("s3://b/o.jsonl")}, "would be written when the stream ends"),
     ({"retry_failed": True}, "messages that failed are acknowledged"),
-    ({"samples": 2}, "are asked once each"),
+    ({"samples": 2}, "are sent once each"),
     ({"output": Output.at("o.jsonl", ordered=True)}, "only a finished file can be put in order"),
     ({"rows": "rows.jsonl", "until_empty": True}, "only a stream is read until it is empty"),
     (

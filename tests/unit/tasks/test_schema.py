@@ -300,7 +300,7 @@ def test_a_pydantic_model_validates_by_its_own_rules() -> None:
 def test_what_is_no_model_is_told(given: str, why: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(given)
-    assert caught.value.what.startswith(f"{given} is no pydantic model: {why}")
+    assert caught.value.what.startswith(f"{given} is not a pydantic model: {why}")
 
 
 def test_without_the_extra_its_install_command_is_told(

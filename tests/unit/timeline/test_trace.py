@@ -124,7 +124,7 @@ def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, data: bytes)
     path = tmp_path / "rows.jsonl"
     path.write_bytes(data)
     for use in (TraceFile, lambda path: read_trace(path, 1)):
-        with pytest.raises(ConfigError, match=re.escape(f"{path} is no trace")):
+        with pytest.raises(ConfigError, match=re.escape(f"{path} is not a trace")):
             use(path)
     assert path.read_bytes() == data
 

@@ -41,7 +41,9 @@ ENGINE_FAILED = "engine_failed"
 _RETRIED = frozenset({408, 409, 425})
 _LONGEST_QUOTE = 300
 
-_REDIRECT_HINT = "give the address it leads to as --base-url; a key is not sent on by itself"
+_REDIRECT_HINT = (
+    "pass the address it redirects to as --base-url; a key is not forwarded automatically"
+)
 _HINTS = {
     400: "compare the row with the API's documentation; --dry-run shows the request",
     403: "the key may not use this model or path",
@@ -80,8 +82,8 @@ def judge(
 
 def lost(message: str) -> NoEndpoint:
     """The error of a local engine that has failed, in its own words."""
-    hint = "mend what it names, then run the same command again"
-    return NoEndpoint(f"the model cannot be asked any more: {_quote(message)}", hint=hint)
+    hint = "fix what it names, then run the same command again"
+    return NoEndpoint(f"the model is no longer available: {_quote(message)}", hint=hint)
 
 
 def _may_pass(status: int, headers: Mapping[str, str], *, is_limited: bool) -> bool:

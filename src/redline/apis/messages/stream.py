@@ -113,7 +113,7 @@ class MessageStream:
         return b"".join(out)
 
     def _chosen(self, choice: Object) -> Iterator[bytes]:
-        """What is new of the first choice."""
+        """The events for the new part of the first choice."""
         if error := judge_choice(0, choice.get("error"), choice.get("finish_reason")):
             raise error
         delta = choice.get("delta") or {}

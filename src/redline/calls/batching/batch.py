@@ -155,7 +155,7 @@ class _Writing:
             except CallError as error:
                 self.refused.append((member, error))
         if self.refused:
-            raise Withdrawn("a member of the batch is not to be sent")
+            raise Withdrawn("a member of the batch must not be sent")
         sent_s = self._clock.now_s()
         for member in self._waiting():
             member.call.sent_s = sent_s
@@ -175,7 +175,7 @@ class _Writing:
             member.call.refused += call.refused
 
     def _waiting(self) -> list[Member]:
-        """Those that have not left: a Call may be on another way by now."""
+        """The members that have not left: a Call may already be in use elsewhere."""
         return [member for member in self._members if not member.answer.done()]
 
 
@@ -227,9 +227,9 @@ def _answer(member: Member, outcome: Outcome) -> None:
 
 
 def ended_early() -> Outcome:
-    """Of a request that waits when the batcher is closed, or whose call was cancelled."""
+    """The outcome of a request if the batcher is closed or its call is cancelled while it waits."""
     return failed(
-        Rejected("the batch was given up before its answer came", hint="the batcher was closed")
+        Rejected("the batch was abandoned before its answer arrived", hint="the batcher was closed")
     )
 
 
@@ -247,7 +247,7 @@ class _Share:
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
-    """The room for the answer is free again when the last member has let go of it."""
+    """The room for the answer is free again when the last member has released it."""
     held, call.held = call.held, None
     waiting = [member for member in members if not member.answer.done()]
     if held is None or not waiting:

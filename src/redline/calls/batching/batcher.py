@@ -93,7 +93,9 @@ class DynamicBatcher:
         """
         if not isinstance(item, Request):
             if not self._is_function:
-                raise ConfigError(f"{item!r:.100} is no Request", hint=f"{self.label} is asked one")
+                raise ConfigError(
+                    f"{item!r:.100} is not a Request", hint=f"{self.label} is asked one"
+                )
             item = Request(body=item)
         outcome = await self.send(item, Call())
         if outcome.error is not None:
@@ -101,7 +103,7 @@ class DynamicBatcher:
         return outcome.output
 
     def figures(self) -> BatchFigures:
-        """What it does now, and has done so far."""
+        """Its current state and its counts so far."""
         return self._counts.figures(self._queue.items, len(self._flying))
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -169,8 +171,8 @@ class DynamicBatcher:
         if queue.items and not (has_room and queue.size + part.size <= bounds.max_waiting_bytes):
             self._counts.refused_one()
             raise RateLimited(
-                f"{queue.items} items wait to be sent in batches, and no more can",
-                hint="ask later, or ask less at once",
+                f"{queue.items} items already wait to be sent in batches, the most allowed",
+                hint="retry later, or send less at once",
                 status=429,
             )
         loop = asyncio.get_running_loop()
@@ -195,7 +197,7 @@ class DynamicBatcher:
         return member
 
     def _leave(self, member: Member) -> None:
-        """Its caller does not wait any longer, with the answer or without."""
+        """Removes a member whose caller no longer waits, with or without an answer."""
         member.call.sent_s = None
         if self._queue.remove(member):
             if not self._queue.waiting:

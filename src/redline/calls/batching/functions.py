@@ -3,7 +3,7 @@
 what the function does             the outcome
 returns one answer for each item   each item has its own
 returns an Exception in a place    that item fails by it, the others do not
-raises a Retryable, TimeoutError,  all may be tried again
+raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
 raises anything else               Rejected: the batch is divided until the items at fault are found
 returns another number of answers  BadReply for all: nothing says which answer is whose
@@ -131,7 +131,7 @@ def lists_of(function: ListFunction) -> Lists:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """It is a coroutine function, or an object that is called as one."""
+    """Whether it is a coroutine function, or an object that is called as one."""
     if isinstance(function, partial):
         return is_async(function.func)
     method = function if inspect.isroutine(function) else type(function).__call__

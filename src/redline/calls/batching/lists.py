@@ -130,9 +130,9 @@ def _of_part(outcome: Outcome, found: Reply | CallError | NoEndpoint) -> Outcome
 
 
 def _length(part: Part) -> int:
-    """Of its items: tokens, or bytes."""
+    """The length of its items, in tokens or bytes."""
     items = [bytes(item) for item in part.items]
-    # A text stands in quotation marks.
+    # A text is in quotation marks.
     return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) - 2 for item in items)
 
 
@@ -178,7 +178,7 @@ def _split_body(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError |
         whole = _FIELDS.decode(reply.body)
         answers = _in_order(_OBJECTS.decode(whole.get(form.answers, _NONE)), form, asked)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadReply(f"the answer cannot be taken apart: {error}") from error
+        raise BadReply(f"the answer cannot be split: {error}") from error
     ends = _ends(parts)
     slices = [answers[begin:end] for begin, end in pairwise(ends)]
     usages = _usages(parts, slices, _usage_of(whole))
@@ -210,7 +210,7 @@ def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]
 
 def _miscounted(asked: int, got: int) -> BadReply:
     return BadReply(
-        f"asked for {asked} answers, got {got}: which belongs to which request is not known",
+        f"asked for {asked} answers, got {got}, so they cannot be matched to the requests",
         hint="set the batch size to 1 if the endpoint does not answer each item of a list",
     )
 

@@ -57,7 +57,10 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """size: items of a batch, at most. wait_s: longest wait for others. most_bytes: of a batch."""
+    """When a batch is closed and sent.
+
+    size: items of a batch, at most. wait_s: longest wait for others. most_bytes: of a batch.
+    """
 
     size: int
     wait_s: float
@@ -203,7 +206,7 @@ class Queue(Generic[W]):
         return True
 
     def all(self) -> list[W]:
-        """Those that wait, in the order of their arrival."""
+        """The waiting entries, in order of arrival."""
         waiters = [one for group in self._groups.values() for one in group.waiters.values()]
         return sorted(waiters, key=lambda waiter: waiter.number)
 

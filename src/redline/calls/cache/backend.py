@@ -6,7 +6,7 @@
   is being asked by another call      shared: it waits, and has that call's answer
   is none of these                    a miss: asked; a whole success is kept
 
-Equal calls are asked one at a time. Where the one that asks fails, is given up, or has no whole
+Equal calls are asked one at a time. If the one that asks fails, is given up, or has no whole
 answer, the next of those that wait asks for itself. Each waits by its own deadline.
 """
 
@@ -38,7 +38,7 @@ class Store(Protocol):
     notes: list[str]
 
     def look_up(self, key: bytes) -> asyncio.Future[bytes | None]:
-        """What was kept under `key`, None for nothing."""
+        """The answer stored under `key`; None if there is none."""
 
     def put(self, key: bytes, value: bytes) -> None:
         """Keeps `value` from now on, as long as there is room. Never waits."""
@@ -47,7 +47,7 @@ class Store(Protocol):
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """An answer as it is stored: read anew each time, by the reader of today."""
+    """An answer as it is stored: read again each time, by the reader of today."""
 
     body: bytes
     status: int
@@ -71,14 +71,14 @@ class _Flight:
         self._waiting: list[asyncio.Future[_Found | None]] = []
 
     def joined(self) -> asyncio.Future[_Found | None]:
-        """The answer once it is there; None where each is to ask for itself."""
+        """The answer once it is there; None if each is to ask for itself."""
         # One future each: a task that is cancelled cancels what it waits for.
         waiter: asyncio.Future[_Found | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         return waiter
 
     def end(self, found: _Found | None) -> None:
-        """Tells those who wait, in the order in which they came."""
+        """Passes the answer to the waiting calls, in order of arrival."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(found)
@@ -141,7 +141,7 @@ class Cached:
             await self._inner.aclose()
 
     def _key(self, request: Request, call: Call) -> bytes | None:
-        """None where the request is to be asked each time."""
+        """None if the request is to be asked each time."""
         is_kept = only_asks(request) if self._includes_sampled else is_determined(request)
         return key_of(request, call, self._identity) if is_kept else None
 
@@ -163,7 +163,7 @@ class Cached:
                 found = _Found(value, "shared")
             return outcome
         finally:
-            # However it ended: those who wait go on, and one of them asks.
+            # However it ended: those who wait continue, and one of them asks.
             del self._flights[key]
             flight.end(found)
 
@@ -173,7 +173,7 @@ class Cached:
             kept = _DECODE(value)
             if kept.at_s + self._ttl_s <= self._clock.wall_s():
                 return None
-            # Read anew for each: no caller can change another's answer.
+            # Read again for each: no caller can change another's answer.
             reply = _read(request, kept.body)
         except (CallError, NoEndpoint, msgspec.DecodeError):
             return None
@@ -224,7 +224,7 @@ def _read(request: Request, body: bytes) -> Reply:
 
 
 def _is_whole(reply: Reply) -> bool:
-    """Nothing was cut off, filtered or refused, in none of its choices."""
+    """Whether no choice was cut off, filtered or refused."""
     reasons = reply.finish_reasons
     if any(reason is not None and reason not in _WHOLE for reason in reasons):
         return False

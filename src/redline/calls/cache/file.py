@@ -70,7 +70,7 @@ class Files:
         return True
 
     def note(self, text: str) -> None:
-        """Remembers what a person should hear of, once."""
+        """Remembers a message for the user; each only once."""
         with self._lock:
             if text not in self.notes and len(self.notes) < _MOST_NOTES:
                 self.notes.append(text)
@@ -94,7 +94,7 @@ class Database:
         self._database: sqlite3.Connection | None = None
 
     def do(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
-        """What `work` returns; `otherwise` where the file does not let it, with a note."""
+        """What `work` returns; `otherwise` if the file does not let it, with a note."""
         import sqlite3
 
         while True:
@@ -154,7 +154,7 @@ def _opened(path: Path) -> sqlite3.Connection:
 
 
 def try_out(database: sqlite3.Connection) -> bool:
-    """True; raises sqlite3.Error where the file cannot be read or written."""
+    """True; raises sqlite3.Error if the file cannot be read or written."""
     database.execute("SELECT key, value, used FROM answers LIMIT 1").fetchall()
     database.execute("BEGIN IMMEDIATE")
     database.execute("ROLLBACK")
@@ -168,7 +168,7 @@ def number_of(database: sqlite3.Connection, name: str) -> int:
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """It says that the file is not, or no longer, ours; anything else may pass."""
+    """Whether it says that the file is not, or no longer, ours; anything else may pass."""
     import sqlite3
 
     damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)

@@ -1,6 +1,6 @@
 """Which answers are the same answer: what decides one, and whether anything else does.
 
-Two requests have one key where nothing that decides the answer differs: the endpoints, the method,
+Two requests have one key if nothing that decides the answer differs: the endpoints, the method,
 the path, the JSON of the body whatever the order of its keys (1 and 1.0 differ), the output path,
 the headers, and the tenant. Credentials are left out: some live for an hour, and an answer is the
 same under the next one. Two accounts that differ behind one address need two folders.
@@ -25,7 +25,7 @@ _VERSION = 1
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
 # They name one request, so with them no two would be equal.
 _NAMES = frozenset({"x-request-id", "idempotency-key", "traceparent", "tracestate"})
-# A body that has one of these asks for more than the model: what it looks up, or what it is told
+# A body that has one of these asks for more than the model: what it looks up, or what it is given
 # of before, is not in the request.
 _OUTWARD = ("web_search_options", "conversation", "background")
 _CALLERS_TOOLS = frozenset({"function", "custom"})
@@ -58,7 +58,7 @@ def _member(endpoint: Endpoint, embedded: str) -> str:
 
 
 def key_of(request: Request, call: Call, identity: str) -> bytes | None:
-    """The request's key, 32 bytes; None where its body has no JSON form."""
+    """The request's key, 32 bytes; None if its body has no JSON form."""
     headers = _deciding(request.headers) if request.headers else ()
     parts = (
         _VERSION,
@@ -102,7 +102,7 @@ def is_determined(request: Request) -> bool:
 
 
 def _has_servers_tools(tools: Any) -> bool:
-    """Some tool is run by the server, such as a web search, and not by the caller."""
+    """Whether some tool is run by the server, such as a web search, and not by the caller."""
     if not isinstance(tools, list):
         return False
     kinds = (tool.get("type", "function") if isinstance(tool, dict) else None for tool in tools)

@@ -8,7 +8,7 @@
   a failure    a disk that is full or out of reach keeps nothing and finds nothing, and says so
 
 Nothing blocks the event loop. A lookup takes 10 us if the file is in memory, but it is unknown
-how long where it is not, so it has a thread.
+how long if it is not, so it has a thread.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Cache(msgspec.Struct, frozen=True):
         if self.max_bytes < LEAST_BYTES:
             raise ConfigError(
                 f"a cache needs at least {LEAST_BYTES:,} bytes, not {self.max_bytes:,}",
-                hint="leave its size out for 1 GB",
+                hint="omit its size for the default of 1 GB",
             )
 
 
@@ -96,7 +96,7 @@ class AnswerStore:
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="redline-cache-write")
 
     def open(self) -> None:
-        """Opens the file, or makes it. Blocks. Raises ConfigError where nothing can be kept."""
+        """Opens the file, or makes it. Blocks. Raises ConfigError if nothing can be kept."""
         try:
             # Prompts and answers are in it: for its owner alone to read.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -111,7 +111,7 @@ class AnswerStore:
             raise _unusable(self.folder, self.notes[-1])
 
     def look_up(self, key: bytes) -> Lookup:
-        """What was kept under `key`, None for nothing."""
+        """The answer stored under `key`; None if there is none."""
         future: Lookup = asyncio.get_running_loop().create_future()
         value = self._pending.get(key)
         if value is not None:
@@ -128,7 +128,9 @@ class AnswerStore:
         if size > self._max_bytes // _LARGEST_SHARE:
             return
         if self._pending_bytes + size > _MOST_PENDING_BYTES:
-            self._files.note("answers came faster than the disk took them; some are not kept")
+            self._files.note(
+                "answers arrived faster than the disk could store them; some are not cached"
+            )
             return
         self._pending_bytes += size - len(self._pending.get(key, b""))
         self._pending[key] = value
@@ -211,7 +213,7 @@ class AnswerStore:
                 for key, sealed, used_s in rows:
                     value = _unsealed(key, sealed)
                     if value is None:
-                        self._files.note("some answers in it were damaged, and are asked anew")
+                        self._files.note("some answers in it were damaged, and are requested again")
                     else:
                         found[key] = (value, used_s if isinstance(used_s, int) else 0)
             return found
@@ -241,7 +243,7 @@ class AnswerStore:
             # Written or lost: from here on the file says what is known.
             self._writing = None
             if (error := writing.exception()) is not None:
-                self._files.note(f"answers cannot be kept: {error!r}")
+                self._files.note(f"answers cannot be stored: {error!r}")
             for key, value in group:
                 if self._pending.get(key) is value:
                     del self._pending[key]
@@ -272,10 +274,10 @@ class AnswerStore:
                 # As a script: `execute` would take one step of it, which frees one page.
                 database.executescript("PRAGMA incremental_vacuum")
 
-        self._write_connection.do(work, None, "answers cannot be kept")
+        self._write_connection.do(work, None, "answers cannot be stored")
 
     def _make_room(self, database: sqlite3.Connection, wanted_bytes: int) -> None:
-        """Deletes what was not used for longest where `wanted_bytes` more would pass the bound."""
+        """Deletes what was not used for longest if `wanted_bytes` more would pass the bound."""
         page_bytes = number_of(database, "page_size")
         while True:
             pages = number_of(database, "page_count") - number_of(database, "freelist_count")
@@ -302,7 +304,7 @@ def _sealed(key: bytes, value: bytes) -> bytes:
 
 
 def _unsealed(key: bytes, sealed: object) -> bytes | None:
-    """The value; None where its checksum does not hold."""
+    """The value; None if its checksum does not hold."""
     if not isinstance(sealed, bytes):
         return None
     value = sealed[_CHECK_BYTES:]
@@ -312,6 +314,6 @@ def _unsealed(key: bytes, sealed: object) -> bytes | None:
 
 def _unusable(folder: Path, reason: str) -> ConfigError:
     return ConfigError(
-        f"answers cannot be kept in {folder}: {reason}",
-        hint="name another folder (--cache-dir; for serve, --state), or leave the cache out",
+        f"answers cannot be stored in {folder}: {reason}",
+        hint="name another folder (--cache-dir; for serve, --state), or do without the cache",
     )

@@ -1,7 +1,7 @@
 """The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
 
 Providers count its requests apart from those of their models, so no limit of the endpoint holds
-them. They are tried again as a row's are, but for the making of a batch: where the answer is lost,
+them. They are retried as a row's are, but for the making of a batch: if the answer is lost,
 the batch may be there, and would be paid for twice. Before one is made, it is looked for.
 """
 
@@ -71,18 +71,18 @@ class BatchApi:
         return (await self._asked(self._patient_large, request, _File)).id
 
     async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
-        """The new batch. One attempt: where it raises Retryable, the batch may be there or not."""
+        """The new batch. One attempt: if it raises Retryable, the batch may be there or not."""
         body = asdict(BatchRequest(file_id, url, WINDOW, dict(metadata)))
         call = Call(once=True)
         return await self._asked(self._small, Request(url=BATCHES, body=body), Batch, call)
 
     async def look(self, batch_id: str) -> Batch:
-        """The batch as it stands."""
+        """The current state of the batch."""
         request = Request(method="GET", url=f"{BATCHES}/{batch_id}")
         return await self._asked(self._patient, request, Batch)
 
     async def cancel(self, batch_id: str) -> Batch:
-        """The batch, which then comes to its end. Rejected where it is over already."""
+        """The batch, which then ends. Rejected if it is over already."""
         request = Request(url=f"{BATCHES}/{batch_id}/cancel")
         return await self._asked(self._patient, request, Batch)
 
@@ -147,7 +147,7 @@ class BatchApi:
 
 
 class _Anything(msgspec.Struct):
-    """Whatever object it is."""
+    """Any JSON object."""
 
 
 def _form(boundary: str, name: str, data: bytes) -> bytes:

@@ -44,8 +44,8 @@ class _Waits(msgspec.Struct):
 class FunctionBackend:
     """Calls `function(row)` within limits; what it returns is the output.
 
-    A CallError it raises decides whether the row is tried again; a TimeoutError or ConnectionError
-    is tried again; any other exception rejects the row and is named in its outcome.
+    A CallError it raises decides whether the row is retried; a TimeoutError or ConnectionError
+    is retried; any other exception rejects the row and is named in its outcome.
     timeout_s: of one call, above 0. shared: its limiter, and where its sends are kept.
     before_write: called before each call begins. attempts: counts them.
     """
@@ -93,7 +93,7 @@ class FunctionBackend:
         )
 
     def backlog(self, now_s: float) -> Backlog:
-        """Its calls now, and what they wait for. Books nothing."""
+        """The current calls and what they wait for. Books nothing."""
         limiter, slots = self.limiter, self.slots
         return Backlog(
             in_use=slots.in_use,
@@ -201,7 +201,7 @@ class FunctionBackend:
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """The function's name, which stands for an endpoint's."""
+    """The function's name, used as that of an endpoint."""
     return getattr(function, "__name__", type(function).__name__)
 
 
@@ -215,12 +215,12 @@ def function_limiter(limits: Limits, label: str, clock: Clock) -> RateLimiter:
     """The limiter of a function. Raises ConfigError for limits that it cannot have."""
     if limits.counts_tokens:
         raise ConfigError(
-            "a token limit cannot be kept for a function of your own",
+            "a token limit cannot be enforced for a function of your own",
             hint="limit its requests, or give an endpoint instead of a function",
         )
     if AUTO in (limits.rate, limits.concurrency):
         raise ConfigError(
-            "limits cannot be found for a function of your own",
+            "limits cannot be discovered for a function of your own",
             hint="state them, or give an endpoint instead of a function",
         )
     return open_limiter(limits, label, clock)

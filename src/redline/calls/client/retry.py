@@ -1,7 +1,7 @@
-"""The only retry: which failures are tried again, and after how long.
+"""The only retry: which failures are retried, and after how long.
 
   failure                              counts against        waits
-  429                                  10 x max_retries      Retry-After above 0, else back-off
+  429                                  10 x max_retries      Retry-After above 0, or back-off
   no connection (endpoint down)        nothing; see outage   the endpoint's own pause, then back-off
   a 200 that cannot be read            2                     back-off
   any other Retryable                  max_retries           the longer of Retry-After and back-off
@@ -50,7 +50,9 @@ _MOST_TRIED = 32
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, in seconds.
+    """How often and how fast failed attempts are retried.
+
+    max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, in seconds.
 
     share: retries may be at most this share of first attempts, above a floor of `floor_per_s`
     retries a second; beyond it they wait.
@@ -219,7 +221,7 @@ class Retry:
         await self._backend.aclose()
 
     def _is_final(self, error: Retryable, history: _History) -> bool:
-        """The row is given up; the error then says why."""
+        """Whether the row is given up; the error then says why."""
         most = self._policy.max_retries
         if is_unreachable(error):
             return most == 0
@@ -232,7 +234,7 @@ class Retry:
                 f"HTTP {history.fault} {history.fault_count} times while other rows succeeded, "
                 f"so this row is the likely cause: {error.what}"
             )
-            error.hint = error.hint or "look at this row's content; --retry-failed tries it again"
+            error.hint = error.hint or "check this row's content; --retry-failed tries it again"
             return True
         return history.blamed > most
 

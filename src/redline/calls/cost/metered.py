@@ -8,7 +8,7 @@
   anything else, once it was written            the worst case: it may have been billed
   anything else, before that                    nothing
 
-An attempt that does not fit waits, in order of arrival, until others are settled. Where none is on
+An attempt that does not fit waits, in order of arrival, until others are settled. If none is on
 its way it can never fit: then the budget is spent, for all that wait and come.
 """
 
@@ -53,7 +53,7 @@ class _Attempt(msgspec.Struct):
 class Metered:
     """Passes on what `spending` has room for, and counts what it comes to.
 
-    account: told before each write and after each settlement; None for none.
+    account: updated before each write and after each settlement; None for none.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Metered:
         await self._backend.aclose()
 
     def batched(self, request: Request) -> Amount:
-        """The most that the request can cost in a batch. Raises CallError where none can say."""
+        """The most that the request can cost in a batch. Raises CallError if none can say."""
         return self._attempt(request).worst.batched
 
     def cost_batched(self, request: Request, reply: Reply | None) -> Amount:
@@ -136,7 +136,7 @@ class Metered:
         return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
 
     def reserve(self, worst: Amount) -> bool:
-        """True where `worst` was free. It is another one's to settle, and to write down."""
+        """True if `worst` was free. It is another one's to settle, and to write down."""
         return not self._waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
@@ -145,12 +145,12 @@ class Metered:
         self.spending.settle(reserved, actual)
 
     def recall(self, spent: Amount, reserved: Amount) -> None:
-        """What stands elsewhere from earlier runs, settled and not."""
+        """What earlier runs have recorded elsewhere, settled and not."""
         self.spending.recall(spent, reserved)
         self._elsewhere = spent
 
     def _attempt(self, request: Request) -> _Attempt:
-        """What an attempt may cost. Raises CallError where that cannot be said."""
+        """What an attempt may cost. Raises CallError if that cannot be said."""
         body = request.body
         model = body.get("model") if isinstance(body, dict) else None
         price = self._prices.find(model)
@@ -217,7 +217,7 @@ class Metered:
         self.spending.settle(reserved, actual)
 
     def _admit(self) -> None:
-        """Lets those in that fit now, in order; all are refused where none can fit any more."""
+        """Admits waiting calls that fit, in order; refuses all if none can ever fit."""
         while self._waiting:
             worst, waiter = self._waiting[0]
             if not waiter.done():
@@ -237,9 +237,9 @@ class Metered:
                 waiter.set_result(False)
 
     def _write(self, attempt: _Attempt, call: Call) -> None:
-        """A request is about to be written. Raises BudgetSpent where that cannot be written down.
+        """A request is about to be written. Raises BudgetSpent if that cannot be written down.
 
-        A transport may write a request twice, where the first connection broke: each may be billed.
+        A transport may write a request twice, if the first connection broke: each may be billed.
         """
         worst = attempt.worst
         if attempt.writes and call.refused:
@@ -256,7 +256,7 @@ class Metered:
             if attempt.writes:
                 self.spending.settle(worst, NOTHING)
             raise BudgetSpent(
-                f"the budget cannot be kept: what is spent cannot be written: {error.strerror}",
+                f"the budget cannot be enforced: spending cannot be recorded: {error.strerror}",
                 hint="make room on the disk, then run the same command again",
             ) from error
         attempt.writes += 1
@@ -286,7 +286,7 @@ class Metered:
         try:
             self._keep()
         except OSError:
-            # The file says more than is spent; the next write meets the same disk, and tells.
+            # The file says more than is spent; the next write meets the same disk, and reports it.
             pass
         self._admit()
 

@@ -49,7 +49,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def most(self, input_tokens: int, output_tokens: int, *, may_write: bool) -> int:
-        """As `of`, where every input token is of the dearest kind.
+        """As `of`, if every input token is of the dearest kind.
 
         may_write: the request asks for its input to be kept in the provider's cache.
         """
@@ -73,7 +73,7 @@ class Prices:
     ) -> None:
         self._own = dict(own or {})
         self._models, self._tariffs = dict(models or {}), dict(tariffs or {})
-        # Endpoints that differ in nothing need not be told apart.
+        # Identical endpoints need not be distinguished.
         if not any(self._models.values()) and not any(self._tariffs.values()):
             self._models = {}
         self._found: dict[str, Price | None] = {}
@@ -145,9 +145,9 @@ def unpriced(model: str) -> str:
 
 
 def how_to_price(model: str) -> str:
-    """What mends it."""
+    """What fixes it."""
     return (
-        f'write [prices."{model}"] into redline.toml with input and output, in dollars for a '
+        f'write [prices."{model}"] into redline.toml with input and output, in dollars per '
         "million tokens; in Python, pass prices="
     )
 
@@ -159,7 +159,7 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
     unknown key, a missing one, or a value that is no price.
     """
     if not isinstance(table, Mapping):
-        hint = "write input and output, in dollars for a million tokens"
+        hint = "write input and output, in dollars per million tokens"
         raise ConfigError(f"the price of {name} must be a table", where=where, hint=hint)
     for key in table:
         if key not in PRICE_KEYS:
@@ -173,7 +173,7 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
             raise ConfigError(
                 f"the price of {name} has no {key}",
                 where=where,
-                hint=f"write {key} = 0.5 for half a dollar a million tokens",
+                hint=f"write {key} = 0.5 for half a dollar per million tokens",
             )
     cached = table.get("cached_input", table["input"])
     return Price(
@@ -185,7 +185,7 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
 
 def _picodollars(key: str, value: object, where: str) -> int:
     """Picodollars a token, of dollars for a million tokens."""
-    hint = "write dollars for a million tokens, such as 0.15"
+    hint = "write dollars per million tokens, such as 0.15"
     try:
         # Through text: 0.15 is meant, and not the float next to it.
         dollars = Decimal(str(value).strip())

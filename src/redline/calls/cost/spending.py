@@ -62,11 +62,11 @@ class Spending:
 
     @property
     def committed(self) -> Amount:
-        """What is spent, were every call on its way to cost all that is reserved for it."""
+        """The spending if every call in flight cost all that is reserved for it."""
         return self.spent.plus(self.reserved)
 
     def reserve(self, worst: Amount) -> bool:
-        """True where `worst` is free; it is then reserved, until it is settled."""
+        """True if `worst` is free; it is then reserved, until it is settled."""
         after = self.committed.plus(worst)
         allowance = self.allowance
         if allowance.picodollars is not None and after.picodollars > allowance.picodollars:
@@ -82,7 +82,7 @@ class Spending:
         self.spent = self.spent.plus(spent)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """What was reserved for a call is free again, and `actual` is spent."""
+        """Releases the reservation of a call and records `actual` as spent."""
         self.reserved = self.reserved.minus(reserved)
         self.spent = self.spent.plus(actual)
 

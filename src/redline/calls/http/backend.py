@@ -115,7 +115,7 @@ class _Attempt(Exchange):
         self.body = body or b""
 
     def give_back(self) -> None:
-        """Its request was not written: the limits get back what it took."""
+        """Returns what it took to the limits: its request was not written."""
         if self.grant is not None:
             self.grant.release()
 
@@ -244,7 +244,7 @@ class HttpBackend:
         )
 
     def backlog(self, now_s: float) -> Backlog:
-        """Its calls now, and what they wait for. Books nothing."""
+        """The current calls and what they wait for. Books nothing."""
         limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
         waiting = limiter.waiting + ahead.waiting
         return Backlog(
@@ -342,7 +342,7 @@ class HttpBackend:
             attempt.give_back()
 
     def found(self) -> list[str]:
-        """The limits that were found, in words, where they were to be found."""
+        """The limits that were found, in words, if they were to be found."""
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
@@ -634,7 +634,7 @@ class HttpBackend:
             return
         input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
         if sending is UNFOLLOWED and not 0 < input_tokens <= cost.input_tokens:
-            # Its usage is not within its bound, or not told.
+            # Its usage exceeds its bound, or is not reported.
             sending = self.estimator.begin(attempt.request, teaches=True)
         if sending is not UNFOLLOWED:
             self.estimator.end(sending, reply, took_s)
@@ -662,7 +662,7 @@ class HttpBackend:
 def _forget_frames(error: BaseException) -> None:
     """Frees what the frames of a failed attempt hold: its answer and its request.
 
-    The error is kept for as long as its outcome is, and its row may wait to be tried again.
+    The error is kept for as long as its outcome is, and its row may wait to be retried.
     """
     of: BaseException | None = error
     # An error that is raised again may be its own context.

@@ -73,13 +73,13 @@ def refuse_partial(request: Request) -> None:
         return
     if "stream" in body and _is_true(body["stream"], request.url):
         raise BadRow(
-            "the row asks for a stream, and answers are written when they are whole",
-            hint="leave `stream` out of it; redline.Client.stream reads answers as they come",
+            "the row asks for a stream, but answers are written when they are complete",
+            hint="remove `stream` from it; redline.Client.stream reads answers as they arrive",
         )
     if "background" in body and _is_true(body["background"], request.url):
         raise BadRow(
-            "the row asks for an answer in the background, which is not whole when it comes",
-            hint="leave `background` out of it",
+            "the row asks for an answer in the background, which is not complete when it arrives",
+            hint="remove `background` from it",
         )
 
 
@@ -92,7 +92,7 @@ class StreamReader:
     """Hands the chunks of one stream to a sink and puts the whole reply together.
 
     asked: the request's body, by which the choices are counted. mask: hides secrets in errors.
-    first_s: when the first chunk was handed on; None until then.
+    first_s: when the first chunk was passed on; None until then.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class StreamReader:
 
     @property
     def _is_steady(self) -> bool:
-        """The sink has begun and waits for nothing, and what comes next begins an event."""
+        """Whether the sink has begun and waits for nothing, and what comes next begins an event."""
         return not (
             self.first_s is None
             or self._is_handing_on
@@ -272,7 +272,7 @@ class StreamReader:
         except ErrorInside as found:
             raise self._judged(json.dumps(found.value).encode()) from None
         except (AttributeError, TypeError, RecursionError) as cause:
-            raise BadReply(f"a streamed event is misshapen: {apis.quote(event)}") from cause
+            raise BadReply(f"a streamed event is malformed: {apis.quote(event)}") from cause
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
         """The error of an event that is one."""

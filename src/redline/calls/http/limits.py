@@ -33,7 +33,7 @@ _RESERVING_HOSTS = {
     "cerebras.ai",
 }
 # Prompt and max_tokens against the quota of input tokens: AWS, "Quotas for the bedrock-mantle
-# endpoint". The second form is that of an endpoint in one's own network.
+# endpoint". The second form is that of an endpoint in your own network.
 _MANTLE = re.compile(
     r"bedrock-mantle\.[a-z0-9-]+\.api\.aws|[a-z0-9-]+\.bedrock-mantle\.[a-z0-9-]+\.vpce\.amazonaws\.com"
 )
@@ -222,7 +222,7 @@ def _memory_in(stores: Stores) -> FoundRates | None:
     try:
         return FoundRates(stores.memory)
     except ConfigError:
-        # It only saves a search: a run goes on without a home that can be written.
+        # It only saves a search: a run continues without a home that can be written.
         return None
 
 

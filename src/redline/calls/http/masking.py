@@ -1,4 +1,4 @@
-"""Secrets are taken out of what a server says, also where it quotes them escaped or in part."""
+"""Secrets are taken out of what a server says, also if it quotes them escaped or in part."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _bare(text: str) -> str:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """The secret, and what encodings make of it wherever it stands in a longer text."""
+    """The secret, and what encodings make of it anywhere in a longer text."""
     if len(secret) < _LEAST:
         return
     raw = secret.encode()
@@ -150,14 +150,14 @@ def _forms(secret: str) -> Iterator[str]:
     yield raw.hex()
     for encode in (b64encode, urlsafe_b64encode):
         # Three bytes become four characters, so there are three ways to fall into them. Characters
-        # that depend on what stands before or behind are left out.
+        # that depend on what precedes or follows are left out.
         for before, depending in ((0, 0), (1, 2), (2, 3)):
             encoded = encode(bytes(before) + raw).decode().rstrip("=")
             yield encoded[depending:-1].lower()
 
 
 def _unescaped(text: str) -> tuple[str, list[int], list[int]]:
-    """What the text stands for, and where in it each character begins and ends."""
+    """The decoded text, and where in the original each character begins and ends."""
     plain, starts, ends = text, list(range(len(text))), list(range(1, len(text) + 1))
     for _ in range(_MOST_ROUNDS):
         plain, starts, ends, is_changed = _unescaped_once(plain, starts, ends)

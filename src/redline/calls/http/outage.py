@@ -34,7 +34,7 @@ class Outage:
         self.is_up = False  # it has answered, and nothing has been refused since
 
     def answered(self) -> bool:
-        """Anything came back: a success, an error, a reset after the connection stood.
+        """Anything came back: a success, an error, a reset after the connection was made.
 
         True if that ends an outage.
         """
@@ -46,7 +46,7 @@ class Outage:
         return was_down
 
     def refused(self, now_s: float) -> bool:
-        """No connection came about. Failures within one pause count as one.
+        """Records a failed connection. Failures within one pause count as one.
 
         True if that begins an outage.
         """
@@ -69,13 +69,13 @@ class Outage:
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def is_over(self, now_s: float) -> bool:
-        """It has lasted longer than is worth waiting for."""
+        """Whether it has lasted longer than is worth waiting for."""
         patience_s = _ANSWERED_BEFORE_S if self._has_answered else _NEVER_ANSWERED_S
         return self.lasted_s(now_s) >= patience_s
 
 
 def is_unreachable(error: object) -> bool:
-    """No connection came about, so the row is not to blame."""
+    """Whether no connection came about, so the row is not to blame."""
     return (isinstance(error, Disconnected) and not error.was_sent) or (
         isinstance(error, TimedOut) and error.phase == "connect"
     )

@@ -14,7 +14,7 @@ NO_MARKS: Marks = (None, None, None, None, None)
 
 
 class Wait(msgspec.Struct):
-    """What is known of an attempt that has to wait: since when, and when each wait was over.
+    """Since when an attempt waits, and when each of its waits was over.
 
     task: that which waits. cancelling: its pending cancellations when the wait began. The others
     are marks, see Attempt.
@@ -31,7 +31,7 @@ class Wait(msgspec.Struct):
 
     @property
     def marks(self) -> Marks:
-        """Those of an Attempt."""
+        """The marks for an Attempt."""
         return (self.eligible_s, self.slot_s, self.ahead_s, self.connected_s, self.granted_s)
 
     def withdraw(self) -> None:

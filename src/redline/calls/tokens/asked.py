@@ -30,7 +30,7 @@ _ONE_ANSWER: dict[str, Any] = {}
 class Asked(msgspec.Struct, eq=False):
     """Raises nothing.
 
-    name: of the model; empty where it is none, or no name that anyone would give one. drafts:
+    name: of the model; empty if it is none, or no name that anyone would give one. drafts:
     answers that are billed. most_output: of each, None if unstated. size_bytes: of JSON whose texts
     are all that becomes tokens; None for any other body. tokenizer: by which it was last weighed.
     ids: tokens that it gives as numbers, once it is weighed.
@@ -108,7 +108,7 @@ def _asked_in(chat: Chat, url: str, size_bytes: int) -> Asked:
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
-    """Of one choice, as the request states it. Some servers take -1 for no maximum."""
+    """The most output tokens of one choice in the request. Some servers take -1 for no maximum."""
     for name in OUTPUT_LIMITS:
         stated = body.get(name)
         if stated is not None and (most := number(stated)) is not None and most >= 0:

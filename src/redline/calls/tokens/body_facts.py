@@ -17,7 +17,7 @@ _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
 
 class BodyFacts(msgspec.Struct):
-    """What is read of any body; the rest is for the endpoint."""
+    """The fields that redline reads of any body; the others are the endpoint's."""
 
     model: str | None = None
     stream: bool | None = None
@@ -35,7 +35,10 @@ class BodyFacts(msgspec.Struct):
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """content: the JSON string that it is in the body; most readers need none of it."""
+    """One message of a body, as far as it is read.
+
+    content: the JSON string that it is in the body; most readers need none of it.
+    """
 
     role: str
     content: msgspec.Raw
@@ -60,7 +63,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     user: Any = None
 
     def texts(self) -> list[str]:
-        """Those of its messages; an empty one for what is no text, which the endpoint refuses."""
+        """The texts of its messages; an empty one for a non-text, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]
 
 

@@ -1,7 +1,7 @@
 """How many tokens a call will use, learned from the usage that comes back.
 
 Input: characters by class, each class with its weight, messages and a constant; or the count of an
-exact tokenizer where there is one. Output: what replies used (pending_outputs.py). All of it by
+exact tokenizer if there is one. Output: what replies used (pending_outputs.py). All of it by
 model. What is reserved too much or too little is settled after the call.
 """
 
@@ -64,19 +64,19 @@ _LEAST_VARIANCE = 1e-6
 
 _MODELS_KEPT = 32
 
-# Learning the input costs ten times as much as all else at a call's end. So once it is settled, one
-# reply in eight teaches it.
+# Learning the input costs ten times as much as everything else at a call's end. So once it is
+# settled, one reply in eight teaches it.
 _SHARE = 1 / 8
 # A call that takes a bound needs no estimate, and may be one of thousands a second: learning from
 # all of them would cost as much as their limits. So one in this many is followed.
 _SHARE_OF_BOUNDS = 1 / 32
 # Multiples of the golden ratio fall evenly between whole numbers, and those of every n-th call do,
-# too: where rows of two kinds take turns, both teach.
+# too: if rows of two kinds take turns, both teach.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 class _Model:
-    """What is known of one model."""
+    """The learned estimates of one model."""
 
     def __init__(self) -> None:
         self.by_class = Weights(_BY_CLASS)
@@ -91,7 +91,7 @@ class _Model:
         self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
     def counts_reply(self, reply: Reply) -> bool:
-        """A reply has come; True where it is one to learn the input from."""
+        """A reply has come; True if it is one to learn the input from."""
         self.tells_usage = bool(reply.input_tokens)
         self._replies = replies = self._replies + 1
         return replies * _GOLDEN % 1 < _SHARE or not self._is_settled
@@ -209,7 +209,7 @@ class TokenEstimator:
         """An estimate, too, but of input tokens that no such request passes (`Cost.is_bound`).
 
         Found from the bytes of a chat, at a fraction of the cost. None for a request whose bytes
-        bound nothing, for a model that is not known well or tells no usage by which the bound is
+        bound nothing, for a model that is not known well or reports no usage by which the bound is
         settled, and above `most` tokens.
         """
         asked = asked_of(request)
@@ -221,7 +221,7 @@ class TokenEstimator:
     def most(self, request: Request) -> Cost:
         """What a provider charges that counts the whole maximum at admission, used or not.
 
-        As the estimate where the request states no maximum.
+        As the estimate if the request states no maximum.
         """
         cost, asked = self.estimate(request), asked_of(request)
         if asked is None or asked.most_output is None or not cost.output_tokens:
@@ -256,7 +256,7 @@ class TokenEstimator:
     def begin_bound(self, request: Request) -> Sending:
         """As `begin`, of a call that took a bound; UNFOLLOWED for all but one in 32.
 
-        Where the usage of one that is not followed is not within its bound, begin it then.
+        If the usage of one that is not followed is not within its bound, begin it then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:

@@ -1,7 +1,7 @@
 """Linear weights, learned one observation at a time: a Kalman filter around a first guess.
 
 Recursive least squares with three changes. Each weight keeps at least a little of its first
-uncertainty and never more than all of it, so that old evidence fades and nothing drifts where
+uncertainty and never more than all of it, so that old evidence fades and nothing drifts if
 nothing is observed. An observation counts by its relative error, so that long prompts do not
 outvote short ones. What lies more than 3 standard deviations off counts as 3 (Huber's rule), so
 that one false reading cannot carry the weights away; six of them in a row on one side are a change
@@ -73,7 +73,7 @@ class Weights:
         return tuple(self._values)
 
     def value(self, amounts: Sequence[float]) -> float:
-        """What is expected for these amounts, 0 or more."""
+        """The estimate for these amounts, 0 or more."""
         total: float = sum(map(mul, self._values, amounts))
         return total
 

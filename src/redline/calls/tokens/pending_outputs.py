@@ -1,6 +1,6 @@
 """Mean, variance and skewness of the outputs that are on their way.
 
-Two things bias what the answers themselves show, where long answers take longer:
+Two things bias what the answers themselves show, if long answers take longer:
   the first answers to come are the short ones    a call counts only once all calls that were sent
                                                   before it are over
   what is in flight is longer than the average    each output is weighted by its time in flight, so
@@ -16,7 +16,7 @@ _LEAST = 20
 # Each output weighs 1/300 less with every later one, so that a change is followed.
 _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
-# Once this many are known, one more says little: what is learned is read anew after as many.
+# Once this many are known, one more says little: what is learned is read again after as many.
 _READ_EVERY = 8
 # A call that never ends holds up this many others at most.
 _MOST_WAITING = 4096
@@ -47,7 +47,7 @@ class PendingOutputs:
 
         The mean is 2 standard errors above the outputs' own. A sum of many estimates relies on
         their errors to cancel out, and an error of the mean would not. The same tuple as before
-        where nothing has changed.
+        if nothing has changed.
         """
         counted = self._counted
         if counted >= self._read_at:
@@ -61,7 +61,7 @@ class PendingOutputs:
         return self._begun - 1
 
     def end(self, number: int, tokens: int | None, took_s: float) -> None:
-        """The call is over after took_s; tokens: of its output, None where it told none."""
+        """The call is over after took_s; tokens: of its output, None if not reported."""
         if tokens is not None and tokens > self.largest:
             self.largest = tokens
         ahead = self._next

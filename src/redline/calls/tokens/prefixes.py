@@ -39,7 +39,7 @@ def prefixes_of(request: Request) -> tuple[int, ...]:
     Two requests of one model whose prompts begin with the same PREFIX_CHARS[i] characters agree in
     the items up to i. None for what is beyond the end of the prompt, and none for a prompt shorter
     than the first prefix. Each is of 48 bits and keyed by a secret of this process, so that it says
-    nothing of the text to anybody else, and cannot be compared with another process's.
+    nothing of the text to others, and cannot be compared with another process's.
     """
     asked = asked_of(request)
     if asked is None:
@@ -100,5 +100,5 @@ def _tools(body: dict[str, Any]) -> list[str]:
 
 
 def _holds(value: Any) -> bool:
-    """It may hold more of the prompt, as a list of parts does."""
+    """Whether it may hold more of the prompt, as a list of parts does."""
     return isinstance(value, (dict, list)) or (isinstance(value, str) and value.startswith(DATA))

@@ -22,12 +22,12 @@ MEDIA_TYPES = frozenset(
 # An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
 # which also ends a list that holds itself.
 MOST_VALUES = 50_000
-# Pieces of a long text that stand for the whole. Eight spread evenly see a prompt's instructions,
+# Pieces of a long text that represent the whole. Eight spread evenly see a prompt's instructions,
 # its documents and its end alike.
 _PIECES = 8
 
 # Per class of character one weight: the number of characters, in this order, that `Prompt.classes`
-# returns. Spaces stand apart from letters since most words are one token however long.
+# returns. Spaces are counted apart from letters since most words are one token however long.
 CLASSES = ("letters", "spaces", "digits", "marks", "accented", "wide")
 _SPACE, _DIGIT, _MARK, _ACCENTED, _WIDE, _TAIL = b" 0.aw-"
 _LETTERS = ascii_letters.encode()
@@ -36,7 +36,7 @@ _LETTERS = ascii_letters.encode()
 def _class_of(byte: int) -> int:
     """The class of one byte of UTF-8 that is no ASCII letter.
 
-    A lead byte stands for its character. 0xC2-0xDF lead U+0080-U+07FF: accented Latin, Greek,
+    A lead byte represents its character. 0xC2-0xDF lead U+0080-U+07FF: accented Latin, Greek,
     Cyrillic, Hebrew, Arabic. 0xE2 leads U+2000-U+2FFF: quotes, dashes and symbols. The others
     lead Indic and Thai, CJK, and emoji, which take about a token a character or more.
     """

@@ -11,7 +11,7 @@ from redline.calls.tokens.asked import OUTPUT_LIMITS
 from redline.calls.tokens.prompt import MEDIA_TYPES
 from redline.waist import Request
 
-# What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 where a model's own
+# What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 if a model's own
 # has a default system prompt or a date. Around each message it puts 3 to 10, and the JSON of an
 # empty message has 28 bytes.
 FRAME_TOKENS = 64
@@ -23,7 +23,9 @@ _MEDIA_WORDS = (b"image", b"audio", b"video", b"file")
 
 
 class Worst(NamedTuple):
-    """input_tokens: at most. output_tokens: at most, None where the request states no maximum.
+    """The most that a request can use.
+
+    input_tokens: at most. output_tokens: at most, None if the request states no maximum.
 
     may_write: the provider is asked to keep some of the input in its cache.
     """
@@ -34,10 +36,10 @@ class Worst(NamedTuple):
 
 
 def worst_of(request: Request) -> Worst:
-    """What the request can cost by what stands in it.
+    """The most that the request can cost, by its contents.
 
     No tokenizer that works on bytes makes more tokens than there are bytes, and every text that the
-    model reads stands in the JSON. Raises TypeError, ValueError or RecursionError for a body that
+    model reads is in the JSON. Raises TypeError, ValueError or RecursionError for a body that
     has no JSON form.
     """
     body = request.body

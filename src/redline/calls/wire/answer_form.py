@@ -18,7 +18,7 @@ _STATUS_LINE = "HTTP/1.1 200 OK\r\n"
 # Printable text that begins and ends with no blank, which llhttp may cut off or keep.
 _VALUE = "([!-~\x80-\xff][\t -~\x80-\xff]*+(?<![\t ]))"
 _LENGTH = b"content-length"
-# How a connection or a body goes on if one of them is there is for llhttp to say.
+# How a connection or a body continues if one of them is there is for llhttp to say.
 _FRAMING = frozenset(
     (
         *(b"transfer-encoding", b"content-encoding", b"connection", b"proxy-connection"),
@@ -32,7 +32,7 @@ _MOST_FORMS = 64
 
 
 class AnswerForm:
-    """What is the same in all answers of one form. names: of its headers, as they are sent."""
+    """The common part of all answers of one form. names: of its headers, as they are sent."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
         lower = [name.lower() for name in names]

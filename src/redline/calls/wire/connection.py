@@ -219,7 +219,7 @@ class Connection(asyncio.Protocol):
             await self._change()
 
     async def chunk(self) -> bytes:
-        """What has come of the body since the last one; empty at its end. Raises CallError."""
+        """The body received since the last chunk; empty at its end. Raises CallError."""
         parts = self._parts
         while not parts and not self.is_done:
             await self._next_change()
@@ -238,7 +238,7 @@ class Connection(asyncio.Protocol):
         self._resume()
 
     def release(self) -> bool:
-        """The exchange is over. True if another one may follow."""
+        """Ends the exchange. True if another one may follow."""
         # Its alarm may still ring, and ends nothing then.
         self._exchange = self._waiter = self.body = None
         if self._error is not None:
@@ -489,7 +489,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = self._interim = 0
         is_head = self._exchange is not None and self._exchange.is_head
         if is_head:
-            # httptools cannot tell llhttp, which would read the next answer as the body.
+            # httptools cannot pass this on to llhttp, which would read the next answer as the body.
             self.is_done, self._is_reusable = True, False
         if is_head or self._is_streamed:
             self._wake()
@@ -564,9 +564,9 @@ class Connection(asyncio.Protocol):
 
 
 def unread(transport: asyncio.BaseTransport) -> Callable[[float], object]:
-    """Tells whether the transport's socket holds unread bytes, or has been closed.
+    """Whether the transport's socket has unread bytes or has been closed.
 
-    It is called with the milliseconds to wait for that, and says no if it cannot be told.
+    It is called with the milliseconds to wait for that, and returns False if that is unknown.
     """
     connected = transport.get_extra_info("socket")
     if connected is None or not hasattr(select, "poll"):
@@ -581,9 +581,9 @@ def _nothing_unread(_: float) -> object:
 
 
 def _fault(error: Exception) -> str:
-    """What is wrong with bytes that the parser has refused, in words."""
+    """The problem with bytes that the parser refused, in words."""
     if isinstance(error, httptools.HttpParserUpgrade):
-        return "the server switches to another protocol, which it was not asked to"
+        return "the server switches to another protocol without being asked"
     reason = " ".join(str(error).split())
     return f"the answer is not HTTP: {reason}"
 
@@ -597,7 +597,7 @@ def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:
     if error is not None:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     elif has_begun:
-        text = "the server closed it within its answer"
+        text = "the server closed it in the middle of its answer"
     else:
         text = "the server closed it without an answer"
     disconnected = Disconnected(f"the connection broke: {text}")

@@ -168,7 +168,7 @@ class TaskAlarm:
 
     @property
     def has_rung(self) -> bool:
-        """The task has been cancelled."""
+        """Whether the task has been cancelled."""
         return self._timer.expired()
 
     def ring_at(self, when_s: float) -> None:

@@ -32,10 +32,10 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
     weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
     one group give the same answers; empty for none. models: what it calls a model, by the name that
-    is asked for; other names are sent as they are. metrics, probe: of a server of one's own, among
+    is asked for; other names are sent as they are. metrics, probe: of a server of your own, among
     several: its /metrics is read every second, its /health asked; a URL or a path says where else.
-    prices: what it takes for a model, where that is not what others take; a dict of dollars for a
-    million tokens stands for a Price.
+    prices: what it takes for a model, if that is not what others take; a dict of dollars for a
+    million tokens is accepted in place of a Price.
     Raises ConfigError for an unusable URL, header, weight, price or name of a model.
     """
 
@@ -63,16 +63,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         parts = urlsplit(self.base_url)
         if parts.username is not None or parts.password is not None:
             raise ConfigError(
-                "a base URL holds no user name or password",
+                "a base URL must not contain a user name or password",
                 hint="pass the key as api_key, or an Authorization header",
             )
         if parts.query or parts.fragment:
-            raise ConfigError(f"a base URL has no query or fragment: {self.base_url}")
+            raise ConfigError(f"a base URL must not have a query or fragment: {self.base_url}")
         for name, value in self.headers.items():
             if not (isinstance(name, str) and isinstance(value, str)):
                 # The value is not shown: it may be a secret.
                 kinds = f"{type(name).__name__} and {type(value).__name__}"
-                raise ConfigError(f"names and values of headers are texts, not {kinds}")
+                raise ConfigError(f"names and values of headers must be text, not {kinds}")
             if not name or not (name + value).isprintable() or ":" in name:
                 raise ConfigError(f"not a header: {name!r}")
             if is_framing(name):
@@ -85,13 +85,13 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"max_reply_bytes must be at least 1, not {self.max_reply_bytes}")
         if self.api_key is not None and not (self.api_key.isprintable() and self.api_key.isascii()):
             raise ConfigError(
-                "the API key holds characters that no header can carry",
-                hint="look for a line break or a quote mark around it",
+                "the API key contains characters that are not allowed in a header",
+                hint="check for a line break or a quotation mark around it",
             )
         if not 0 < self.weight < math.inf:
             raise ConfigError(
                 f"weight must be a number above 0, not {self.weight:g}",
-                hint="leave the endpoint out to send nothing to it",
+                hint="remove the endpoint to send nothing to it",
             )
         _ = self.tariff  # raises for what is no price
         for name, model in self.models.items():
@@ -105,7 +105,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tariff(self) -> dict[str, Price]:
-        """Its prices by model."""
+        """The endpoint's prices by model."""
         where = f"the prices of {self.label}"
         return {
             model: price if isinstance(price, Price) else parse_price(model, price, where)
@@ -121,7 +121,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """Its name in messages and results: the given one, else the host and port."""
+        """The endpoint's name in messages and results: the given one, or host and port."""
         return self.name or urlsplit(self.base_url).netloc
 
     @property
@@ -170,12 +170,12 @@ def is_secret(header: str) -> bool:
 
 
 def is_proxy_url(text: str) -> bool:
-    """The text is an http:// or https:// URL of a proxy: a host, and perhaps a port and a user."""
+    """Whether the text is an http:// or https:// URL without a query, as a proxy has."""
     return is_http_url(text) and not urlsplit(text).query
 
 
 def is_http_url(text: str) -> bool:
-    """The text is an http:// or https:// URL, whose host may be looked up."""
+    """Whether the text is an http:// or https:// URL, whose host may be looked up."""
     try:
         parts = urlsplit(text)
         # Fails for an empty label, and for one of more than 63 bytes.
@@ -210,7 +210,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
     is_plain = parts.scheme == "http"
     if is_plain and "host" in map(str.lower, endpoint.headers):
         raise ConfigError(
-            "a proxy takes the host from the URL, and not from the Host header",
+            "a proxy takes the host from the URL, not from the Host header",
             where=origin or "--proxy",
             hint="leave the header out, or use https",
         )

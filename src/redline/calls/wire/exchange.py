@@ -30,7 +30,7 @@ _BETWEEN = b"\n"
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """Clocks of one attempt, in seconds, each above 0.
 
-    connect_s: until the connection stands, TLS included.
+    connect_s: until the connection is made, TLS included.
     first_byte_s: from the write of the request to the first byte of the answer.
     attempt_s: from the write to the end of the answer.
     Waiting for a limit counts in none of them.
@@ -96,7 +96,7 @@ class Exchange(ABC):
     """One exchange's clocks and grant. The grant is the caller's to release or to settle.
 
     may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
-    had carried others. failed: what became of it there, where it was written at failed_sent_s; it
+    had carried others. failed: what became of it there, if it was written at failed_sent_s; it
     is then to be written on a new one. doubted: the body of the answer that it is repeated for.
     """
 
@@ -128,7 +128,7 @@ class Exchange(ABC):
 
     @abstractmethod
     def acquire_now(self) -> Grant | None:
-        """The grant, where nothing is to be waited for."""
+        """The grant, if nothing is to be waited for."""
 
     @abstractmethod
     async def acquire(self) -> Grant:
@@ -139,7 +139,7 @@ class Exchange(ABC):
         """The request is written at sent_s."""
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer has this head, and its body is handed on as it comes."""
+        """The answer has this head, and its body is passed on as it comes."""
         return
 
     async def get_ready(self) -> None:
@@ -229,7 +229,7 @@ class Exchange(ABC):
         self.waiting()
 
     def resume(self) -> None:
-        """The clock goes on where `pause` stopped it."""
+        """The clock continues where `pause` stopped it."""
         assert self._paused is not None
         assert self.sent_s is not None
         phase, since_s = self._paused

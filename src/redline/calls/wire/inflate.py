@@ -12,7 +12,7 @@ _PLAIN = ("", "identity")
 
 
 def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
-    """What undoes the compression that an answer's headers state; None where there is none.
+    """What undoes the compression that an answer's headers state; None if there is none.
 
     Raises BadReply for one that redline did not ask for.
     """

@@ -88,7 +88,8 @@ class Pool:
             if self._sweeper is None:
                 self._sweep_later()
         elif connection.is_stale:
-            # What has come on it is read first, for it tells something of the server.
+            # Bytes that have arrived are read first, because they reveal something about the
+            # server.
             asyncio.get_running_loop().call_later(_READ_S, connection.close)
         else:
             connection.close()

@@ -48,7 +48,7 @@ class Proxy(msgspec.Struct, frozen=True):
 
     @property
     def has_credentials(self) -> bool:
-        """It is sent credentials."""
+        """Whether credentials are sent to it."""
         return "proxy-authorization" in map(str.lower, self.headers)
 
 

@@ -10,11 +10,11 @@
                          to become long: as many as 128 MiB have room for at their largest, and one
                          at least
 
-While it is full, whole answers are first waited for where they leave no room. So all long answers
-together hold at most 384 MiB, or 256 MiB and one answer of the largest size where that is more; and
+While it is full, whole answers are first waited for if they leave no room. So all long answers
+together hold at most 384 MiB, or 256 MiB and one answer of the largest size if that is more; and
 what one read brings (256 KB), for each connection that begins to send when it is full.
 
-It opens again, whatever happens. What reads on comes to its end, or its clock runs out. A caller
+It opens again, whatever happens. What reads on ends, or its clock runs out. A caller
 that has a whole answer needs no other one to release it.
 """
 
@@ -37,7 +37,7 @@ class Reader(Protocol):
     """What reads an answer."""
 
     def pause(self) -> None:
-        """Reads nothing until `resume`; its clock stops. Does nothing where nothing is read."""
+        """Reads nothing until `resume`; its clock stops. Does nothing if nothing is read."""
 
     def resume(self) -> None:
         """Reads on, if it was paused."""
@@ -54,7 +54,7 @@ class ReplyMemory:
         self.most_bytes = most_bytes
         self._readers: list[Collection[Reader]] = []
         self._at_once = max(1, _FIRST_BYTES // most_bytes)
-        # What has come of each long answer; the first to become long stands first.
+        # What has come of each long answer; the first to become long comes first.
         self._sizes: dict[Reader, int] = {}
         self._read_bytes = 0
         self._whole_bytes = 0
@@ -104,7 +104,7 @@ class ReplyMemory:
             await waiter
 
     def _first(self) -> list[Reader]:
-        """The readers that go on while it is full."""
+        """The readers that continue while it is full."""
         first = list(islice(self._sizes, self._at_once))
         others_bytes = self._read_bytes - sum([self._sizes[reader] for reader in first])
         has_room = others_bytes + self._whole_bytes <= FULL_BYTES
@@ -123,7 +123,7 @@ class ReplyMemory:
             reader.pause()
 
     def _look(self) -> None:
-        """Something has been let go of: it opens, or others are the first by now."""
+        """Something was released: the memory opens, or other answers are now the first."""
         if not self.is_full:
             return
         if self._read_bytes + self._whole_bytes >= _OPEN_BYTES:

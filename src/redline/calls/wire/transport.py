@@ -48,7 +48,7 @@ class Outbox:
     """Requests that are due in one turn of the event loop, which leave together.
 
     before_write: called once before they are stamped and written. If results are saved for long
-    meanwhile, exchanges are told since when they have waited for that.
+    meanwhile, exchanges learn since when they have waited for that.
     """
 
     def __init__(self, before_write: Callable[[], None], clock: Clock = SYSTEM) -> None:
@@ -264,7 +264,7 @@ class Transport:
         return target if is_plain else quote(target, safe=punctuation)
 
 
-# Formatting a number costs more than all else that is done for a head.
+# Formatting a number costs more than all other work on a head.
 @lru_cache(maxsize=_MOST_ENDS)
 def _end(size: int) -> bytes:
     """The end of the head of a request whose body has this length."""

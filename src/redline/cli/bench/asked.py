@@ -28,7 +28,10 @@ _MOST_RECORDED = 100_000
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """words: what is asked, for people. input_tokens: of a request, None if that is not known."""
+    """The requests of a load.
+
+    words: what is asked, for people. input_tokens: of a request, None if that is not known.
+    """
 
     requests: Iterator[Any]
     words: str
@@ -51,11 +54,11 @@ def recorded_calls(text: str) -> list[CallEnded]:
 def asked_of(
     target: Target, options: Flags, flags: Flags, seed: int, calls: list[CallEnded] | None
 ) -> Asked:
-    """What is asked: rows of a file in turn, or synthetic prompts. Raises ConfigError."""
+    """The requests of a load: rows of a file in turn, or synthetic prompts. Raises ConfigError."""
     if "rows" in options:
         if "prompt_tokens" in options:
             raise ConfigError(
-                "--rows and --prompt-tokens exclude each other", hint="leave one of them out"
+                "--rows and --prompt-tokens cannot be combined", hint="leave one of them out"
             )
         return _of_rows(target, options["rows"])
     for name in ("prompt", "body"):
@@ -85,8 +88,8 @@ def _of_rows(target: Target, place: str) -> Asked:
                 bad += 1
                 problem = problem or f"row {row.number}: {error}"
     if not kept:
-        raise ConfigError(f"no row of {place} can be asked", where=problem)
-    left_out = f", without {bad:,} that cannot be asked" if bad else ""
+        raise ConfigError(f"no row of {place} can be sent", where=problem)
+    left_out = f", without {bad:,} that cannot be sent" if bad else ""
     words = f"{counted(len(kept), 'row')} of {place} in turn{left_out}"
     return Asked(requests=cycle(kept), words=words)
 

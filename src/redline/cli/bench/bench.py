@@ -16,7 +16,7 @@ _OWN = (
     flag(
         "duration",
         "TIME",
-        "How long requests are made. Default 60s; 15s a level with --find-concurrency; the whole "
+        "How long to send requests. Default 60s; 15s a level with --find-concurrency; the whole "
         "trace with --replay.",
         section="What load",
     ),
@@ -26,60 +26,65 @@ _OWN = (
         "Leave out the first part of the duration, while caches fill and servers compile. "
         "Default 0s.",
     ),
-    flag("limit", "N", "Make at most N requests."),
+    flag("limit", "N", "Send at most N requests."),
     flag(
         "concurrency",
         "N",
-        "Users, who each ask again when their answer is complete. Default 16. With a rate or a "
-        "trace, the most requests in flight; default 1000.",
+        "Users, each of whom sends the next request when an answer is complete. Default 16. With "
+        "a rate or a trace, the most requests in flight; default 1000.",
         short="-c",
     ),
     flag(
         "constant",
         "N|N/W",
-        "Requests at a constant rate, such as 20 (a second) or 90/60s, whatever became of those "
-        "before.",
+        "Send requests at a constant rate, such as 20 (per second) or 90/60s, regardless of "
+        "earlier ones.",
     ),
-    flag("poisson", "N|N/W", "Requests at random, as independent users send them, at this rate."),
+    flag(
+        "poisson",
+        "N|N/W",
+        "Send requests at random times, as independent users do, at this average rate.",
+    ),
     flag(
         "replay",
         "TRACE",
-        "Requests when those of redline run --trace FILE came, and without --rows as long.",
+        "Send requests when those of redline run --trace FILE arrived, without --rows also as "
+        "long ones.",
     ),
-    flag("seed", "N", "Of random arrivals and synthetic prompts. Default 0."),
+    flag("seed", "N", "Seed of random arrivals and synthetic prompts. Default 0."),
     flag(
         "find_concurrency",
         None,
-        "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; name the "
+        "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; report the "
         "smallest number with 95 % of the best.",
         kind=Kind.FLAG,
     ),
     flag(
         "slo",
         "LIST",
-        "Count what keeps these objectives as goodput: ttft<500ms,latency<3s; also tpot.",
+        "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; also tpot.",
     ),
-    flag("rows", "FILE", "Ask these rows, in turn, as redline run would.", section="What is asked"),
+    flag("rows", "FILE", "Send these rows, in turn, as redline run would.", section="Requests"),
     flag(
         "prompt_tokens",
         "N",
-        "Ask synthetic prompts of about N tokens, no two alike. Default 128, without --rows.",
+        "Send synthetic prompts of about N tokens, no two alike. Default 128, without --rows.",
     ),
     flag(
         "batch_size",
         "N",
-        "The function takes a list of at most N rows, and returns as many answers.",
+        "The function takes a list of at most N rows and returns a list of the same length.",
     ),
-    flag("no_stream", None, "Ask for whole answers, and not for streams.", kind=Kind.FLAG),
+    flag("no_stream", None, "Ask for whole answers instead of streams.", kind=Kind.FLAG),
     flag(
         "output",
         "FILE",
         "Save the figures as JSON.",
         short="-o",
-        section="What is shown",
+        section="Display",
     ),
     flag("json", None, "Print the figures as JSON.", kind=Kind.FLAG),
-    flag("quiet", None, "No progress, only the figures.", short="-q", kind=Kind.FLAG),
+    flag("quiet", None, "Print no progress, only the figures.", short="-q", kind=Kind.FLAG),
 )
 PARAMS = (
     Word(
@@ -98,7 +103,7 @@ def bench(ctx: Context, targets: list[str] | None) -> None:
     r"""Measure how much a target answers, how fast, under a load that you state.
 
     By default 16 users ask, each again when its answer is complete (-c N). Answers are streamed,
-    so the times to the first token and between tokens are measured. Nothing is tried again, and
+    so the times to the first token and between tokens are measured. Nothing is retried, and
     limits and budgets hold. Requests may cost money: what will be sent is printed first.
 
         redline bench sim --duration 5s

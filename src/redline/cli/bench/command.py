@@ -151,7 +151,7 @@ def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _B
     is_sweep = "find_concurrency" in options
     if len(kinds) + is_sweep > 1:
         names = [values.flag_of(name) for name in (*kinds, *(["find_concurrency"] * is_sweep))]
-        raise ConfigError(f"{' and '.join(names)} exclude each other", hint="leave all but one out")
+        raise ConfigError(f"{' and '.join(names)} cannot be combined", hint="leave all but one out")
     seed = values.whole(options, "seed", 0) or 0
     rate_per_s = _rate(options, kinds[0]) if kinds and kinds[0] != "replay" else None
     calls = recorded_calls(options["replay"]) if "replay" in options else None
@@ -244,7 +244,7 @@ def _announcement(bench: _Bench) -> list[str]:
         bound = f"{'at most' if is_exact else 'about'} {counted(most, 'request')}"
     cost = _cost_words(bench, most)
     if bench.target.job.embedded is not None:
-        cost += f"; {bench.target.label} runs in this process, whose work is in its times"
+        cost += f"; {bench.target.label} runs in this process, so the times include its work"
     return [*lines, f"  {bound}{cost}"]
 
 
@@ -280,14 +280,14 @@ def _place(text: str) -> Path:
             raise ConfigError(f"{text} cannot be read: {error.strerror}") from error
         if not (is_own or is_empty):
             raise ConfigError(
-                f"{text} holds something other than figures of redline bench",
+                f"{text} contains something other than figures of redline bench",
                 hint="choose another -o; a file of figures is replaced",
             )
     return path
 
 
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
-    """What is saved: the figures, and how they came about."""
+    """The saved JSON: the figures and the settings of the load."""
     fields: dict[str, Any] = {
         _MARK: 1,
         "version": __version__,

@@ -42,7 +42,7 @@ class Progress:
             now_s = time.monotonic() - started.begun_s
             failed = f", {tally.failed:,} failed" if tally.failed else ""
             if now_s > started.plan.duration_s:
-                line = f"waiting for {load.in_flight:,} in flight; Ctrl-C gives them up"
+                line = f"waiting for {load.in_flight:,} in flight; Ctrl-C drops them"
                 _write(f"\r{line}\x1b[K" if self._is_terminal else f"{line}\n")
                 continue
             line = (

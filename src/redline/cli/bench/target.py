@@ -39,7 +39,7 @@ CALLING = (
 )
 
 
-# What they say where a load is not a run.
+# What they say if a load is not a run.
 _HELP = {
     "constant_prompt": "The prompt or body uses no column on purpose.",
     "endpoint": "Another target, of a pool. Repeatable.",
@@ -49,7 +49,9 @@ _HELP = {
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """label: what figures call it. job: its endpoints, limits, budget and templates.
+    """What `redline bench` measures.
+
+    label: what figures call it. job: its endpoints, limits, budget and templates.
 
     handler: what `module:name` names; None for endpoints. takes_rows: it is called with rows.
     """
@@ -61,7 +63,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> Price | None:
-        """Of the job's model at its first endpoint; None if it is free or unknown."""
+        """The price of the job's model at its first endpoint; None if free or unknown."""
         job = self.job
         if not job.endpoints or job.embedded is not None:
             return None
@@ -112,7 +114,7 @@ def target_of(
     for endpoint in job.endpoints:
         if endpoint.limits.is_adaptive:
             raise ConfigError(
-                "a load states its concurrency, and auto would change it",
+                "a load has a fixed concurrency, which auto would change",
                 hint="-c 16, or --find-concurrency to find the best",
             )
     label = job.embedded.place if job.embedded is not None else ""
@@ -147,7 +149,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
         key = FLAGS[option].key
         if key in given:
             raise ConfigError(
-                f"{flag_of(key)} is of an endpoint, and {name} is code of your own",
+                f"{flag_of(key)} applies to endpoints, and {name} is code of your own",
                 hint="leave it out; --constant and --poisson set the rate of calls",
             )
     handler = load_object(name, _FORM)
@@ -160,8 +162,8 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
             key = FLAGS[option].key
             if key in given:
                 raise ConfigError(
-                    f"{flag_of(key)} makes requests of an endpoint, and {name} gets the rows",
-                    hint="leave it out, and let the function make what it needs",
+                    f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
+                    hint="leave it out, and let the function build its own request",
                 )
     return Target(label=name, job=job, handler=handler, takes_rows=takes_rows)
 
@@ -174,7 +176,7 @@ async def _never(row: object) -> None:
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """Who answers, while it is entered: servers inside are started, connections closed at the end.
+    """The target while entered: starts built-in servers, and closes connections at the end.
 
     concurrency: calls at once, for endpoints that do not state their own.
     """
@@ -210,7 +212,7 @@ def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
 
 @asynccontextmanager
 async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
-    """The endpoints within their limits and the job's budget. Nothing is tried again."""
+    """The endpoints within their limits and the job's budget. Nothing is retried."""
     backend: Backend
     if len(endpoints) == 1:
         backend = HttpBackend(endpoints[0])

@@ -14,10 +14,10 @@ from redline.engine import DTYPES
 from redline.errors import ConfigError, RedlineError
 from redline.job.settings import Flags, Kind, values
 
-_WHERE, _SIZE = "Where it listens", "How much at once"
+_WHERE, _SIZE = "Address", "Size"
 _LAUNCHERS = ("redline", "vllm")
 _FAILED = 1
-_SPEED, _PROCESSES = "Speculative decoding", "How it runs"
+_SPEED, _PROCESSES = "Speculative decoding", "Processes"
 
 PARAMS = (
     Word("model", "MODEL", "A folder that save_pretrained wrote, or a name on the hub."),
@@ -46,21 +46,29 @@ PARAMS = (
         "Tokens the cache has room for. Each sequence takes --max-model-len of them, so "
         "fewer are computed together. Default: enough for --max-batch-size.",
     ),
-    flag("max_waiting", "N", "Answers in the queue; more get 503. Default 1024."),
-    flag("no_prefix_reuse", None, "Compute again what prompts begin with alike.", kind=Kind.FLAG),
+    flag("max_waiting", "N", "Requests in the queue; further ones get 503. Default 1024."),
+    flag(
+        "no_prefix_reuse",
+        None,
+        "Compute common beginnings of prompts again for each of them.",
+        kind=Kind.FLAG,
+    ),
     flag(
         "draft_model",
         "MODEL",
-        "A smaller model of the same vocabulary, whose guesses the model checks.",
+        "A smaller model with the same vocabulary, whose draft tokens the model verifies.",
         section=_SPEED,
     ),
     flag(
-        "lookup", None, "Guess what followed the last tokens when they came before.", kind=Kind.FLAG
+        "lookup",
+        None,
+        "Draft the tokens that followed the latest ones when they last occurred.",
+        kind=Kind.FLAG,
     ),
     flag(
         "draft_tokens",
         "N",
-        "Guesses at a time, at most; how many there are follows what pays. Default 4.",
+        "Most draft tokens at a time; their number adapts to what pays off. Default 4.",
     ),
     flag(
         "dtype",
@@ -69,7 +77,7 @@ PARAMS = (
         section=_PROCESSES,
         complete=DTYPES,
     ),
-    flag("threads", "N", "Of PyTorch in each process. Default 1."),
+    flag("threads", "N", "Threads of PyTorch in each process. Default 1."),
     flag(
         "tensor_parallel",
         "N",

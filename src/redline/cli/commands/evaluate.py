@@ -39,7 +39,7 @@ PARAMS = (
         "data",
         "FILE",
         "The questions: a file as for `redline run`, or a folder of the datasets library.",
-        section="What is asked",
+        section="Requests",
     ),
     flag("task", "FILE", "A task of your own, as TOML."),
     flag(
@@ -48,7 +48,11 @@ PARAMS = (
         "Ask each question N times, and report pass@k and the majority's vote as well. Give a "
         "--temperature above 0. Default: 1.",
     ),
-    flag("shots", "N", "Put the first N rows of --shots-file before each question, answered."),
+    flag(
+        "shots",
+        "N",
+        "Put the first N rows of --shots-file, with their answers, before each question.",
+    ),
     flag("shots_file", "FILE", "Rows for --shots."),
     # The others are what the evaluation itself decides, or what an evaluation has no use for.
     *run_flags(
@@ -62,7 +66,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
     r"""Ask a model every question of a test set, and say how many answers are right.
 
     Each question gets one line in the results with correct, strict, extracted and verdict. An
-    evaluation that was interrupted goes on by the same command, and ends with the same score.
+    evaluation that was interrupted continues by the same command, and ends with the same score.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
@@ -95,11 +99,11 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
 
 
 def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
-    """What is asked: a built-in evaluation or a file's, with the shots of the command line."""
+    """The evaluation to run: a built-in one or a file's, with the shots of the command line."""
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(
-            "say what to evaluate" if path is None else "a name and --task exclude each other",
+            "say what to evaluate" if path is None else "a name and --task cannot be combined",
             hint="redline eval gsm8k --data FILE, or redline eval --task my_task.toml --data FILE",
         )
     if len(named) > 1:

@@ -38,7 +38,9 @@ def fleet_status(ctx: Context, where: str) -> None:
     try:
         status = msgspec.json.decode(raw, type=FleetStatus)
     except msgspec.DecodeError as error:
-        raise RedlineError(f"it is no fleet of redline: {error}", where=where, hint=_HINT) from None
+        raise RedlineError(
+            f"it is not a fleet of redline: {error}", where=where, hint=_HINT
+        ) from None
     lines = [f"{status.model}: {status}", ""]
     rows = [("replica", "state", "in flight", "answered", "latency")]
     for one in status.replicas:
@@ -69,7 +71,7 @@ def _page(where: str) -> bytes:
         front = front_of(Path(where))
         host, port = front.host, front.port
         if not port:
-            raise ConfigError(f"{where} states no port", hint="name the URL of the fleet instead")
+            raise ConfigError(f"{where} sets no port", hint="name the URL of the fleet instead")
     connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/fleet")
@@ -81,6 +83,6 @@ def _page(where: str) -> bytes:
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
-        what = f"it is no fleet of redline: HTTP {answer.status}"
+        what = f"it is not a fleet of redline: HTTP {answer.status}"
         raise RedlineError(what, where=f"http://{host}:{port}/fleet", hint=_HINT)
     return raw

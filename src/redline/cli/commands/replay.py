@@ -18,7 +18,7 @@ from redline.route.replay import replay as replayed
 from redline.store import local_path
 
 PARAMS = (
-    Word("trace", "TRACE", "What redline run --trace has recorded."),
+    Word("trace", "TRACE", "A file that redline run --trace has written."),
     flag("calls", "N", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
     flag("json", None, "Print one JSON object.", kind=Kind.FLAG),
 )
@@ -33,7 +33,7 @@ def replay(ctx: Context, trace: str) -> None:
 
         redline route replay calls.trace
 
-    Exit status: 0 done, 2 nothing can be told from the trace.
+    Exit status: 0 done, 2 the trace does not allow a conclusion.
     """
     given = stated(ctx)
     found = replayed(local_path(trace), most=values.whole(given, "calls", 1) or MOST_CALLS)
@@ -47,7 +47,7 @@ def _lines(found: Replay) -> list[str]:
 
 def _head(found: Replay) -> list[str]:
     of = "" if found.calls == found.total else f" of {found.total:,} in the trace"
-    mode = "each came when it was recorded"
+    mode = "each arrives at its recorded time"
     if found.workers:
         mode = f"{counted(found.workers, 'worker')}, each with its next call when one ends"
     lines = [f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"]
@@ -109,7 +109,7 @@ def _end(found: Replay) -> list[str]:
         gain = f"{best.gain:.1%} ± {best.error:.1%}"
         lines.append(f"recommended: {best.better}, whose {what} is {gain} below {best.worse}'s")
     elif not found.reliable:
-        lines.append("no recommendation: the trace says too little of the servers")
+        lines.append("no recommendation: the trace says too little about the servers")
     else:
         lines.append(f"no strategy has a {what} below {best.worse}'s by more than the noise")
     return lines

@@ -14,11 +14,11 @@ _FLAGS = (
     flag(
         "dry_run",
         None,
-        "Send nothing. Show rows, tokens, the least time, and the first request.",
+        "Send nothing. Show rows, tokens, the minimum time, and the first request.",
         kind=Kind.FLAG,
-        section="What is shown",
+        section="Display",
     ),
-    flag("quiet", None, "No progress, only the summary.", short="-q", kind=Kind.FLAG),
+    flag("quiet", None, "Print no progress, only the summary.", short="-q", kind=Kind.FLAG),
     flag(
         "log",
         "NAME",

@@ -35,43 +35,46 @@ _HELP = {
     "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
     "[endpoints.NAME] of the file. sim and engine:DIR are started for it.",
     "balance": "Which endpoint gets a call. Default p2c.",
-    "concurrency": "Calls at all endpoints of a model together. Default: what each allows.",
+    "concurrency": "Most calls in flight at all endpoints of a model together. Default: what each "
+    "allows.",
 }
 _OWN = (
     flag(
         "config",
         "FILE",
         f"Settings. Default {_FILE}, if there is one here.",
-        section="Where it listens",
+        section="Address",
     ),
     flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
     flag("port", "N", "Port. Default 8080; 0 for a free one."),
     flag("workers", "N", "Processes that serve the address and share its limits. Default 1."),
     flag("tls_cert", "FILE", "Serve HTTPS with this certificate and its chain, in PEM form."),
     flag("tls_key", "FILE", "The certificate's private key, in PEM form."),
-    flag("keys", "FILE", "Ask for keys: those of this file, which redline keys add writes."),
-    flag("drain", "TIME", "How long calls in flight may take at the end. Default 60s."),
+    flag("keys", "FILE", "Require a key of this file, which redline keys add writes."),
+    flag("drain", "TIME", "How long calls in flight may take at shutdown. Default 60s."),
     flag("body_size", "SIZE", "Longest body of a request. Default 32m."),
-    flag("state", "DIR", "Folder for what outlives the process. Default: redline.serve."),
+    flag("state", "DIR", "Folder for state that outlives the process. Default: redline.serve."),
     flag(
         "cache",
         None,
-        "Keep answers, and give them again to equal calls of the same tenant; only "
-        "if they are determined: temperature 0, a seed, or embeddings.",
+        "Keep answers and reuse them for equal calls of the same tenant; only if they are "
+        "determined: temperature 0, a seed, or embeddings.",
         kind=Kind.FLAG,
     ),
-    flag("cache_ttl", "TIME", "How long an answer is kept. Default: until there is no room."),
+    flag("cache_ttl", "TIME", "How long an answer is kept. Default: as long as there is room."),
     flag("cache_size", "SIZE", "Most bytes to keep. Default 1g."),
-    flag("cache_sampled", None, "Keep sampled answers, too.", kind=Kind.FLAG),
-    flag("check", None, "Check the settings, say what would be served, and end.", kind=Kind.FLAG),
+    flag("cache_sampled", None, "Also keep sampled answers.", kind=Kind.FLAG),
+    flag(
+        "check", None, "Check the settings, print what would be served, and exit.", kind=Kind.FLAG
+    ),
     flag("schema", None, "Print the JSON Schema of the file, for editors.", kind=Kind.FLAG),
     flag(
         "function",
         "MODULE:NAME",
-        "Serve a Python function of a list in the place of endpoints; calls are batched.",
+        "Serve a Python function of a list instead of endpoints; calls are batched.",
         section="A function of your own",
     ),
-    flag("max_batch_size", "N", "Most items of one call of the function. Default 32."),
+    flag("max_batch_size", "N", "Most items in one call of the function. Default 32."),
     flag("max_wait", "TIME", "How long a call waits for others. Default 10ms."),
 )
 PARAMS = (
@@ -80,7 +83,7 @@ PARAMS = (
         msgspec.structs.replace(
             FLAGS[name],
             help=_HELP.get(name, FLAGS[name].help),
-            section="Who answers" if name == "endpoint" else FLAGS[name].section,
+            section="Endpoints" if name == "endpoint" else FLAGS[name].section,
         )
         for name in _CALLING
     ),
@@ -241,7 +244,7 @@ def _function(flags: Flags) -> FunctionSettings | None:
                 raise ConfigError(f"{flag_of(name)} needs --function", hint="add --function")
         return None
     if "endpoint" in flags:
-        raise ConfigError("--function and --endpoint exclude each other", hint="leave one out")
+        raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
     size, wait_s = values.whole(flags, "max_batch_size", 1), values.duration(flags, "max_wait")
     stated: dict[str, Any] = {"max_batch_size": size, "max_wait_s": wait_s}
     return FunctionSettings(

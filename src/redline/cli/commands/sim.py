@@ -15,15 +15,15 @@ from redline.errors import ConfigError
 from redline.job.settings import Flags, Kind, flag_of, values
 from redline.sim import ALGORITHMS, CHARGES, HEADER_STYLES, SimSettings, parse_faults, parse_latency
 
-_WHERE, _LIMITS = "Where it listens", "What it allows"
-_SPEED, _ANSWERS = "How fast and how well it works", "What it answers"
+_WHERE, _LIMITS = "Address", "Limits"
+_SPEED, _ANSWERS = "Latency and faults", "Answers"
 _BATCHES = "Its Batch API"
 
 T = TypeVar("T")
 
 PARAMS = (
     flag("port", "N", "Port on 127.0.0.1. Default 0: a free one.", section=_WHERE),
-    flag("api_key", "KEY", "Refuse requests that do not carry this key."),
+    flag("api_key", "KEY", "Refuse requests without this key."),
     flag(
         "requests",
         "N/W",
@@ -88,7 +88,7 @@ PARAMS = (
     flag(
         "seed",
         "N",
-        "Fixes latencies, faults and jitter, in order of arrival, and stories. Default 0.",
+        "Seed of latencies, faults and jitter, in order of arrival, and of stories. Default 0.",
     ),
     flag(
         "replay",
@@ -107,13 +107,13 @@ PARAMS = (
     flag(
         "near_duplicates",
         "SHARE",
-        "Share of --stories that tell an earlier one again, three words changed: 0.1 is "
+        "Share of --stories that repeat an earlier one with three words changed: 0.1 is "
         "one in ten.",
     ),
     flag(
         "batch_latency",
         "SECONDS",
-        "Time from the making of a batch to the answer of each of its requests, as for "
+        "Time from the creation of a batch to the answer of each of its requests, as for "
         "--latency. Default 0.",
         section=_BATCHES,
     ),
@@ -182,7 +182,7 @@ def _settings(flags: Flags) -> SimSettings:
 
 
 def _parsed(flags: Flags, name: str, parse: Callable[..., T], usual: T) -> T:
-    """What the simulator's own reader makes of a flag; its error is told to be of that flag."""
+    """What the simulator's own reader makes of a flag; an error names that flag."""
     if name not in flags:
         return usual
     try:

@@ -24,7 +24,7 @@ _MOST_CHARS, _MOST_BASE, _MOST_TRIES = 10_000_000, 1_000_000, 100
 _SIMILARITY, _LEAST_SIMILARITY, _TRIES = 0.8, 0.1, 10
 
 PARAMS = (
-    flag("count", "N", "How many texts are wanted.", section="What is made"),
+    flag("count", "N", "How many texts to generate.", section="Texts"),
     flag(
         "vary",
         "NAME=A,B,C",
@@ -43,12 +43,12 @@ PARAMS = (
         "N|off",
         "Text n is asked for with the seed N + n. Default: 0; off sends no seeds.",
     ),
-    flag("min_chars", "N", "Make a shorter text anew."),
-    flag("max_chars", "N", "Make a longer text anew."),
+    flag("min_chars", "N", "Replace texts that are shorter."),
+    flag("max_chars", "N", "Replace texts that are longer."),
     flag(
         "schema",
         "FILE",
-        "Keep only JSON that is valid by this JSON Schema, or by package.module:Model, a "
+        "Keep only JSON that is valid under this JSON Schema, or by package.module:Model, a "
         "pydantic one; the output is that JSON.",
     ),
     flag(
@@ -77,7 +77,7 @@ def synth(ctx: Context) -> None:
             --model gpt-4o-mini -o stories.jsonl
 
     The last line on stdout says how many there are, as in: delivered: 1000/1000. Exit status: 0 as
-    many as were asked for, 1 fewer, with the reasons; else as for `redline run`.
+    many as were asked for, 1 fewer, with the reasons; otherwise as for `redline run`.
     """
     raise Exit(_carry_out(Session(ctx)))
 
@@ -86,7 +86,7 @@ def _carry_out(session: Session) -> int:
     given = session.given
     wanted = values.whole(given, "count", 1, MOST_TEXTS)
     if wanted is None:
-        raise ConfigError("say how many texts are wanted", hint="--count 1000")
+        raise ConfigError("say how many texts to generate", hint="--count 1000")
     rows = _variations(given, wanted)
     resolved = session.resolved(rows, given)
     task = Synthesis(
@@ -106,13 +106,13 @@ def _carry_out(session: Session) -> int:
 
 
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
-    """The job that makes texts. Raises ConfigError where it could not."""
+    """The job that makes texts. Raises ConfigError if it could not."""
     if job.prompting.prompt is None:
         raise ConfigError(
-            "say what is to be made", hint="--prompt 'Write a story about {{ topic }}.'"
+            "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"
         )
     if job.prompting.params.get("n", 1) != 1:
-        raise ConfigError("each text is asked for by itself", hint="leave out --param n=...")
+        raise ConfigError("each text is requested on its own", hint="leave out --param n=...")
     if job.output is not None:
         # redline.toml's [run] may say otherwise, for other commands.
         output = msgspec.structs.replace(
@@ -166,7 +166,7 @@ def _number(name: str, word: str) -> float:
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:
-    """The rows of a file, all of them. Raises ConfigError where one cannot be read."""
+    """The rows of a file, all of them. Raises ConfigError if one cannot be read."""
     if path is None:
         return []
     with first_rows(path, _MOST_BASE + 1) as found_rows:
@@ -204,6 +204,6 @@ def _similarity(text: str | None) -> float | None:
     if not _LEAST_SIMILARITY <= share <= 1:
         raise ConfigError(
             f"--similarity must be {_LEAST_SIMILARITY} to 1, or off, not {text}",
-            hint="1 makes only a text of the same words anew",
+            hint="1 replaces only texts of the same words",
         )
     return share

@@ -38,8 +38,8 @@ PARAMS = (
     Word(
         "rows",
         "INPUT",
-        "Rows as for `redline run`. Without --prompt, what is tagged is the column text, "
-        "or the only one.",
+        "Rows as for `redline run`. Without --prompt, the column text is tagged, or the only "
+        "column.",
     ),
     flag(
         "schema",
@@ -47,18 +47,17 @@ PARAMS = (
         'What a tag is, as JSON: ["a", "b"], or {"label": ["a", "b"], '
         '"urgency": ["low", "high"]}, or a JSON Schema. Or a pydantic model: '
         "package.module:Model.",
-        section="What a tag is",
+        section="Tags",
     ),
     flag(
         "reasks",
         "N",
-        "How often an answer that is not valid is shown to the model, with what is wrong "
-        f"with it. Default {_REASKS}.",
+        f"How often an invalid answer is returned to the model, with the error. Default {_REASKS}.",
     ),
     flag(
         "response_format",
         "NAME",
-        "Whether the schema goes along as response_format: auto (the default: unless the "
+        "Whether to send the schema as response_format: auto (the default: unless the "
         "endpoint refuses it), always or never.",
         complete=FORMATS,
     ),
@@ -66,7 +65,7 @@ PARAMS = (
         "gold",
         "COLUMN",
         "Compare with the labels in this column: accuracy, macro F1, and a confusion "
-        "matrix beside the output. FIELD=COLUMN where a tag has several fields.",
+        "matrix beside the output. FIELD=COLUMN if a tag has several fields.",
     ),
     flag(
         "export",
@@ -152,7 +151,7 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
 
 
 def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path | None:
-    """Where --export goes. Raises ConfigError where it cannot, before anything is sent."""
+    """Where --export goes. Raises ConfigError if it cannot, before anything is sent."""
     if output is None:
         for name in ("gold", "export"):
             if name in given:
@@ -164,7 +163,7 @@ def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path |
     path = Path(given["export"])
     others = (rows, given["schema"], output.path, output.failed_path, _matrix_path(output))
     if os.path.realpath(path) in map(os.path.realpath, others):
-        raise ConfigError(f"--export would write over {path}", hint="choose another file")
+        raise ConfigError(f"--export would overwrite {path}", hint="choose another file")
     check_path(path)
     return path
 
@@ -182,7 +181,9 @@ def _tell(
     found = review(output, schema, gold)
     notes = []
     if task.is_format_refused:
-        notes.append("the endpoint does not take response_format: it was told by the prompt alone")
+        notes.append(
+            "the endpoint does not take response_format: the schema was sent in the prompt alone"
+        )
     if found.agreement is not None:
         matrix = _matrix_path(output)
         _write(matrix, found.agreement.as_csv())

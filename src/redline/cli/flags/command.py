@@ -52,7 +52,7 @@ class Command(click.Command):
         )
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """What is left of the arguments. Raises ConfigError for a flag that is given twice."""
+        """The remaining arguments. Raises ConfigError for a flag that is given twice."""
         if not ctx.resilient_parsing:
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
             for param in given:

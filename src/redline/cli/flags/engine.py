@@ -1,4 +1,4 @@
-"""What is said of a local engine, on the command line or behind `engine:MODEL?`."""
+"""Settings of a local engine, from flags or after `engine:MODEL?`."""
 
 from __future__ import annotations
 

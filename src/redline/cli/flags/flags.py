@@ -28,7 +28,7 @@ class Flag(click.Option):
     """A flag in a section of the help, with what a shell completes a beginning to."""
 
     def __init__(self, option: Option, section: str) -> None:
-        # Its own name first: click would else take one from the flag.
+        # Its own name first: otherwise click takes one from the flag.
         names = [option.key, option.short, flag_of(option.key)]
         is_switch = option.kind is Kind.FLAG
         super().__init__(
@@ -65,7 +65,7 @@ def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
 
 
 def values_of(ctx: click.Context) -> dict[str, Any]:
-    """What was given, by parameter: a list where several could be, None where nothing was."""
+    """The given values by parameter: a list for repeatable flags, None if not given."""
     return {
         name: (list(value) or None) if isinstance(value, tuple) else value
         for name, value in ctx.params.items()

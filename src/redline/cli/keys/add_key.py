@@ -11,9 +11,9 @@ from redline.job.settings import values
 
 _LONGEST_S = 3_650 * 86_400.0
 PARAMS = (
-    Word("tenant", "TENANT", "Who uses it and pays, such as team-a: [tenants.team-a] has limits."),
+    Word("tenant", "TENANT", "Who uses it and pays, such as team-a; [tenants.team-a] sets limits."),
     FILE,
-    flag("expires", "TIME", "Refuse the key after this time, such as 90d or 12h; else never."),
+    flag("expires", "TIME", "Refuse the key after this time, such as 90d or 12h. Default: never."),
     flag("note", "TEXT", "What it is for, shown in lists."),
 )
 

@@ -5,7 +5,7 @@ COMMANDS = {
     "list": ("keys.list_keys", "Show the keys, without their secrets."),
     "revoke": ("keys.revoke_key", "Refuse a key from now on."),
 }
-HELP = """Keep the keys of `redline serve`, and whose they are.
+HELP = """Manage the API keys of `redline serve`.
 
     Several keys may belong to one tenant, whose limits they share:
 

@@ -27,9 +27,9 @@ _NARROW = 10
 
 PARAMS = (
     Word("first", "A", "The results file of a run, or its URL."),
-    Word("second", "B", "That of another run over the same rows."),
+    Word("second", "B", "The results file of another run over the same rows."),
     flag("output", "FILE", "Also write a page that shows outputs side by side.", short="-o"),
-    flag("sample", "N", f"Of each kind of row, show N on the page. Default: {_USUAL_SAMPLE}."),
+    flag("sample", "N", f"Show N rows of each kind on the page. Default: {_USUAL_SAMPLE}."),
     flag("seed", "N", "Draw other rows; the same seed always draws the same. Default: 0."),
     flag("json", None, "For programs: JSON.", kind=Kind.FLAG),
 )
@@ -54,7 +54,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
     sample = values.whole(given, "sample", 1, _MOST_SAMPLED) or _USUAL_SAMPLE
     seed = values.whole(given, "seed", 0, _MOST_SEED) or 0
     if page is None and ("sample" in given or "seed" in given):
-        raise ConfigError("rows are drawn for a page", hint="add -o page.html")
+        raise ConfigError("only a page shows a sample of rows", hint="add -o page.html")
     with open_results(first) as one, open_results(second) as two:
         tariff, problem = priced()
         found = compare_outputs(one, two, tariff, sample=sample if page else 0, seed=seed)
@@ -143,7 +143,7 @@ def _figures(found: Comparison) -> Iterator[str]:
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Of the rows in common: a title, and the figure of each output."""
+    """The table of the common rows: a title, and the figure of each output."""
     one, two = found.first, found.second
     yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
     yield "failed", f"{one.failed:,}", f"{two.failed:,}"
@@ -171,7 +171,7 @@ def _cost(figures: Figures) -> str:
 
 
 def _pairs(found: Comparison, width: int) -> Iterator[str]:
-    """What has become of the rows, by kind, with the first few of each."""
+    """The rows by what became of them, with the first few of each kind."""
     answered = found.equal + found.different
     if answered:
         share = 100 * found.equal / answered

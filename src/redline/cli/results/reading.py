@@ -73,12 +73,12 @@ def notes_of(found: Opened, name: str) -> list[str]:
     if lines.damaged:
         said.append(
             f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "
-            f"redline verify {name} names missing rows, redline repair {name} takes such lines out"
+            f"redline verify {name} names missing rows, redline repair {name} moves such lines out"
         )
     if lines.is_torn:
         said.append(
-            "the last line has no end and is not counted: it is being written, or was cut by a "
-            "sudden death, which the next run mends"
+            "the last line is incomplete and is not counted: it is being written, or a crash has "
+            "cut it off, which the next run repairs"
         )
     if lines.results.repeated:
         repeat = counted(lines.results.repeated, "line repeats", "lines repeat")

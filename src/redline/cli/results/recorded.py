@@ -1,4 +1,4 @@
-"""What is recorded of an output's job, or why nothing is."""
+"""The timeline of an output's job, or why there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINT = "name the file after -o of the run"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
-    """Its timeline, with one run at least, and whether a process holds the output.
+    """The output's timeline, with at least one run, and whether a process holds the output.
 
     Raises ConfigError if nothing is recorded of it.
     """
@@ -24,7 +24,7 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
     except FileNotFoundError:
         raise _unknown(output) from None
     if not timeline.runs and (timeline.damaged or timeline.is_cut):
-        raise ConfigError(f"{path} is no timeline", hint="move it away: the next run begins one")
+        raise ConfigError(f"{path} is not a timeline", hint="move it away: the next run begins one")
     if not timeline.runs:
         raise ConfigError(f"{path} holds no run", hint="it is written as soon as a run begins")
     return timeline, _is_running(output, timeline)
@@ -62,6 +62,6 @@ def _unknown(output: Output) -> ConfigError:
         results_path(str(output.path))
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
     return ConfigError(
-        f"{output.name} has no timeline: an older redline has written it",
+        f"{output.name} has no timeline: an older redline wrote it",
         hint="redline verify says whether it is complete; a run that continues it keeps a timeline",
     )

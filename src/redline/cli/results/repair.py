@@ -36,8 +36,10 @@ def repair(ctx: Context, results: str) -> None:
         copy = url.copy_path()
         raise ConfigError(
             f"{url.name} is an object, and repair works on files",
-            hint=f"run the same command again, which puts its copy into {copy} and names what is "
-            f"wrong; then redline repair {shlex.quote(str(copy))}, and run it once more",
+            hint=(
+                f"run the same command again, which puts its copy into {copy} and reports what is "
+                f"wrong; then redline repair {shlex.quote(str(copy))}, and run it once more"
+            ),
         )
     repairs = take_out(Output.at(results_path(results)))
     changed = [done for done in repairs if done.aside is not None]

@@ -38,8 +38,10 @@ PARAMS = (
         "Results files of runs, or their URLs; several are compared.",
         is_many=True,
     ),
-    flag("output", "FILE", "Where it goes: .html, .md, .json or .svg.", short="-o"),
-    flag("format", "FORMAT", "html, md, json or svg. Default: as FILE ends, otherwise md."),
+    flag("output", "FILE", "The file to write: .html, .md, .json or .svg.", short="-o"),
+    flag(
+        "format", "FORMAT", "html, md, json or svg. Default: by the suffix of FILE, otherwise md."
+    ),
 )
 
 
@@ -97,7 +99,7 @@ def _drawn(reports: Sequence[JobReport], form: str) -> str:
 
 
 def _format(stated_format: str | None, output: str | None) -> str:
-    """What is to be written. Raises ConfigError if it is unknown."""
+    """The output format. Raises ConfigError if it is unknown."""
     if stated_format is not None:
         if stated_format not in _FORMATS:
             raise ConfigError(
@@ -110,7 +112,7 @@ def _format(stated_format: str | None, output: str | None) -> str:
     form = _SUFFIXES.get(Path(output).suffix.lower())
     if form is None:
         raise ConfigError(
-            f"{output} does not say in which format", hint=f"{_HINT}, or add --format"
+            f"{output} does not say which format to write", hint=f"{_HINT}, or add --format"
         )
     return form
 
@@ -130,7 +132,7 @@ def _checked_path(text: str, form: str) -> Path:
             raise ConfigError(f"{text} cannot be read: {error.strerror}", hint=_HINT) from error
         if not is_ours:
             raise ConfigError(
-                f"{text} exists and is no report of this format", hint="choose another -o"
+                f"{text} exists and is not a report of this format", hint="choose another -o"
             )
     return path
 

@@ -92,7 +92,7 @@ def _selection(given: Mapping[str, Any]) -> Selection | None:
         return None
     for name in ("failed", "cut", "sample"):
         if "row" in given and name in given:
-            raise ConfigError(f"--row and --{name} exclude each other", hint="leave one out")
+            raise ConfigError(f"--row and --{name} cannot be combined", hint="leave one out")
     sample = values.whole(given, "sample", 1, _MOST_SAMPLED)
     return Selection(
         failed="failed" in given,
@@ -349,7 +349,7 @@ def _head(line: Line) -> str:
 def _short_row(row: Found, width: int) -> list[str]:
     line = row.line
     if line is None:
-        return ["a line that a version unknown here has written"]
+        return ["a line written by an unknown version"]
     lines = folded(_head(line), width, 2)
     if asked := line.input_text():
         lines += folded(asked, width, _MESSAGE_LINES, "  | ")

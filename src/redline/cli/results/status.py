@@ -174,7 +174,7 @@ def _speed(found: Status) -> Iterator[str]:
 
 
 def _time(phases: Mapping[str, float]) -> str:
-    """Of the time that rows were in hand, the share of each phase that takes at least 1 %."""
+    """The share of each phase in the time of rows, if it is at least 1 %."""
     in_hand = {name: seconds for name, seconds in phases.items() if name != "durable"}
     all_s = sum(in_hand.values()) or 1.0
     shares = [(name.replace("_", " "), seconds / all_s) for name, seconds in in_hand.items()]

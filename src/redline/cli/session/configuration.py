@@ -51,7 +51,9 @@ ENDPOINT_KEYS = {
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True):
-    """endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
+    """The settings of redline.toml and the environment.
+
+    endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
     Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
     model. tariffs: the same of single endpoints, by name. alerts, otel: None without their tables.

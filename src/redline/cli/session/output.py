@@ -64,7 +64,7 @@ def forget_stdout() -> None:
 
 
 def hold_standard_streams() -> None:
-    """Puts the null device where stdin, stdout or stderr is closed.
+    """Puts the null device if stdin, stdout or stderr is closed.
 
     Otherwise the next file or socket would take its number, and be read or written as that.
     """

@@ -41,7 +41,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """The run in a few lines whose numbers add up, why it stopped, and how to go on."""
+    """The run in a few lines whose numbers add up, why it stopped, and how to continue."""
     stopped = report.stopped
     if _has_not_begun(report) and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -59,7 +59,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
         )
     if report.repeated:
         lines.append(
-            f"{counted(report.repeated, 'request')} sent twice, because the answer on a kept "
+            f"{counted(report.repeated, 'request')} sent twice, because the answer on a reused "
             "connection was missing or in doubt; the server may have processed both"
         )
     if report.input_tokens or report.output_tokens:
@@ -143,7 +143,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
 
 
 def _endpoint_lines(report: Report) -> list[str]:
-    """Who answered, if there are several, and what befell whom."""
+    """Which endpoints answered, which were taken out, and how long each was down."""
     lines, each = [], report.endpoints
     if any(one.answered for one in each):
         lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
@@ -155,7 +155,7 @@ def _endpoint_lines(report: Report) -> list[str]:
 
 
 def _cache_lines(report: Report) -> list[str]:
-    """What the cache spared, why it did not spare more, and what befell it."""
+    """What the cache spared, why it did not spare more, and what happened to it."""
     use, lines = report.cache, []
     if use is not None and (use.spared or use.misses):
         share = f"{100 * use.share:.0f} % of rows without a request"
@@ -216,9 +216,9 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             f"and up to {plan.output_tokens:,} out"
         )
         if plan.bound is None:
-            lines.append("no limit is set: the server and the concurrency decide the time")
+            lines.append("no limit is set: the server and the concurrency determine the time")
         elif not plan.limit_s:
-            lines.append("the limits ask for no wait: the server decides the time")
+            lines.append("the limits require no wait: the server determines the time")
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
     if plan.first_request is not None:
@@ -259,7 +259,7 @@ def _untried(report: Report) -> str:
 
 
 def _spent(report: Report) -> str:
-    """What is spent, and what all rows will have cost, if some are left."""
+    """The spending, and an estimate for all rows if some are left."""
     is_of_all = not report.skipped or report.spent.is_of_all_runs
     line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left
@@ -341,6 +341,6 @@ def _without_secret(flag: str, word: str) -> str:
     if flag == "--proxy":
         # Its user and password are before the @.
         return _CREDENTIALS.sub("//...@", word)
-    # A prompt may begin with a URL, too; but it goes on with a space.
+    # A prompt may begin with a URL, too; but it continues with a space.
     url = None if " " in word else url_of(word)
     return word if url is None else url.name

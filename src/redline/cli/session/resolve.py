@@ -47,21 +47,24 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
-    """job: what to run. lines: what a result line holds, also if results go to stdout."""
+    """A job from flags and settings.
+
+    job: what to run. lines: what a result line holds, also if results go to stdout.
+    """
 
     job: Job
     lines: Output
 
 
 class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints of a gateway. embedded: the server started for it, in the place of the one."""
+    """The endpoints of a gateway. embedded: the server started for it, in place of the one."""
 
     endpoints: tuple[Endpoint, ...]
     embedded: Embedded | None = None
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
-    """Who answers. origin: where its URL was stated. table: its settings in redline.toml.
+    """The chosen endpoint. origin: where its URL was stated. table: its settings in redline.toml.
 
     base_url: None for the usual one. embedded: the one that is started for the run.
     """
@@ -114,7 +117,7 @@ def resolve_run(
 
 
 def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
-    """Who answers the calls of a gateway: what --endpoint names, otherwise all of the file.
+    """The endpoints of a gateway: those that --endpoint names, otherwise all in the file.
 
     given: the flags on the command line; `configuration.run` has those of the gateway's own table.
     Raises ConfigError as `resolve_run` does.
@@ -241,7 +244,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
     if place != "-" and url_of(place) is None:
         _check_output_path(local_path(place), place)
     if "no_cache" in stated and ("cache" in stated or "cache_dir" in stated):
-        raise ConfigError("--cache and --no-cache exclude each other", hint="leave one out")
+        raise ConfigError("--cache and --no-cache cannot be combined", hint="leave one out")
     if not {"no_cache", "cache", "cache_dir"} & flags.keys():
         for name in _NEED_CACHE:
             if name in stated:
@@ -256,12 +259,12 @@ def _check_output_path(path: Path, text: str) -> None:
         )
     if path.exists() and not path.is_file():
         raise ConfigError(
-            f"the output {text} is not a file", hint="leave out -o to have results on stdout"
+            f"the output {text} is not a file", hint="leave out -o to get results on stdout"
         )
     if not path.parent.is_dir():
         is_file = path.parent.exists()
         raise ConfigError(
-            f"{path.parent} is a file and no folder"
+            f"{path.parent} is a file, not a folder"
             if is_file
             else f"the folder {path.parent} does not exist",
             where=f"--output {text}",
@@ -272,13 +275,13 @@ def _check_output_path(path: Path, text: str) -> None:
 
 
 def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
-    """Those that --endpoint, --base-url or the environment names, or the usual one."""
+    """The servers that --endpoint, --base-url or the environment names, or the default one."""
     names, base_url = chosen.get("endpoint"), chosen.get("base_url")
     if names is None:
         origin = URL_VARIABLE if base_url is None else "--base-url"
         return [_Server(base_url=base_url, origin=origin)]
     if base_url is not None:
-        raise ConfigError("--endpoint and --base-url exclude each other", hint="leave one out")
+        raise ConfigError("--endpoint and --base-url cannot be combined", hint="leave one out")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--endpoint names {name} twice", hint="leave one out")

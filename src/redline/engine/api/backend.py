@@ -150,7 +150,7 @@ class EngineBackend:
         )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
-        """What is asked, and for each choice what it must follow. Raises Rejected."""
+        """The parsed request, and the guide of each choice, if any. Raises Rejected."""
         speaker = self._speaker
         asked = read_request(
             request.url,
@@ -212,7 +212,7 @@ class _Reader:
             try:
                 found.set_result(read(request))
             except BaseException as error:
-                # The caller's, whatever it is: the thread goes on with the next.
+                # The caller's, whatever it is: the thread continues with the next.
                 found.set_exception(error)
         return True
 
@@ -253,7 +253,7 @@ async def _answered(
 
 
 class _Choice:
-    """One answer of a request; it hears of its tokens in the engine's thread.
+    """One answer of a request; it receives its tokens in the engine's thread.
 
     streams: what is new is posted at once; otherwise the whole is, at its end.
     """

@@ -33,7 +33,7 @@ class Said(msgspec.Struct, frozen=True):
     """One choice of an answer, or what is new of it.
 
     index: the prompt's place times n, plus the choice's place among the prompt's n.
-    finish_reason: `stop` or `length`, None while it goes on.
+    finish_reason: `stop` or `length`, None while it continues.
     drawn: its tokens if log probabilities were asked for, otherwise None.
     """
 

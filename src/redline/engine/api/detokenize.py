@@ -2,7 +2,7 @@
 
 A character may span several tokens, and some decoders write a token differently at the beginning
 of a text or inside a run of bytes. So a stream decodes a short window of its last tokens: what it
-has handed on, joined, is what decoding all tokens at once gives.
+has passed on, joined, is what decoding all tokens at once gives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Pieces:
         # A word to decode others after, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
-        # A name has at least the bytes that it represents: up to twice as many where they are
+        # A name has at least the bytes that it represents: up to twice as many if they are
         # written as letters, and thrice for a space.
         self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
 
@@ -104,7 +104,7 @@ class TextStream:
         self.length = 0
 
     def push(self, token: int) -> str:
-        """The text that `token` makes certain; empty while a character or a stop may go on."""
+        """The text that `token` makes certain; empty while a character or a stop may continue."""
         piece = self._pieces.of(token)
         if self.is_stopped or piece.is_silent:
             return ""
@@ -150,7 +150,7 @@ class TextStream:
         return new
 
     def _released(self, new: str) -> str:
-        """What may be handed on now that `new` is certain.
+        """What may be passed on now that `new` is certain.
 
         The stop string that is whole first ends the text, so the cut does not depend on where
         tokens begin; of two that end together, the longer one.

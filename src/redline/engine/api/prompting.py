@@ -87,7 +87,7 @@ class Asked(NamedTuple):
     max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
-        """Of the prompt and its answer. Without max_tokens a chat has all that fits."""
+        """The most tokens of prompt and answer. Without max_tokens, a chat gets all that fits."""
         asked = self.params.max_tokens
         if asked is None and self.form.is_chat:
             return self.max_model_len
@@ -234,11 +234,11 @@ def _named(given: str | list[Any]) -> dict[str, Any]:
 
 
 def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
-    """Raises Rejected for what is no text, or is too long for its tokens to fit."""
+    """Raises Rejected for what is not text, or is too long for its tokens to fit."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise Rejected(f"`{name}` holds half a surrogate pair, which is no text") from None
+        raise Rejected(f"`{name}` holds half a surrogate pair, which is not text") from None
     most = max_model_len * token_bytes
     if size > most:
         what = f"`{name}` has {size:,} bytes, more than the {most:,} that {max_model_len:,} tokens"
@@ -251,7 +251,7 @@ def _check(
     """Raises Rejected for a prompt that the model cannot read, or not with the answer wanted."""
     size = len(prompt)
     if not prompt:
-        raise Rejected(f"`{name}` is empty: there is no token to go on from")
+        raise Rejected(f"`{name}` is empty: there is no token to continue from")
     if not 0 <= min(prompt) <= max(prompt) < vocabulary:
         wrong = next(token for token in prompt if not 0 <= token < vocabulary)
         raise Rejected(f"`{name}` has the token {wrong}; the model's are 0 to {vocabulary - 1}")

@@ -101,7 +101,7 @@ def _speculation(
             raise ConfigError(
                 f"the draft model has {config.vocab_size:,} tokens, the model {vocabulary:,}",
                 where=settings.draft_model,
-                hint="both must speak the same tokens",
+                hint="both must have the same vocabulary",
             )
         name = settings.draft_model
         model_len(length, config, name)

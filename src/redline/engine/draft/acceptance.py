@@ -22,8 +22,10 @@ class Chance(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """tokens: the drafts that are kept, and the one after them; none where the logits that they
-    follow from are not numbers. chances: of each, where asked.
+    """The verdict on the drafts of one sequence.
+
+    tokens: the drafts that are kept, and the one after them; none if the logits that they
+    follow from are not numbers. chances: of each, if asked.
     """
 
     tokens: list[int]
@@ -92,7 +94,8 @@ def _by_choices(sequences: list[Sequence], choices: list[int]) -> list[Judged]:
 def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) -> list[Judged]:
     counts = [len(one.drafted) for one in sequences]
     most = max(counts)
-    # Rows of unlike length are filled up with their last; `lengths` tells verify what counts.
+    # Rows of unlike length are filled up with their last; `lengths` gives verification the real
+    # lengths.
     places, begin = [], 0
     for count in counts:
         places.append([begin + min(step, count) for step in range(most + 1)])
@@ -132,7 +135,7 @@ def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> l
 
 
 def _tell_chances(sequences: list[Sequence], judged: list[Judged], logits: Tensor) -> None:
-    """Adds the chances where a request asks for them."""
+    """Adds the chances if a request asks for them."""
     begin = 0
     for one, found in zip(sequences, judged, strict=True):
         most = one.params.logprobs

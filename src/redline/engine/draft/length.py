@@ -2,12 +2,12 @@
 
 With h[j] the share of rows that keep drafted token j once they kept those before it, a step that
 drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row; that is (1 - a^(k+1)) / (1 - a)
-where all are `a` (Leviathan et al. 2023). It takes some times as long as a step without drafts,
+if all are `a` (Leviathan et al. 2023). It takes some times as long as a step without drafts,
 more times the larger the batch, since the machine has less to spare. The k with the best quotient
 is chosen. Shares are learned for all batches together, durations for each power of two of them.
 
 Both begin hopeful and fade back to hope while nothing is measured: so what has been given up is
-tried again, once in some hundred steps, and only where it could pay if the hope came true.
+tried again, once in some hundred steps, and only if it could pay if the hope came true.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from math import sqrt
 from statistics import median
 
 # A draft that is worth having keeps 0.7 and costs a seventh of a step. The hope for a share
-# weighs as much as four rows: two rejections in a row end it where a draft costs half a step.
+# weighs as much as four rows: two rejections in a row end it if a draft costs half a step.
 _HOPED_SHARE = 0.7
 _SHARE_TRUST = 4.0
 _HOPED_COST = 0.15
@@ -70,7 +70,7 @@ class _Mean:
 
 
 class _Level:
-    """What is known of batches of about one size."""
+    """Measurements of batches of about one size."""
 
     def __init__(self, most: int) -> None:
         # Seconds by the root of the batch: between reading weights, which takes as long for any
@@ -96,7 +96,7 @@ class _Level:
 
 
 class DraftLength:
-    """The draft length of each step, 0 to `most`. Decides only: seconds are told to it.
+    """The draft length of each step, 0 to `most`. It only decides: the caller supplies seconds.
 
     Memory: some 100 bytes times `most` for each power of two that the batch size has reached.
     """
@@ -131,7 +131,7 @@ class DraftLength:
         """Takes in one step.
 
         drafted, accepted: how many tokens were drafted for each row, and how many of them stayed.
-        step_s: seconds from before the drafts to after the verdict; None where the step also did
+        step_s: seconds from before the drafts to after the verdict; None if the step also did
         something else, such as reading a prompt or a draft model's catching up.
         """
         batch, length = len(drafted), max(drafted)
@@ -162,7 +162,7 @@ class DraftLength:
             known = level.slowdowns()[length]
             times = step_s / (median(level.plain) * sqrt(batch))
             times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
-            # Drafts do not make a step shorter: where they seem to, the plain ones were held up.
+            # Drafts do not make a step shorter: if they seem to, the plain ones were held up.
             level.costs[length].add(max(0.0, times - 1.0), 1.0, _MOST_STEPS)
 
     def _level(self, batch: int) -> _Level:

@@ -25,10 +25,10 @@ class Lookup:
         self._earlier = array("i", [-1])
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that may come next, none where the last two are new.
+        """Up to `most` tokens that may come next, none if the last two are new.
 
-        tokens: those of the call before, and any more. Where the match runs into the end, it
-        goes on with what it has just proposed, so that a repetition is continued whole. Costs
+        tokens: those of the call before, and any more. If the match runs into the end, it
+        continues with what it has just proposed, so that a repetition is continued whole. Costs
         O(new tokens + most).
         """
         last = len(tokens) - 1

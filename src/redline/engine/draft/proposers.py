@@ -1,4 +1,4 @@
-"""Who proposes tokens for the model to judge: a smaller model, or the sequence's own past."""
+"""Proposers of draft tokens: a smaller model, or the sequence's own past."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Drafter(Protocol):
 
 
 class LookupDrafter:
-    """What followed the last tokens when they stood in the sequence before."""
+    """What followed the last tokens at their previous occurrence in the sequence."""
 
     def __init__(self) -> None:
         self._indices: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
-        """Sets each sequence's drafts: none where nothing is found."""
+        """Sets each sequence's drafts: none if nothing is found."""
         for sequence, count in zip(sequences, most, strict=True):
             index = self._indices.setdefault(sequence, Lookup())
             sequence.drafted = index.propose(sequence.tokens, count)
@@ -62,7 +62,7 @@ class ModelDrafter:
         self._held: dict[int, list[int]] = {}
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
-        """Sets each sequence's drafts: none where the model must read on first."""
+        """Sets each sequence's drafts: none if the model must read on first."""
         pieces = self._missing(sequences)
         laws: dict[int, list[Tensor]] = {one.number: [] for one in sequences}
         allowed = {one.number: count for one, count in zip(sequences, most, strict=True)}

@@ -17,8 +17,8 @@ from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, uniforms
 class Acceptance(NamedTuple):
     """Of each of B rows: how many drafted tokens stay, and the token that follows them.
 
-    accepted (B,) int64, 0 to the row's length. following (B,) int64: drawn again where a draft was
-    rejected, the bonus where none was.
+    accepted (B,) int64, 0 to the row's length. following (B,) int64: drawn again if a draft was
+    rejected, the bonus if none was.
     """
 
     accepted: Tensor
@@ -31,12 +31,12 @@ def verify(
     """Accepted draft tokens per row, and the token that follows them.
 
     draft (B, K) int64; lengths (B,) int64, 0 to K: the row's drafted tokens, behind which any
-    token may be. draft_probs (B, K, V) float32: the laws they were drawn from; None where they
+    token may be. draft_probs (B, K, V) float32: the laws they were drawn from; None if they
     were not drawn but looked up, so that each has probability 1. target_probs (B, K+1, V)
     float32: the target's laws at the drafted places and behind them. Both from `distribution`.
 
-    Accepts token x with min(1, p(x)/q(x)), else draws from norm(max(0, p - q)) (Leviathan et al.
-    2023, algorithm 1), so the output law is the target's. Where no difference is left, by
+    Accepts token x with min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et
+    al. 2023, algorithm 1), so the output law is the target's. If no difference is left, by
     rounding, it draws from p. Exact rows choose each token by the target's law and keep what
     equals it: the same law, and the same tokens whatever is drafted.
     """

@@ -100,7 +100,7 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
 
 
 def read_config(name: str) -> Any:
-    """The model's own settings. Raises ConfigError where there is none, or it cannot be run."""
+    """The model's own settings. Raises ConfigError if there is none, or it cannot be run."""
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
     with reading("no model in", name):
@@ -126,7 +126,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
             attn_implementation=NAME,
             output_loading_info=True,
         )
-        # transformers would go on with random numbers for them.
+        # transformers would continue with random numbers for them.
         if missing := sorted(told["missing_keys"]):
             more = f" and {counted(len(missing) - 1, 'more weight')}" if len(missing) > 1 else ""
             raise ValueError(f"its files lack {missing[0]}{more}")
@@ -184,7 +184,7 @@ def _check(config: Any, name: str) -> None:
         if getattr(config, field, None):
             raise unfit(name, kind, words)
     if getattr(config, "num_key_value_heads", None) is None:
-        raise unfit(name, kind, "no grouped-query attention that it tells of")
+        raise unfit(name, kind, "no grouped-query attention that it declares")
     if others := sorted({*(getattr(config, "layer_types", None) or ())} - {*_LAYERS}):
         raise unfit(name, kind, f"{others[0].replace('_', ' ')} layers")
 
@@ -198,7 +198,7 @@ def unfit(name: str, kind: str, words: str) -> ConfigError:
 def _hint(name: str) -> str:
     if Path(name).is_dir():
         return "the folder must hold config.json, *.safetensors and the tokenizer's files"
-    return "give a folder that save_pretrained wrote, or a model's name where there is a network"
+    return "give a folder that save_pretrained wrote, or the name of a model if there is a network"
 
 
 def available_bytes(device: torch.device) -> int | None:

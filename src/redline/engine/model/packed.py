@@ -70,7 +70,7 @@ def _has_onednn() -> bool:
 
 
 def _maker(weight: Tensor) -> _Maker:
-    """Of the libraries that can pack this weight, the faster one."""
+    """The faster of the libraries that can pack this weight."""
     if weight.dtype is not torch.float32:
         return _by_onednn
     if not _has_onednn():

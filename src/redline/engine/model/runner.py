@@ -41,7 +41,7 @@ class Runner:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Of the model, in this one process."""
+        """Bytes of the model's parameters, in this one process."""
         return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's side of a model in many processes: starts them, hands works on, hears results.
+"""The coordinator of a model in many processes: starts them, passes work on, receives results.
 
 The coordinator schedules and judges and has none of the model's weights. A rank that ends, or tells
 of an error, ends them all.
@@ -29,14 +29,14 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# How long ranks may take to end when they are told to.
+# How long ranks may take to end after they are asked to.
 _END_S = 5.0
 _MAIN = """
 import sys
 from redline.engine.parallel.rank import main
 main([int(fd) for fd in sys.argv[1:]])
 """
-_HINT = "start the engine again; where memory is short, the system ends processes by SIGKILL"
+_HINT = "start the engine again; if memory is short, the system ends processes with SIGKILL"
 
 
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
@@ -54,7 +54,7 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
 class Ranks:
     """tensor_parallel x pipeline_parallel processes as one computer, from now until `close`.
 
-    parameter_bytes: of each rank. Raises ConfigError where the model cannot be split so.
+    parameter_bytes: of each rank. Raises ConfigError if the model cannot be split so.
     """
 
     def __init__(
@@ -87,20 +87,20 @@ class Ranks:
         self.parameter_bytes: list[int] = [size for _, size in sizes]
 
     def submit(self, work: Work) -> None:
-        """Begins a step on all ranks. Raises EngineFailed where one has ended."""
+        """Begins a step on all ranks. Raises EngineFailed if one has ended."""
         if self._failure is not None:
             raise self._failure
         self._tell(work)
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the first step submitted that was not told yet.
+        """(heard, vocabulary) float32 logits of the oldest step that was not returned yet.
 
         Raises EngineFailed.
         """
         return torch.from_numpy(self._next())
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Has it called with the reason, in another thread, when a rank has ended."""
+        """Registers a callback that gets the reason, in another thread, when a rank has ended."""
         self._watchers.append(told)
         if self._failure is not None:
             told(self._failure)
@@ -116,7 +116,7 @@ class Ranks:
             line.close()
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
-        """The process that makes the ranks; at the first pipe it tells how they end."""
+        """The process that makes the ranks; at the first pipe it reports how they end."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
             env={
@@ -136,21 +136,21 @@ class Ranks:
     def _tell(self, what: Orders | Work | None) -> None:
         data = pickle.dumps(what)
         for line in self._lines:
-            # Of one that has ended the listener hears, and `result` tells it.
+            # The listener notices a rank that has ended, and `result` reports it.
             with suppress(OSError):
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """The next that a rank has told."""
+        """The next message of a rank."""
         told = self._told.get()
         if isinstance(told, RedlineError):
-            # Nothing else will come: who asks again is told again.
+            # Nothing else will arrive: repeated calls raise the same error.
             self._told.put(told)
             raise told
         return told
 
     def _listen(self) -> None:
-        """Takes in what ranks tell until all have ended, which they do when one has."""
+        """Receives messages of ranks until all have ended, which they do when one has."""
         ranks: dict[Any, int | None] = {line: rank for rank, line in enumerate(self._lines)}
         ranks[self._parent] = None
         ended: tuple[int, int] | None = None

@@ -30,7 +30,7 @@ from redline.errors import RedlineError
 
 
 class Orders(NamedTuple):
-    """What every rank is told first. capacity: tokens of a slot. device: `cpu` or `cuda`."""
+    """The first message to every rank. capacity: tokens of a slot. device: `cpu` or `cuda`."""
 
     settings: EngineSettings
     source: Source
@@ -46,7 +46,7 @@ class Trouble(NamedTuple):
 
 
 def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
-    """Makes the ranks; waits until one has ended, ends the others, and tells which it was, and how.
+    """Starts the ranks; waits until one ends, ends the others, and reports which it was, and how.
 
     fds: of this process's own pipe to the coordinator, and of each rank's.
     Ranks are forks, because what they import takes seconds and hundreds of megabytes.
@@ -100,7 +100,7 @@ def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoR
         line.send((rank, *computing.parameter_bytes))
         _compute(computing, part, works, line)
     except Exception as error:
-        # Whatever it is, the coordinator must hear why this rank is no more.
+        # Whatever it is, the coordinator must learn why this rank has ended.
         told = error if isinstance(error, RedlineError) else f"{type(error).__name__}: {error}"
         line.send(Trouble(time.monotonic(), told))
     finally:
@@ -120,7 +120,7 @@ def _compute(
     runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
 ) -> NoReturn:
     loaded = runner.loaded
-    # What is on its way to the next stage: this one goes on before it is taken.
+    # What is on its way to the next stage: this one continues before it is taken.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None

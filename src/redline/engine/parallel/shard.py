@@ -57,7 +57,7 @@ class Placement(NamedTuple):
         return self.stage == self.stages - 1
 
     def layers(self, count: int) -> range:
-        """Its layers, of `count`. The first stages have one more if they do not divide evenly."""
+        """Its layers among `count`; the first stages have one more if they divide unevenly."""
         size, more = divmod(count, self.stages)
         begin = self.stage * size + min(self.stage, more)
         return range(begin, begin + size + (self.stage < more))
@@ -91,7 +91,7 @@ def load_shard(
 ) -> Loaded:
     """The part with its weights on `device`. group: the ranks of its stage, which sum and gather.
 
-    Raises ConfigError where the model cannot be split so.
+    Raises ConfigError if the model cannot be split so.
     """
     models: Any = AutoModelForCausalLM
     with torch.device("meta"):
@@ -184,7 +184,7 @@ def _plan(
 
 
 def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> None:
-    """Has the ranks' outputs of a split module made one."""
+    """Joins the ranks' outputs of a split module into one."""
 
     def summed(_module: object, _given: object, found: Tensor) -> Tensor:
         dist.all_reduce(found, group=group)
@@ -221,7 +221,7 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
 def _check_layers_are_all(
     base: Any, source: Source, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises ConfigError where the model does more to what goes through it than its layers do.
+    """Raises ConfigError if the model does more to what goes through it than its layers do.
 
     Some models scale what comes from the embedding, which every stage would do again.
     """

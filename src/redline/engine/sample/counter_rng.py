@@ -33,7 +33,7 @@ class Purpose(IntEnum):
     """What a number is drawn for; two purposes share no noise.
 
     DRAFT: a draft model's token. ACCEPT: whether it stays. FOLLOWING: the token after those that
-    stay, which is every token where nothing is drafted. CHOICE: the tokens of exact rows.
+    stay, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
     """
 
     DRAFT = 1
@@ -56,7 +56,7 @@ class Noise(NamedTuple):
 
 
 def row_seed(seed: int | None, choice: int = 0) -> int:
-    """The int64 that keys the noise of one row; a random one where the user gave none.
+    """The int64 that keys the noise of one row; a random one if the user gave none.
 
     seed: any integer; its low 64 bits count. choice: which of a request's `n` answers the row is.
     The answers' seeds lie far apart, so that the second answer to seed 1 is not the first to 2.

@@ -1,9 +1,9 @@
 """Answers that follow a JSON schema: at each place, which tokens may come.
 
-llguidance keeps the state of the grammar and tells the tokens. What may not come is taken out of
-the logits before any law is made of them, so whatever draws from that law draws what fits: at the
-highest logit, with a seed, and where drafts are judged. Drafts are tried out and rolled back, and
-the state moves on only with tokens that a sequence keeps, over refused drafts and preemption.
+llguidance keeps the state of the grammar and names the allowed tokens. What may not come is taken
+out of the logits before any law is made of them, so whatever draws from that law draws what fits:
+at the highest logit, with a seed, and if drafts are judged. Drafts are tried out and rolled back,
+and the state moves on only with tokens that a sequence keeps, over refused drafts and preemption.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0
 class Guide:
     """The state of one answer in its grammar.
 
-    ended: `stop` once the grammar is complete and nothing may follow; an error where it cannot be
-    followed any more; None while it goes on.
+    ended: `stop` once the grammar is complete and nothing may follow; an error if it cannot be
+    followed any more; None while it continues.
     """
 
     def __init__(self, matcher: Any) -> None:
@@ -80,7 +80,7 @@ class Guide:
         return tokens
 
     def _mask(self) -> bytes:
-        """What may come now. Where nothing may, the row stays a law, and `take` fails on it."""
+        """What may come now. If nothing may, the row stays a law, and `take` fails on it."""
         mask: bytes = self._matcher.compute_bitmask()
         return mask if mask.count(0) < len(mask) else _any_token(mask)
 
@@ -102,7 +102,7 @@ class Grammars:
         """The guide of one answer. Raises Rejected for a schema that cannot be followed.
 
         A schema that is new costs some milliseconds, the first one of all about a second more
-        where the vocabulary is large. May be called from any thread.
+        if the vocabulary is large. May be called from any thread.
         """
         try:
             matcher = self._compiled(msgspec.json.encode(schema))
@@ -132,7 +132,7 @@ class Grammars:
 
 
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
-    """(R, V) logits with -inf for what may not come; `logits` itself where all may.
+    """(R, V) logits with -inf for what may not come; `logits` itself if all may.
 
     rows: of each sequence in turn its guide, its drafts, and how many rows it has, of which the
     last is behind all of its drafts.

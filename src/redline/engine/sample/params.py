@@ -43,7 +43,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     temperature: 0 is greedy. top_k: 0 or -1 for all. seed: the same one gives the same tokens,
     whatever else runs; None for noise that cannot be repeated. max_tokens: None for what is left of
-    the model's length. logprobs: how many likely tokens to tell beside each chosen one; None for
+    the model's length. logprobs: how many likely tokens to report with each chosen one; None for
     no logarithms at all. n: how many answers.
     """
 
@@ -65,12 +65,12 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Each token is the likeliest one."""
+        """Whether each token is the likeliest one."""
         return self.temperature < _LEAST_TEMPERATURE
 
     @property
     def is_adjusted(self) -> bool:
-        """The logits are not the model's own: there is a bias or a penalty."""
+        """Whether the logits are not the model's own: there is a bias or a penalty."""
         penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty)
         return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
 

@@ -42,7 +42,7 @@ class Logprobs(NamedTuple):
 
 
 def adjusted(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
-    """(R, V) logits with each row's bias and penalties; `logits` itself where no row has any.
+    """(R, V) logits with each row's bias and penalties; `logits` itself if no row has any.
 
     The bias is added, then the repetition penalty divides positive logits of tokens in prompt or
     answer and multiplies negative ones (Keskar et al. 2019, as in transformers), then what was
@@ -158,7 +158,7 @@ def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
     law (R, V) float32; seeds, positions (R,) int64. At one seed and position, two laws choose
     alike with at least (1 - TV) / (1 + TV), TV their total variation distance: the best that can
-    be promised where neither sees the other (Daliri, Musco and Suresh 2024). Computed as a race:
+    be promised if neither sees the other (Daliri, Musco and Suresh 2024). Computed as a race:
     token t arrives at E_t / p_t with E_t of Exp(1), and the first to arrive is chosen. That is
     the same, since -log E_t is a Gumbel number.
     """
@@ -194,7 +194,7 @@ def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> T
 def logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
     """Logarithms of the model's own law: of `tokens` (R,) int64, and of the `most` likeliest.
 
-    logits (R, V): before bias, penalties and temperature, as vLLM tells them unless told not to.
+    logits (R, V): before bias, penalties and temperature, as vLLM reports them by default.
     """
     logs = logits.to(torch.float32).log_softmax(-1)
     top = logs.topk(min(most, logs.shape[-1]))

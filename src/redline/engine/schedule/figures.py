@@ -13,7 +13,7 @@ class Figures:
     """Sums since the start.
 
     prompt_tokens: of what was asked, whether they were computed or not. rows: of all steps, so that
-    rows / steps is the mean batch. computed_tokens: prompts, drafts and what was computed anew
+    rows / steps is the mean batch. computed_tokens: prompts, drafts and what was computed again
     after a preemption among them. new_tokens: that answers grew by. drafts: rows that had some.
     """
 

@@ -7,11 +7,11 @@ of the budget goes to the prompts, in order of priority and arrival, a piece at 
 them half of a step.
 
 A slot is given up when its sequence ends; its keys and values stay there until the slot is used
-again, for a later prompt that begins alike. Where the cache is full, drafts are given up first.
-Then the last in order gives its slot back and waits again: it is computed anew, which costs time
+again, for a later prompt that begins alike. If the cache is full, drafts are given up first.
+Then the last in order gives its slot back and waits again: it is computed again, which costs time
 and changes nothing else.
 
-Where a model is split into stages, several steps are under way at once, each of sequences of its
+If a model is split into stages, several steps are under way at once, each of sequences of its
 own: who is in one of them is busy, and in no other plan, until its step has been computed.
 """
 
@@ -110,7 +110,7 @@ class Scheduler:
         heapq.heappush(self.waiting, (sequence.order, sequence))
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next step is to be made; inf where there is nothing to do.
+        """Seconds until the next step is to be made; inf if there is nothing to do.
 
         Only an engine that is idle waits for more to come; who runs is never held up.
         """
@@ -123,7 +123,7 @@ class Scheduler:
         return max(0.0, self._since_s + self.bounds.wait_s - now_s)
 
     def plan(self) -> Plan:
-        """The next step; empty where all that may be computed is under way. Sequences that run
+        """The next step; empty if all that may be computed is under way. Sequences that run
         have drafted before.
         """
         budget = self.bounds.step_tokens
@@ -164,7 +164,7 @@ class Scheduler:
         return Plan(copies, rows)
 
     def ready(self) -> list[Sequence]:
-        """Who may be in the next plan, those with the fewest missing tokens first.
+        """The sequences for the next plan, those with the fewest missing tokens first.
 
         Of several steps at once each takes its share of those that run.
         """
@@ -214,7 +214,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
         """Gives a slot, the one that holds most of its tokens already if it can be had."""
-        # Its last token is computed in any case: what follows it is what is asked for.
+        # Its last token is computed in any case: what follows it is the request.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
         free = self._free
@@ -227,7 +227,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Its tokens have room beside all of those who run, also those not computed yet."""
+        """Whether its tokens have room beside all of those who run, also those not computed yet."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 

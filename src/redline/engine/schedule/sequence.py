@@ -17,12 +17,12 @@ from redline.errors import RedlineError
 
 @dataclass(eq=False)
 class Sequence:
-    """Its tokens, of which the first `computed` have their keys and values in `slot`.
+    """The tokens of one answer; the first `computed` have their keys and values in `slot`.
 
     tokens: prompt and answer. drafted: what may follow them, for the next step to judge.
     under_way: how many of its tokens a step is computing now; 0 for none.
     seed: 64 bits; is_seeded: by its user. priority: lower goes first. number: of arrival.
-    guide: what its answer must follow. ended: why, None while it goes on. asker: whom it is for;
+    guide: what its answer must follow. ended: why, None while it continues. asker: whom it is for;
     the scheduler does not look.
     """
 
@@ -52,7 +52,7 @@ class Sequence:
 
     @property
     def is_caught_up(self) -> bool:
-        """All but its last token are computed: the next step brings a new one."""
+        """Whether all but its last token are computed: the next step brings a new one."""
         return self.computed == len(self.tokens) - 1
 
     @property
@@ -62,5 +62,5 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Who goes first."""
+        """The sort key: lower goes first."""
         return (self.priority, self.number)

@@ -32,19 +32,19 @@ class Computer(Protocol):
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Of each process that computes."""
+        """Bytes of parameters, of each computing process."""
 
     def submit(self, work: Work) -> None:
-        """Begins a step. Raises EngineFailed where it cannot be computed."""
+        """Begins a step. Raises EngineFailed if it cannot be computed."""
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the first step submitted that was not told yet.
+        """(heard, vocabulary) float32 logits of the oldest step that was not returned yet.
 
         Raises EngineFailed.
         """
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Has it called with the reason, in any thread, when nothing can be computed any more."""
+        """Registers a callback that gets the reason, in any thread, when computing has failed."""
 
     def close(self) -> None:
         """Ends what computes, other processes among it. Nothing is under way."""
@@ -54,7 +54,7 @@ class Asker(Protocol):
     """Whom a sequence is for."""
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens. Returns why the sequence is over by them; None while it goes on."""
+        """Takes new tokens. Returns why the sequence is over by them; None while it continues."""
 
     def ended(self, reason: str | RedlineError) -> None:
         """The sequence is over: `stop`, `length`, or an error."""
@@ -64,7 +64,7 @@ class Ask(NamedTuple):
     """One sequence that is asked for.
 
     most_tokens: of prompt and answer. choice: which of the `n` answers to its request it is.
-    guide: what the answer must follow, this one's own.
+    guide: what the answer must follow, this your own.
     """
 
     prompt: list[int]
@@ -77,7 +77,7 @@ class Ask(NamedTuple):
 
 
 class Speculation(NamedTuple):
-    """Who drafts, and how much."""
+    """The proposer of drafts, and their length."""
 
     drafter: Drafter
     lengths: DraftLength
@@ -138,7 +138,7 @@ class Core:
         return self._finish(self._under_way.popleft()) if self._under_way else []
 
     def _begin(self) -> bool:
-        """Begins the next step; False where there is nothing to compute."""
+        """Begins the next step; False if there is nothing to compute."""
         since_s = self._now_s()
         drafts = self._draft()
         plan = self.scheduler.plan()
@@ -181,7 +181,7 @@ class Core:
         return drafts
 
     def _measure(self, begun: _Begun, whole: list[Row], judged: list[Judged]) -> None:
-        """Tells what the step was and brought."""
+        """Reports the kind of the step and its result."""
         drafted = [len(row.sequence.drafted) for row in whole]
         kept = [found.kept for found in judged]
         self.figures.add(begun.plan, drafted, kept)
@@ -192,12 +192,12 @@ class Core:
         is_clean = begun.is_usual and (any(drafted) or is_lookup)
         step_s = self._now_s() - begun.since_s if is_clean else None
         if is_lookup and any(drafted):
-            # Where nothing is found, that is a guess which did not come true.
+            # If nothing is found, that is a guess which did not come true.
             drafted = [max(made, 1) for made in drafted]
         self._speculation.lengths.measured(drafted, kept, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
-        """Gives the sequence its new tokens, up to the one that ends it. True where one does."""
+        """Gives the sequence its new tokens, up to the one that ends it. True if one does."""
         sequence, params, tokens = row.sequence, row.sequence.params, found.tokens
         reason: str | RedlineError | None = None
         for place, token in enumerate(tokens):

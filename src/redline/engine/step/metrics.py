@@ -1,4 +1,4 @@
-"""What an engine tells Prometheus, by the names that vLLM has made the field's.
+"""Metrics of an engine for Prometheus, under the names that vLLM has made common.
 
 So a dashboard or a gateway that reads vLLM's /metrics reads this one as well. What vLLM has no
 name for begins with `redline:`. The names are those of vLLM 0.32 (vllm/v1/metrics/loggers.py).

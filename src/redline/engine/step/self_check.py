@@ -1,8 +1,8 @@
 """A model is tried before it serves: what the engine computes must be what the model says itself.
 
-Its attention is exchanged, and no list of settings tells which models bring more than plain causal
-attention: sinks, a layer that attends twice, a layer that is not told of the step. Its weights are
-packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
+Its attention is exchanged, and no list of settings says which models have more than plain causal
+attention: sinks, a layer that attends twice, a layer that does not receive the step. Its weights
+are packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def open_runner(
 ) -> Runner:
     """A model in this process, with a slot of `capacity` tokens for each sequence.
 
-    Raises ConfigError where it cannot be loaded, or the engine would not say what it says.
+    Raises ConfigError if it cannot be loaded, or the engine would not say what it says.
     """
     loaded = load(name, config, dtype=settings.dtype, device=device)
     with reading(_FAILURE, name, OTHERS):
@@ -49,7 +49,7 @@ def open_runner(
 def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacity: int) -> None:
     """Has a split model compute a few tokens; no process has the whole one, to compare them.
 
-    Raises ConfigError where it cannot, and then has closed it.
+    Raises ConfigError if it cannot, and then has closed it.
     """
     try:
         with reading(_FAILURE, settings.model, OTHERS):
@@ -83,7 +83,7 @@ def distance(runner: Runner, own: Tensor) -> float:
 
 
 def _off(found: Tensor, own: Tensor) -> float:
-    """The median of rows (N, V), of those that are numbers in `own`; inf where none is."""
+    """The median of rows (N, V), of those that are numbers in `own`; inf if none is."""
     own = own.masked_fill(~(own.abs() < _MOST_LOGIT), torch.nan)
     size = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0.0).norm(dim=-1)
     wrong = (found.nan_to_num(torch.inf) - own).nan_to_num(0.0, posinf=torch.inf).norm(dim=-1)

@@ -44,13 +44,13 @@ class EngineThread:
         self.failure: EngineFailed | None = None
 
     def start(self) -> None:
-        """Begins; from now on the running event loop is told."""
+        """Begins; from now on it reports to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._core.computer.watch(lambda error: self._inbox.put(partial(self._fail, error)))
         self._thread.start()
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Takes sequences that begin together. Each asker hears its end, whatever it is.
+        """Takes sequences that begin together. Each asker is notified of its end, whatever it is.
 
         Raises EngineFailed once the engine is being closed.
         """
@@ -59,7 +59,7 @@ class EngineThread:
         self._inbox.put(partial(self._begin, asks))
 
     def cancel(self, asker: Asker) -> None:
-        """The asker's sequence is not wanted any more; it hears no end of it."""
+        """The asker's sequence is no longer wanted; its end is not reported."""
         self._inbox.put(partial(self._cancel, asker))
 
     async def close(self) -> None:
@@ -70,11 +70,11 @@ class EngineThread:
             await asyncio.to_thread(self._thread.join)
 
     async def has_failed(self) -> None:
-        """Returns when the engine has failed; `failure` tells why."""
+        """Returns when the engine has failed; `failure` has the reason."""
         await self._failed.wait()
 
     def post(self, call: Callable[[], None]) -> None:
-        """Has the event loop make this call. In the engine's thread only."""
+        """Schedules this call on the event loop. In the engine's thread only."""
         self._posts.append(call)
 
     def _run(self) -> None:
@@ -102,7 +102,7 @@ class EngineThread:
                 self._tell(sequence.asker, sequence.ended)
 
     def _tell(self, asker: Asker, reason: str | RedlineError) -> None:
-        """The asker hears its end, or, where it cannot, that the engine has failed by it."""
+        """Notifies the asker of its end; if that raises, the engine has failed."""
         try:
             asker.ended(reason)
         except Exception as error:
@@ -111,7 +111,7 @@ class EngineThread:
             asker.ended(self.failure)
 
     def _fail(self, error: BaseException) -> None:
-        """The engine computes no more. Only the first error is told."""
+        """The engine stops computing. Only the first error is reported."""
         if self.failure is not None:
             return
         self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
@@ -122,7 +122,7 @@ class EngineThread:
         self._posts.append(self._failed.set)
 
     def _take(self, wait_s: float) -> None:
-        """Makes the calls that have come; waits so long for the first of them."""
+        """Makes the calls that have come; waits this long for the first of them."""
         try:
             self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
             while True:

@@ -68,7 +68,7 @@ class Collector:
         self._label = "" if endpoint is None else endpoint.label
 
     def leave_rest(self) -> None:
-        """From now on, rows without an outcome are left."""
+        """Leaves rows without an outcome from now on."""
         self.is_leaving = True
 
     def has_line(self, key: int, mark: int) -> bool:
@@ -163,7 +163,7 @@ class Collector:
         return unread
 
     def _outcome(self, part: Part, kept: Kept, raw: bytes, line: ResultLine) -> Outcome:
-        """What became of the row whose line is `raw`. Its error holds no secret."""
+        """The outcome of the row whose line is `raw`. Its error contains no secret."""
         asked, wall_s = kept.asked().body, SYSTEM.wall_s()
         outcome = outcome_of(line, part.url, self._output_path, wall_s, asked)
         if outcome.error is None:
@@ -214,7 +214,7 @@ class Collector:
         if self.has_line(picked.key, picked.mark):
             return False
         if moved is not None and picked.key in self._world.held.changed:
-            # The input has offered it anew.
+            # The input has offered it again.
             self._world.runner.offer(-1)
             return False
         return True

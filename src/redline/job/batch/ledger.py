@@ -1,4 +1,4 @@
-"""What is with the Batch API, in a file that outlives the process: labels.redline/batches.jsonl.
+"""The state of batches, in a file that outlives the process: labels.redline/batches.jsonl.
 
 A part is some rows that travel in one batch. Each note is written and synced before what follows
 from it is done.

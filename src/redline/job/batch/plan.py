@@ -1,4 +1,4 @@
-"""What is decided about batches: plain functions of what is known, which wait for nothing.
+"""Decisions about batches: plain functions that never wait.
 
 a batch that is     its finished lines   its other lines
 completed           are results          are looked for again, then sent again, at most twice
@@ -36,7 +36,7 @@ FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
 # Servers that say `completed` before their results can be read get so long to show them. Rows that
 # are sent again are paid for again.
 MOST_RESULTS_S = 30.0
-# A provider that cannot be asked for so long ends the run; its batches go on.
+# A provider that cannot be reached for that long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
 # For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
 # before it waits for hours.
@@ -73,7 +73,7 @@ def outcome_of(
     wall_s: float,
     asked: Any = None,
 ) -> Outcome:
-    """What became of the row. url, asked: which it was asked at, and the body of its request."""
+    """The outcome of the row. url, asked: the path and the body of its request."""
     try:
         return _answered(line, url, output_path, wall_s, asked)
     except (CallError, NoEndpoint) as error:

@@ -87,7 +87,7 @@ class BatchRunner:
         self._is_full = False
 
     async def prepare(self) -> None:
-        """Takes in hand what earlier runs have left. Raises JournalError."""
+        """Takes over the batches of earlier runs. Raises JournalError."""
         self._world.runner.offer(await asyncio.to_thread(self._survey))
         self._count()
 
@@ -194,7 +194,7 @@ class BatchRunner:
         return look
 
     async def _look(self) -> None:
-        """Looks at the batches whose time it is, and ends the parts of those that are over."""
+        """Polls the batches that are due, and finishes the parts of those that are over."""
         for part in self._running():
             look = self._look_of(part)
             if SYSTEM.now_s() < look.due_s:
@@ -231,14 +231,14 @@ class BatchRunner:
                 self._gone.add(part.number)
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
-                f"the provider does not know the batch {batch_id} any more: {error.what}",
-                hint="look for it with the key that made it; --via live does its rows live",
+                f"the provider no longer knows the batch {batch_id}: {error.what}",
+                hint="look for it with the key that created it; --via live does its rows live",
             ) from error
         look.silent_since_s = None
         return batch
 
     async def _has_ended(self, part: Part, batch: Batch, *, may_wait: bool) -> bool:
-        """The batch is over: what it has answered is saved, and the rest goes on.
+        """Ends the batch: its answers are saved, and its other rows continue.
 
         False if its results cannot all be seen yet, and may be waited for.
         """
@@ -262,7 +262,7 @@ class BatchRunner:
                 await self._store.note(Note(at="refused", part=part.number))
                 raise ConfigError(
                     f"the provider refused the batch {batch.id}: {reasons_of(batch.problems)}",
-                    hint="mend that, then run the same command again; --via live asks live",
+                    hint="fix that, then run the same command again; --via live sends rows live",
                 )
             is_foreign = batch.status == "cancelled" and not is_leaving
             await self._pass_on(part, rest, reader, is_sent=not is_foreign)
@@ -313,7 +313,7 @@ class BatchRunner:
                 why = reasons_of(batch.problems)
                 raise ConfigError(
                     f"the provider has no room for one row in a batch: {why}",
-                    hint="wait for other batches of the account; --via live asks live",
+                    hint="wait for other batches of the account; --via live sends rows live",
                 )
             if rest.offsets:
                 if self._world.metered is not None:
@@ -333,7 +333,7 @@ class BatchRunner:
             reader.close()
 
     def _is_late(self) -> bool:
-        """The time that is left is what the unfinished rows may take live."""
+        """Whether the time that is left is what the unfinished rows may take live."""
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
         if self._via != "auto" or pace is None or job.deadline_s is None:
             return False
@@ -367,7 +367,7 @@ class BatchRunner:
             await self._look()
 
     def _count(self) -> None:
-        """Tells the progress what is running."""
+        """Shows the running batches in the progress."""
         running = self._running()
         looks = [self._look_of(part) for part in running]
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)

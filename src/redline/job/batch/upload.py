@@ -1,7 +1,8 @@
 """Rows become parts, and parts become batches.
 
 Rows are read from the input, put into files by path and model, and noted in the ledger as parts.
-Each part becomes one batch: what was not heard of is looked for before it is made again.
+Each part becomes one batch: if its creation was not confirmed, it is looked up before it is
+created again.
 """
 
 from __future__ import annotations
@@ -191,7 +192,7 @@ class Sender:
             after = batches[-1].id
 
     async def _make(self, part: Part) -> Batch:
-        """A new batch of the part, or one whose making was not heard of."""
+        """A new batch of the part, or one whose creation was not confirmed."""
         metadata = _metadata(self._ledger.run, part.number)
         attempt = 0
         while True:

@@ -31,7 +31,7 @@ class MetricsServer(HttpServer):
         return self.base_url.removesuffix("/v1") + PATH
 
     def show(self, read: Callable[[], Iterable[Family]]) -> None:
-        """From now on the page has what `read` returns; before, it is answered with 503."""
+        """Makes the page show what `read` returns; before that, it answers 503."""
         self._read = read
 
     def _handle(self, exchange: Exchange) -> None:

@@ -255,7 +255,7 @@ class _Pairing:
         self._samples[kind].offer(key, Pair(key, here, begin, index, place.begin))
 
     def _kind(self, number: int, line: Line | None) -> str:
-        """What has become of a row that both outputs have an answer to."""
+        """The kind of a row that both outputs have an answer to."""
         found = self.comparison
         is_equal = line is not None and self._hashes[number] == line.output_hash()
         found.equal += is_equal

@@ -30,7 +30,9 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cost(msgspec.Struct, kw_only=True):
-    """picodollars: of `priced` answers. unpriced: answers by their model, which has no price.
+    """The cost of an output's answers.
+
+    picodollars: of `priced` answers. unpriced: answers by their model, which has no price.
 
     unstated: answers whose usage does not say how many tokens they took. Answers from the cache,
     and of servers inside the run, cost nothing and are in none of these.

@@ -6,7 +6,7 @@ run ended early. The rules are those of the journal:
   two results of equal content      the first; `redline repair` takes the second out
   two results of different content  the later one: the row was changed and asked again
   two failures                      the later one
-  a result and a failure            the result: the row was tried again
+  a result and a failure            the result: the row was retried
 
 Both files may be written to meanwhile. The failures are opened before the results are: so a row
 that moves from one to the other is seen. What is appended later is not.

@@ -31,7 +31,7 @@ class Figures:
 
     reasons: results by finish reason, None for one without. errors: failures by kind and HTTP
     status. calls: results by who answered. latencies: of results that were answered live. verdicts:
-    graded answers. dropped: texts that were not kept, by the reason. reasks: None if no line tells.
+    graded answers. dropped: texts that were not kept, by the reason. reasks: None if no line says.
     unreadable: lines of which only the row is known.
     """
 

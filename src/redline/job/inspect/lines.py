@@ -86,12 +86,12 @@ class Line(msgspec.Struct, kw_only=True):
 
     @property
     def has_input(self) -> bool:
-        """It repeats the row that was asked."""
+        """Whether it repeats the row that was asked."""
         return self.input != _NULL
 
     @property
     def is_of_task(self) -> bool:
-        """It has a field that only `redline eval`, `tag` or `synth` writes."""
+        """Whether it has a field that only `redline eval`, `tag` or `synth` writes."""
         return not (self.verdict is self.reasks is self.dropped is None)
 
     def text(self) -> str:
@@ -151,7 +151,7 @@ def _read_body(line: Line, body: bytes) -> None:
         kind = _KIND.decode(body).object
         reply = replies.read(_PATHS.get(kind, "/") if isinstance(kind, str) else "/", body)
     except (RedlineError, msgspec.DecodeError):
-        # What is no object, such as the answer of a function.
+        # What is not an object, such as the answer of a function.
         line.output = msgspec.Raw(body)
         return
     line.output = msgspec.Raw(_encode(reply.output))
@@ -199,7 +199,7 @@ def _text(value: Any) -> str:
 
 
 def _is_vector(value: Any) -> bool:
-    """It is a list of more numbers than are shown."""
+    """Whether it is a list of more numbers than are shown."""
     if not isinstance(value, list) or len(value) <= _NUMBERS_SHOWN:
         return False
     return all(type(each) in (int, float) for each in value)

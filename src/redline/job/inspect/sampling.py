@@ -39,5 +39,5 @@ class Sample(Generic[Item]):
             heappushpop(self._kept, entry)
 
     def items(self) -> list[Item]:
-        """What was kept, in the order in which it was offered."""
+        """The sampled items, in the order in which they were offered."""
         return [item for _, _, item in sorted(self._kept, key=lambda entry: entry[1])]

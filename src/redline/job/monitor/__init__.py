@@ -1,4 +1,4 @@
-"""What a job tells other programs while it goes on."""
+"""What a job reports to other programs while it runs."""
 
 from redline.job.monitor.metrics import BOUNDS_S, Family, Histogram, families
 from redline.job.monitor.monitor import Monitor, Watch, watch_of

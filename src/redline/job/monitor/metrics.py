@@ -33,7 +33,10 @@ Labels = Mapping[str, str]
 
 
 class Histogram(msgspec.Struct, frozen=True):
-    """counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: within 1 %."""
+    """The durations of one kind.
+
+    counts: of durations up to each bound of BOUNDS_S, then of all. sum_s: within 1 %.
+    """
 
     counts: tuple[int, ...]
     sum_s: float
@@ -99,7 +102,7 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
     named = [({"endpoint": name, **seen.of_job}, part) for name, part in seen.parts.items()]
     yield _counter(
         "redline_requests",
-        "Requests written, those of retries included.",
+        "Requests written, including retries.",
         [(labels, part.attempts) for labels, part in named],
     )
     yield _counter(
@@ -109,7 +112,7 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
     )
     yield _counter(
         "redline_request_errors",
-        "Attempts that failed, by the kind of the error.",
+        "Failed attempts, by the kind of the error.",
         [
             sample
             for labels, part in named
@@ -147,7 +150,7 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     )
     yield _gauge(
         "redline_rows_retrying",
-        "Rows that wait to be tried again.",
+        "Rows that wait for a retry.",
         [(of_job, seen.view.tally.retrying)],
     )
     yield _gauge(
@@ -207,12 +210,10 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
         use = tally.cache
         found = {"hit": use.hits, "shared": use.shared, "miss": use.misses, "passed": use.passed}
         yield _counter(
-            "redline_cache_lookups", "Rows that asked the answer cache.", _kinds({}, found)
+            "redline_cache_lookups", "Rows looked up in the answer cache.", _kinds({}, found)
         )
     if tally.batches is not None:
-        yield _gauge(
-            "redline_batch_rows", "Rows that are with the Batch API.", [({}, tally.batches.rows)]
-        )
+        yield _gauge("redline_batch_rows", "Rows at the Batch API.", [({}, tally.batches.rows)])
 
 
 def _about_cost(seen: _Seen) -> Iterator[Family]:
@@ -253,7 +254,7 @@ def _about_times(seen: _Seen) -> Iterator[Family]:
     phases = msgspec.structs.asdict(whole.phases)
     yield _counter(
         "redline_call_seconds",
-        "Seconds that calls spent in each phase, all calls together.",
+        "Seconds spent in each phase, summed over calls.",
         _kinds({}, {name.removesuffix("_s"): value for name, value in phases.items()}),
     )
 

@@ -25,7 +25,7 @@ _NS = 1e9
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose calls they are. model: of the settings. places: of endpoints, by their names."""
+    """The origin of calls. model: of the settings. places: of endpoints, by their names."""
 
     model: str
     places: Mapping[str, Place]
@@ -137,7 +137,7 @@ class Spans:
         self.ended = 0
 
     def set_offset(self, offset_s: float) -> None:
-        """What is added to a time of the monotonic clock for seconds since 1970."""
+        """Sets the difference of seconds since 1970 and the monotonic clock."""
         self._offset_s = offset_s
 
     def add(self, request: Request, outcome: Outcome) -> None:

@@ -106,7 +106,7 @@ class Aggregated:
         return sdk.MetricsData(resource_metrics=[whole])
 
     def exported(self) -> None:
-        """What was read last has arrived."""
+        """Confirms that the last reading was exported."""
         if self._is_delta:
             self._base = self._read
 

@@ -166,7 +166,7 @@ OTHER_OPERATION = "request"
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Who answers. address: empty for a function."""
+    """The server of calls. address: empty for a function."""
 
     provider: str = OTHER
     address: str = ""
@@ -174,7 +174,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_of(base_url: str) -> Place:
-    """That of an endpoint, by its base URL."""
+    """The Place of an endpoint, by its base URL."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -37,7 +37,7 @@ from redline.process import DaemonThreads, counted
 
 # The end of a job waits this long for what is on its way.
 LAST_S = 3.0
-# How long the progress shows that an outage is over, and how many outages it tells.
+# How long the progress shows that an outage is over, and how many outages it reports.
 _BACK_S = 30.0
 _MOST_TOLD = 10
 _NS = 1e9
@@ -47,7 +47,7 @@ _NO_PRINT = logging.NullHandler()
 
 
 def open_telemetry(job: Job) -> Telemetry | None:
-    """That of the job; None without settings for it, or if the environment switches it off.
+    """The job's telemetry; None without settings for it, or if the environment disables it.
 
     Raises ConfigError if the library is missing, or cannot use the environment's variables.
     """
@@ -140,7 +140,7 @@ class MetricExport:
         return bool(self._exporter.export(data) is self._success)
 
     def _is_free(self) -> bool:
-        """Nothing is on its way; what was has been taken note of."""
+        """Whether nothing is on its way; what was has been taken note of."""
         if self._exporting is None:
             return True
         if not self._exporting.done():

@@ -37,7 +37,7 @@ _RANGE_BYTES = 8 * 1024 * 1024
 
 
 class _Relation(Enum):
-    """Of a file and its object: which has all of the other."""
+    """How a file and its object relate: which contains all of the other."""
 
     FILE_HAS_ALL = auto()
     OBJECT_HAS_ALL = auto()
@@ -70,7 +70,7 @@ class Mirror:
         self._state = _State(output.url.name)
 
     def stop(self) -> None:
-        """Ends what goes on; an object that is being written stays what it was."""
+        """Ends what continues; an object that is being written stays what it was."""
         self._stopped.set()
 
     @property
@@ -211,7 +211,7 @@ class Mirror:
         return _Relation.FILE_HAS_ALL
 
     def _is_seen(self, path: Path, found: Found | None) -> bool:
-        """The object is as it was when it was last uploaded or fetched."""
+        """Whether the object is as it was when it was last uploaded or fetched."""
         seen = self._state.seen.get(path.name)
         return seen is not None and seen.found == found
 
@@ -337,7 +337,7 @@ def _files(output: Output) -> tuple[Path, Path]:
 
 
 def _digest(path: Path) -> str:
-    """Of the file's bytes: opening a results file changes its times."""
+    """A digest of the file's bytes, because opening a results file changes its times."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 

@@ -29,7 +29,7 @@ from redline.store import local_path, url_of
 def open_journal(
     job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
 ) -> tuple[Journal, Manifest]:
-    """The journal of `output`, ready to go on, and its manifest. Blocks while it reads.
+    """The journal of `output`, ready to continue, and its manifest. Blocks while it reads.
 
     The caller holds the lock. Raises ConfigError if the file is not redline's or was begun with
     other settings, JournalError if it is damaged.
@@ -45,7 +45,7 @@ def open_journal(
                 manifests.check(old, new, output)
         elif old.settings != new.settings and not job.retry_failed:
             # Nothing has succeeded yet, so nothing can be mixed: what failed under the old
-            # settings, such as a wrong model, is done anew under these.
+            # settings, such as a wrong model, is done again under these.
             with telling(output.failed_path):
                 output.failed_path.unlink(missing_ok=True)
                 sync_name(output.failed_path)
@@ -113,7 +113,7 @@ def another_input(job: Job, output: Output) -> str | None:
 
 
 def _has_no_row_of(job: Job, output: Output) -> bool:
-    """The output has rows, but none of the input, which is read anew; False for a pipe."""
+    """The output has rows, but none of the input, which is read again; False for a pipe."""
     rows = job.rows
     if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
         return False
@@ -155,6 +155,6 @@ def _put_aside(output: Output) -> None:
         with telling(path):
             if path.exists():
                 path.rename(new)
-                # Before the manifest speaks of the new run: else a power loss could leave the old
+                # Before the manifest names the new run: otherwise a power loss could leave the old
                 # results under the new settings.
                 sync_name(path)

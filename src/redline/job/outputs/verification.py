@@ -23,7 +23,9 @@ from redline.sources import AsyncRows, Source, open_source, sampled
 
 
 class Verification(msgspec.Struct, kw_only=True):
-    """rows: of the input. succeeded + failed + missing = rows.
+    """Whether an output has each row of its input exactly once.
+
+    rows: of the input. succeeded + failed + missing = rows.
 
     repeated: lines for a row that has one already. changed: lines that answer what a row held
     before it was changed. strange: lines whose row is not in the input. damaged: lines whose
@@ -42,7 +44,7 @@ class Verification(msgspec.Struct, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Each row of the input has exactly one sound line, of what it holds now."""
+        """Whether each row of the input has exactly one sound line, of what it holds now."""
         return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:

@@ -15,7 +15,10 @@ _LONGEST = 300
 
 
 class FailedRow(msgspec.Struct, frozen=True, kw_only=True):
-    """name: its custom_id, or its number in the input."""
+    """One failed row, as an example.
+
+    name: its custom_id, or its number in the input.
+    """
 
     name: str
     attempts: int
@@ -46,7 +49,7 @@ _DECODE = msgspec.json.Decoder(_Line).decode
 
 
 def failed_rows(path: Path) -> list[FailedKind]:
-    """Of the failures file at `path`, the most frequent kind first; empty without a file.
+    """The kinds in the failures file at `path`, most frequent first; empty without a file.
 
     Lines that cannot be read are passed over, such as one that is being written. Raises OSError.
     """

@@ -55,7 +55,7 @@ def html_of(reports: Sequence[JobReport]) -> str:
 
 
 def _plotly() -> str:
-    """Its script. Raises ConfigError if it is not installed."""
+    """The script of plotly. Raises ConfigError if it is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -16,7 +16,7 @@ from redline.timeline import Timeline
 
 
 class JobFiles(msgspec.Struct, kw_only=True):
-    """Of one output. name: what a person calls it. timeline: with one run at least.
+    """The files of one output. name: its display name. timeline: with at least one run.
 
     is_running: a process holds the output. has_budget: a run's spending may then be that of all
     runs up to it. notes: what could not be read, in sentences.
@@ -32,7 +32,7 @@ class JobFiles(msgspec.Struct, kw_only=True):
 
 
 def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFiles:
-    """What is beside the output besides its timeline; a file that cannot be read is a note."""
+    """The files beside the output, apart from the timeline; an unreadable file becomes a note."""
     files = JobFiles(name=output.name, timeline=timeline, is_running=is_running, notes=[])
     files.has_budget = path_of(output).exists()
     try:

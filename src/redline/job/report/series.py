@@ -104,7 +104,7 @@ def offsets_of(timeline: Timeline) -> list[float]:
 
 
 def bound_of(timeline: Timeline) -> list[list[Binding]]:
-    """Of each run what bound in each of its windows."""
+    """What bound in each window, for each run."""
     return [bindings(run.windows) for run in timeline.runs]
 
 
@@ -210,7 +210,7 @@ def _spent(windows: Sequence[Window]) -> Column:
 
 
 def _phases(windows: Sequence[Window]) -> list[str]:
-    """Those in which calls spent at least a hundredth of their time."""
+    """The phases in which calls spent at least a hundredth of their time."""
     whole = merged_phases([one.phases for one in windows])
     names = msgspec.structs.asdict(whole)
     return [name for name, spent_s in names.items() if spent_s >= _LEAST_PHASE * whole.total_s > 0]

@@ -58,7 +58,7 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
 
 
 def is_this_machine(host: str) -> bool:
-    """The host is loopback: `localhost`, a name below it, or an address such as 127.0.0.1."""
+    """Whether the host is loopback: `localhost`, a name under it, or an address like 127.0.0.1."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""Servers inside the process of a run, in the place of an endpoint."""
+"""Servers inside the process of a run, in place of an endpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Embedded(Protocol):
         ...
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """Its base URL, while it is entered. Raises ConfigError if it cannot start."""
+        """The server's base URL, while entered. Raises ConfigError if it cannot start."""
         ...
 
 
@@ -48,7 +48,7 @@ class EmbeddedSim:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Its base URL, while it is entered."""
+        """The server's base URL, while entered."""
         # Imported here: a run against a real endpoint does not pay for a server's start-up.
         from redline.sim import SimSettings
         from redline.sim.server import Sim

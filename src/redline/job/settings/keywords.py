@@ -101,27 +101,27 @@ ABOUT = {
     "balance": 'Which of several endpoints gets a row, such as "p2c", the default.',
     "api_key": "Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.",
     "headers": "Sent with every request.",
-    "proxy": "URL of an HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
+    "proxy": "URL of an HTTP proxy. Default: that of HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
     "limits": "All limits at once, as a Limits; the short forms below are added to it.",
-    "rps": "Requests a second; a fraction is kept: 2.5 are 3 in 1.2 s.",
+    "rps": "Requests per second; may be a fraction: 2.5 becomes 3 per 1.2 s.",
     "rpm": "Requests a minute.",
     "tpm": 'Tokens a minute, input and output together; also as text: "200k".',
-    "concurrency": 'Most requests in flight, of several endpoints together; "auto" finds each '
+    "concurrency": 'Most requests in flight, at all endpoints together; "auto" finds each '
     "server's best.",
     "rate": '"auto" finds the limits that are not stated.',
-    "cache": "Answers are kept and not asked again: True, a folder, or a Cache.",
+    "cache": "Keep answers and reuse them for equal requests: True, a folder, or a Cache.",
     "output": "File or URL of the results, which the same call continues.",
     "format": '"redline", or "batch" for lines of the OpenAI Batch API.',
     "ordered": "Put the finished file in input order.",
     "keep_input": "Repeat the row in its result line.",
     "raw": "Keep the whole reply in the result line.",
     "trace": "File that records when each call came, where it went and how long it took.",
-    "metrics_port": "Port at which Prometheus may read the job's figures; 0 for a free one.",
-    "alerts": "What is watched: thresholds by rule, and a webhook.",
-    "otel": "Metrics and sampled spans go to OpenTelemetry: {} for the usual settings.",
+    "metrics_port": "Port of the job's metrics for Prometheus; 0 for a free one.",
+    "alerts": "Alerts: thresholds by rule, and a webhook.",
+    "otel": "Send metrics and sampled spans to OpenTelemetry: {} for the default settings.",
     "budget": 'What all runs of the output may spend, such as "5usd".',
     "budget_tokens": 'The same in tokens, also as text: "2m".',
-    "prices": "Dollars for a million tokens, by model: input, cached_input and output.",
+    "prices": "Dollars per million tokens, by model: input, cached_input and output.",
     "timeout_s": "For one attempt, in seconds. Default: 600.",
     "max_retries": "Attempts after the first. Default: 8.",
     "row_deadline_s": "For a row with all its retries, in seconds.",
@@ -134,7 +134,7 @@ ABOUT = {
     "strict": "End the run at the first row that fails.",
     "stop_at_error_rate": 'Share of the last 1,000 rows that, if failed, ends the run: "20%".',
     "longest_wait_s": "The run ends instead of waiting longer for a limit or a Retry-After.",
-    "retry_failed": "Do just the rows that failed before.",
+    "retry_failed": "Do only the rows that failed before.",
     "restart": "Start over; the old files are kept.",
     "force": "Continue an output that was begun with another prompt, model or parameter.",
     "before": "Function that gets the row and returns the row to send.",
@@ -150,7 +150,7 @@ _LISTED = "\n".join(
     ]
 )
 _NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
-# An answer of one's own has no use for them, and an `Endpoint` brings them.
+# An answer of your own has no use for them, and an `Endpoint` brings them.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
@@ -220,7 +220,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
     if "call" in given:
         for name in _NOT_WITH_CALL:
             if name in given:
-                raise ConfigError(f"call and {name} exclude each other", hint="leave one out")
+                raise ConfigError(f"call and {name} cannot be combined", hint="leave one out")
     stated = given.get("endpoint")
     is_one = isinstance(stated, Endpoint)
     is_several = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
@@ -229,7 +229,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
             # The bound of several together is not an endpoint's own.
             if name in given and not (is_several and name == "concurrency"):
                 raise ConfigError(
-                    f"{name} and an Endpoint exclude each other",
+                    f"{name} and an Endpoint cannot be combined",
                     hint="set it in the Endpoint: api_key, headers, proxy, limits=Limits(...) or "
                     "timeouts=Timeouts(...)",
                 )
@@ -246,7 +246,7 @@ def _endpoint(stated: Any) -> dict[str, Any]:
                 f"{one!r}"
             )
     if not stated:
-        raise ConfigError("endpoint is an empty list", hint="leave it out for the usual one")
+        raise ConfigError("endpoint is an empty list", hint="leave it out for the default")
     return {"endpoint": stated[0] if len(stated) == 1 else tuple(stated)}
 
 
@@ -258,7 +258,7 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 
 def _cache(stated: object) -> dict[str, Any]:
-    """Of True, False, a folder, or a Cache."""
+    """The cache settings for True, False, a folder, or a Cache."""
     if isinstance(stated, bool):
         return {"cache": True} if stated else {"no_cache": True}
     if isinstance(stated, (str, os.PathLike)):

@@ -49,7 +49,7 @@ _SYNONYMS = {
     "longest-wait-s": "max-wait longest-wait max-retry-after",
     "follow": "watch tail",
 }
-_CONTINUES = "nothing is needed to continue: the same command asks what is left"
+_CONTINUES = "nothing is needed to continue: the same command does the remaining rows"
 # For what is no option: the hint, if the option that it speaks of is known.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),

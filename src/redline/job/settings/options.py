@@ -26,10 +26,10 @@ from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RAT
 from redline.observe import AlertSettings
 from redline.route import STRATEGIES
 
-_PROMPT, _ENDPOINT = "How a row becomes a request", "Who answers"
-_LIMITS, _COST, _CACHE = "How fast", "What it may cost", "What is asked again"
-_OUTPUT, _AGAIN = "What comes out", "When the output is there already"
-_END, _CONTINUOUS = "When to give up", "Work that goes on"
+_PROMPT, _ENDPOINT = "From row to request", "Endpoints"
+_LIMITS, _COST, _CACHE = "Limits", "Cost", "Reusing answers"
+_OUTPUT, _AGAIN = "Output", "If the output exists"
+_END, _CONTINUOUS = "When to stop", "Continuous input"
 
 _LONGEST_TIMEOUT_S = 86_400.0
 _MOST_RETRIES = 100
@@ -91,7 +91,7 @@ def _limit(metavar: str, about: str, **facts: Any) -> Option:
 
 
 def _rates(about: str, section: str = "") -> Option:
-    """Of a repeatable flag; in Python it is a field of `limits`."""
+    """An option with a repeatable flag; in Python it is a field of `limits`."""
     return _limit("N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section)
 
 
@@ -104,11 +104,11 @@ def _only_in_python(reason: str) -> Option:
 
 
 def _of_one_endpoint(**facts: Any) -> Option:
-    """Of a setting that only [endpoints.NAME] has."""
+    """An option that only [endpoints.NAME] has."""
     return Option(
         of_endpoint=True,
         absent={
-            "flag": "it is of one endpoint among several: its table in redline.toml states it",
+            "flag": "it belongs to one endpoint of several: set it in its table in redline.toml",
             "toml": "it is stated in [endpoints.NAME]",
         },
         **facts,
@@ -116,7 +116,7 @@ def _of_one_endpoint(**facts: Any) -> Option:
 
 
 _IS_CODE = "text cannot hold a function"
-_OF_ONE_INPUT = {"toml": "it says what one input is, and not what a project does"}
+_OF_ONE_INPUT = {"toml": "it describes a single input, not a project"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -156,7 +156,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any] | None,
         _flag(
             "NAME=VALUE",
-            "Any other body field, its value as JSON or text: seed=7. Repeatable.",
+            "Any other body field, with its value as JSON or text: seed=7. Repeatable.",
             key="param",
             read=values.pairs,
             kind=Kind.LIST,
@@ -200,8 +200,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         Endpoint | Embedded | str | Sequence[Endpoint | str] | None,
         _flag(
             "NAME",
-            "A URL, a name from redline.toml, sim: a simulated server inside, for "
-            "trials, or engine:MODEL: a local model inside. Repeatable: each row goes to one of "
+            "A URL, a name from redline.toml, sim (a built-in simulated server, for trials), or "
+            "engine:MODEL (a built-in local model). Repeatable: each row goes to one of "
             "several URLs or names.",
             read=values.one_or_more,
             kind=Kind.LIST,
@@ -251,7 +251,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _flag(
             "URL",
-            "HTTP proxy. Default: as HTTP_PROXY, HTTPS_PROXY and NO_PROXY say.",
+            "HTTP proxy. Default: that of HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
             of_endpoint=True,
         ),
     ] = None
@@ -280,7 +280,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         int | str | None,
         _limit(
             "N|auto",
-            "Most requests in flight, of several endpoints together; auto finds each server's "
+            "Most requests in flight, at all endpoints together; auto finds each server's "
             "best. Default: 64 for each, or what a request limit can use.",
             read=partial(values.whole_or, AUTO, least=1, most=MAX_CONCURRENCY),
             short="-c",
@@ -290,8 +290,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _limit(
             "auto",
-            "Limits that are not stated: auto reads them from the server's headers, and finds them "
-            "if it sends none.",
+            "Limits that you do not state: auto reads them from the server's headers, and "
+            "searches for them if it sends none.",
             read=partial(values.choice, known=RATES),
             complete=RATES,
         ),
@@ -329,8 +329,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _choice(
             CHARGES,
-            "What the provider takes off a token limit: actual usage, or prompt and "
-            "max_tokens reserved for good. Default auto: by the provider.",
+            "What the provider charges against a token limit: actual usage, or prompt and "
+            "max_tokens for good. Default auto: depends on the provider.",
             of_endpoint=True,
             python="limits",
         ),
@@ -369,13 +369,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     cache: Annotated[
         bool | None,
         _switch(
-            "Keep answers, and give them again to equal requests, in this run and in later "
-            "ones. Only if they are determined: --temperature 0, a seed, or embeddings.",
+            "Keep answers and reuse them for equal requests, in this run and in later ones. Only "
+            "if they are determined: --temperature 0, a seed, or embeddings.",
             section=_CACHE,
         ),
     ] = None
     no_cache: Annotated[
-        bool | None, _switch("Ask for every row, whatever redline.toml says.", python="cache")
+        bool | None, _switch("Send every row, even if redline.toml sets a cache.", python="cache")
     ] = None
     cache_dir: Annotated[
         str | os.PathLike[str] | None,
@@ -390,14 +390,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         _flag(
             "SIZE",
-            "Most bytes to keep, such as 500m; what was not used for longest goes. Default 1g.",
+            "Most bytes to keep, such as 500m; the least recently used answers go first. Default "
+            "1g.",
             read=values.size,
             python="cache",
         ),
     ] = None
     cache_sampled: Annotated[
         bool | None,
-        _switch("Keep sampled answers, too: equal requests then have one answer.", python="cache"),
+        _switch(
+            "Also keep sampled answers: equal requests then get the same answer.", python="cache"
+        ),
     ] = None
     output: Annotated[
         str | os.PathLike[str] | None,
@@ -423,7 +426,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _flag(
             "FILE",
             "Record when each call came, where it went and how long it took, without its texts, "
-            "for redline route replay FILE. Another run adds itself.",
+            "for redline route replay FILE. Another run is appended.",
             read=values.local,
         ),
     ] = None
@@ -431,13 +434,13 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, int] | None,
         _flag(
             "[HOST:]PORT",
-            "Serve the figures of the job to Prometheus at http://127.0.0.1:PORT/metrics while it "
+            "Serve the metrics of the job to Prometheus at http://127.0.0.1:PORT/metrics while it "
             "runs; 0 picks a free port and prints it.",
             read=values.address,
         ),
     ] = None
     retry_failed: Annotated[
-        bool | None, _switch("Do just the rows that failed before.", section=_AGAIN)
+        bool | None, _switch("Do only the rows that failed before.", section=_AGAIN)
     ] = None
     restart: Annotated[
         bool | None, _switch("Start over. The old files are kept: labels.old-1.jsonl.")
@@ -458,7 +461,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: Annotated[
         float | None,
         _time(
-            "For one attempt: 30, 500ms or 5m. Default 10m.",
+            "Longest time of one attempt: 30, 500ms or 5m. Default 10m.",
             most_s=_LONGEST_TIMEOUT_S,
             key="timeout",
             of_endpoint=True,
@@ -467,7 +470,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     connect_timeout_s: Annotated[
         float | None,
         _time(
-            "For the connection. Default 10.",
+            "Longest time to connect. Default 10.",
             most_s=_LONGEST_TIMEOUT_S,
             key="connect_timeout",
             of_endpoint=True,
@@ -477,7 +480,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     first_byte_timeout_s: Annotated[
         float | None,
         _time(
-            "For the first byte of an answer. Default: as --timeout.",
+            "Longest wait for the first byte of an answer. Default: --timeout.",
             most_s=_LONGEST_TIMEOUT_S,
             key="first_byte_timeout",
             of_endpoint=True,
@@ -485,10 +488,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     row_deadline_s: Annotated[
-        float | None, _time("For a row with all its retries. Default: none.", key="row_deadline")
+        float | None,
+        _time("Longest time of a row with all its retries. Default: none.", key="row_deadline"),
     ] = None
     deadline_s: Annotated[
-        float | None, _time("For the run. The same command continues it.", key="deadline")
+        float | None,
+        _time("Longest time of the run. The same command continues it.", key="deadline"),
     ] = None
     limit: Annotated[
         int | None, _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
@@ -498,7 +503,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         _flag(
             "REASONS",
             "Count these answers as failures: length (cut at the token limit), empty, "
-            "content_filter, refusal. Commas between them.",
+            "content_filter, refusal. Separated by commas.",
             read=partial(values.choices, known=tuple(FAIL_ON)),
             kind=Kind.LIST,
             complete=tuple(FAIL_ON),

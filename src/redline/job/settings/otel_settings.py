@@ -17,7 +17,9 @@ _URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
+    """Where and how telemetry is sent.
+
+    endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
 
     headers: sent with each request, never printed. headers_env: names of variables that hold the
     value of a header, by the header's name. service_name: if empty, that of the environment, or
@@ -71,9 +73,9 @@ def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSett
             )
         if not fits_header(value):
             raise ConfigError(
-                f"{variable} holds characters that no header can carry",
+                f"{variable} contains characters that are not allowed in a header",
                 where="[otel], headers_env",
-                hint="look for a line break around it",
+                hint="check for a line break around it",
             )
         found[name] = value
     headers = {**settings.headers, **found}
@@ -86,11 +88,11 @@ def _check_endpoint(url: str) -> None:
     parts = urlsplit(url)
     if "@" in parts.netloc:
         raise ConfigError(
-            "endpoint holds no user name or password",
+            "endpoint must not contain a user name or password",
             hint='pass it as a header: headers_env = { authorization = "NAME_OF_A_VARIABLE" }',
         )
     if parts.query or parts.fragment:
-        raise ConfigError("endpoint has no query or fragment", hint=_URL_HINT)
+        raise ConfigError("endpoint must not have a query or fragment", hint=_URL_HINT)
     if parts.path.rstrip("/").endswith(("/v1/traces", "/v1/metrics", "/v1/logs")):
         raise ConfigError("endpoint is a base URL, without the path of one signal", hint=_URL_HINT)
 

@@ -35,7 +35,8 @@ def _check_headers(headers: Mapping[str, str], where: str) -> None:
             raise ConfigError(f"not a header: {name!r}", where=where)
         if not value or not fits_header(value):
             raise ConfigError(
-                f"the value of {name} is empty, or holds characters that no header can carry",
+                f"the value of {name} is empty, or contains characters that are not allowed in a "
+                "header",
                 where=where,
             )
 

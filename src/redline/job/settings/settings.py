@@ -65,7 +65,7 @@ class Prompting(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.body is not None and (self.prompt is not None or self.system is not None):
             raise ConfigError(
-                "a body template and a prompt exclude each other",
+                "a body template and a prompt cannot be combined",
                 hint="put the prompt into the body template",
             )
         method = self.method.upper()
@@ -116,7 +116,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     the next run. limit: only the first N rows. follow: rows that are written to the file later are
     done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
     each row is asked this many times, and has as many results. via: one of VIAS; empty for live
-    where no batches are left. allowance: what all runs of the output may spend. prices: by model,
+    if no batches are left. allowance: what all runs of the output may spend. prices: by model,
     above those that redline knows. fail_on: finish reasons that make a result a failure.
     retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
     strict: the first bad row ends the run. stop_at_error_rate: of rows that failed lately, the
@@ -168,7 +168,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.endpoints and self.call is not None:
             raise ConfigError(
-                "an endpoint and a function to call exclude each other",
+                "an endpoint and a function to call cannot be combined",
                 hint="leave one of them out",
             )
         check_balance(self.balance)
@@ -205,7 +205,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         self._check_via()
         if self.restart and (self.force or self.retry_failed):
             other = "--force" if self.force else "--retry-failed"
-            raise ConfigError(f"--restart and {other} exclude each other", hint="leave one out")
+            raise ConfigError(f"--restart and {other} cannot be combined", hint="leave one out")
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -236,7 +236,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
-        """Its prices, also of models for which an endpoint has another name or another price."""
+        """The job's prices, including models with another name or price at an endpoint."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
@@ -296,11 +296,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("batches need an output file", hint="name one: -o labels.jsonl")
         if self.via == "auto" and self.deadline_s is None:
             raise ConfigError(
-                "via auto needs to know until when it may wait", hint="say so: --deadline 6h"
+                "via auto needs a deadline until which it may wait", hint="set one: --deadline 6h"
             )
         if self.task is not None and not getattr(self.task, "asks_once", False):
             raise ConfigError(
-                "a task that may ask again for a row cannot be done by batches",
+                "a task that may repeat a row cannot use batches",
                 hint="leave out --via",
             )
         for what, stated in (
@@ -314,7 +314,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         ):
             if stated is not None:
                 raise ConfigError(
-                    f"batches and {what} exclude each other", hint="leave one of them out"
+                    f"batches and {what} cannot be combined", hint="leave one of them out"
                 )
 
     def _check_continuous(self) -> None:
@@ -339,7 +339,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             )
         if output.url is not None:
             raise ConfigError(
-                f"{output.name} would be written when the stream ends, and its messages be gone",
+                f"{output.name} would be written when the stream ends, after its messages are gone",
                 hint="write to a file of this machine",
             )
         if self.retry_failed:
@@ -348,7 +348,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 hint=f"their rows are in {output.failed_path}, ready to be used as input",
             )
         if self.samples > 1:
-            raise ConfigError("messages of a stream are asked once each", hint="leave out samples")
+            raise ConfigError("messages of a stream are sent once each", hint="leave out samples")
 
     def _check_trace(self) -> None:
         """Refuses to write a trace into another file of the run."""

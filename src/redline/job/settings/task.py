@@ -69,7 +69,7 @@ class Remembering(Protocol):
     def recall(self, results: Path, failures: Path) -> None:
         """Reads what earlier runs have left; `failures` may be missing.
 
-        Called once before the first row, in a thread, when the output is locked and mended.
+        Called once before the first row, in a thread, when the output is locked and fixed.
         """
         ...
 
@@ -85,7 +85,7 @@ class Noted:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.request = self.request or request
-        return failed(Rejected("the row is not asked here"))
+        return failed(Rejected("the row is not sent here"))
 
     async def aclose(self) -> None:
         pass

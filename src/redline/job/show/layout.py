@@ -4,7 +4,7 @@ Each line has a label and fields. Numbers that grow are padded, so that fields s
 of fields that do not fit, the least important are left out, and texts are cut.
 
 input   how far the whole input is, elapsed time, ETA
-rows    those done, failed, to be tried again, left; answers that are cut or empty
+rows    those done, failed, to be retried, left; answers that are cut or empty
 speed   rows and tokens a second, calls in flight, latency
 limits  what is used of each, and what binds, since when
 batch   what the provider says of the batches

@@ -23,7 +23,7 @@ _STYLES = {BAD: "color:#d1242f", WARN: "color:#9a6700", STRONG: "font-weight:bol
 
 
 def is_notebook() -> bool:
-    """This is the kernel of a notebook, such as Jupyter's: what a cell displays can change."""
+    """Whether this is a notebook's kernel, such as Jupyter's: displayed output can be updated."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return getattr(shell, "kernel", None) is not None
 
@@ -58,7 +58,7 @@ class NotebookProgress:
 
 
 def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
-    """The state of a run that is over, which stays on display: nothing of it goes on."""
+    """The state of a run that is over, which stays on display: nothing of it continues."""
     found = {kind: text for kind, text in snapshot.notices.items() if kind not in STANDSTILL}
     if snapshot.is_draining:
         found["ended"] = "interrupted" if stopped is None else f"stopped: {stopped.what}"

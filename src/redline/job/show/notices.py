@@ -1,4 +1,4 @@
-"""What goes wrong while a run goes on, each in one sentence: for its progress and its summary."""
+"""What goes wrong while a run continues, each in one sentence: for its progress and its summary."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
     if silent_s < _LEAST_SILENCE_S:
         return None
     what = f"no answer for {duration(silent_s)}, {calls:,} in flight"
-    return f"{what}; a call is given up after {duration(attempt_s)} (--timeout)"
+    return f"{what}; a call times out after {duration(attempt_s)} (--timeout)"
 
 
 def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
@@ -140,7 +140,7 @@ def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
     what = "interrupted" if is_interrupted else "stopping"
     if not calls:
         return f"{what}: saving what is done"
-    again = "; Ctrl-C again gives them up" if is_interrupted else ""
+    again = "; Ctrl-C again drops them" if is_interrupted else ""
     return f"{what}: finishing {counted(calls, 'call')}, for at most {duration(most_s)}{again}"
 
 

@@ -42,7 +42,7 @@ def line_of(snapshot: Snapshot) -> str:
         use = snapshot.batches
         parts.append(f"{use.rows:,} with {counted(use.running, 'batch', 'batches')}")
     if snapshot.parked_s > 0:
-        parts.append(f"told to wait {duration(snapshot.parked_s)}")
+        parts.append(f"asked to wait {duration(snapshot.parked_s)}")
     if snapshot.eta_s is not None:
         on_hold = " (on hold)" if snapshot.is_on_hold else ""
         parts.append(f"ETA {duration(snapshot.eta_s)}{on_hold}")

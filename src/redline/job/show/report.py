@@ -82,7 +82,7 @@ class Report(msgspec.Struct, kw_only=True):
         return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """What is printed of it: counts, how it ended, and where the results are."""
+        """The printed fields: counts, how it ended, and where the results are."""
         counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
         shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
         if self.interrupted:

@@ -85,7 +85,7 @@ class _Area:
 
     @contextmanager
     def beside(self, *streams: TextIO | None) -> Generator[None]:
-        """Meanwhile what is printed to sys.stdout and sys.stderr comes above the lines."""
+        """While entered, output to sys.stdout and sys.stderr appears above the lines."""
         before = sys.stdout, sys.stderr
         with self.lock:
             if is_terminal(sys.stdout):
@@ -152,7 +152,7 @@ class _Above:
         return len(text)
 
     def end(self) -> None:
-        """From now on it writes as it is told; what has no end of line yet gets one."""
+        """From now on it writes text unchanged; an unfinished line is ended first."""
         if self._rest:
             self.write("\n")
         self._is_over = True
@@ -163,12 +163,12 @@ class _Above:
 
 
 def can_redraw(stream: TextIO | None) -> bool:
-    """It is a terminal on which lines can be drawn again."""
+    """Whether it is a terminal on which lines can be drawn again."""
     return is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """It is one, and is open."""
+    """Whether it is a terminal, and is open."""
     try:
         return stream is not None and stream.isatty()
     except ValueError:

@@ -12,7 +12,7 @@ from redline.observe import Alerts
 
 
 class View(Protocol):
-    """What a display may look at while a run goes on."""
+    """What a display may look at while a run continues."""
 
     @property
     def job(self) -> Job: ...

@@ -12,7 +12,7 @@ from __future__ import annotations
 from redline.journal import Journal
 from redline.process import Changes
 
-# As they stand in the input. What is read of a row takes as much again, and so does its request
+# As they are in the input. What is read of a row takes as much again, and so does its request
 # until the server has read it. 128 rows of 1 MB are in flight at once, and no more.
 MOST_ROW_BYTES = 128 * 1024 * 1024
 # Smaller rows are not counted: the 2,000 that 1,000 calls in flight have at hand are 125 MiB.
@@ -29,7 +29,7 @@ class Backpressure:
 
     @property
     def is_full(self) -> bool:
-        """No more rows are to be read for now. May be asked in any thread."""
+        """Whether no more rows are to be read for now. May be asked in any thread."""
         return self.is_behind or self._row_bytes >= MOST_ROW_BYTES
 
     @property

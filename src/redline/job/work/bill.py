@@ -11,10 +11,10 @@ from redline.waist import Reply
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """What has been spent so far, of what may be; None for what is not known.
+    """The spending so far, and what is allowed; None for what is unknown.
 
     picodollars and tokens: with a budget of that kind, what counts against it, from all runs of
-    the output; else picodollars are this run's, by its replies. here: picodollars of this run.
+    the output; otherwise picodollars are this run's, by its replies. here: picodollars of this run.
     """
 
     allowance: Allowance
@@ -24,7 +24,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_of_all_runs(self) -> bool:
-        """It holds what earlier runs of the output have spent: there is a budget of its kind."""
+        """Whether it includes the spending of earlier runs: there is a budget of its kind."""
         return self.picodollars is None or self.allowance.picodollars is not None
 
     @property
@@ -49,7 +49,7 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bill:
-    """Of one run. spending: its budget's, None where it has none."""
+    """The bill of one run. spending: that of its budget, None without one."""
 
     def __init__(self, job: Job, spending: Spending | None) -> None:
         self._prices = job.price_table()
@@ -66,7 +66,7 @@ class Bill:
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
     def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
-        """A row has its answer, maybe at a batch's price; False where no later one can tell."""
+        """A row has its answer, maybe at a batch's price; False if no later row can show it."""
         prices = self._prices
         price = prices.at(endpoint, reply.model) or prices.at(endpoint, self._model)
         usage = read_usage(reply.usage, has_output=False)
@@ -79,7 +79,7 @@ class Bill:
         return self._is_known
 
     def read(self) -> Spent:
-        """As it stands now."""
+        """Its current state."""
         allowance, spending = self._allowance, self._spending
         picodollars = here = tokens = None
         if spending is not None and allowance.tokens is not None:

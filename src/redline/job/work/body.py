@@ -1,4 +1,4 @@
-"""Bodies that differ only in texts of the row: all else is encoded once."""
+"""Bodies that differ only in texts of the row: everything else is encoded once."""
 
 from __future__ import annotations
 

@@ -111,13 +111,13 @@ class Endpoints:
         begin = self._turn % len(left) if len(left) > MOST_LOOKED_AT else 0
         for member in islice([*left[begin:], *left[:begin]], MOST_LOOKED_AT):
             if isinstance(member.backend, _Watched):
-                # If none works, breakers stand aside.
+                # If none works, breakers are ignored.
                 is_degraded = not is_broken and not member.breaker.is_working
                 yield _Seen(f" at {member.name}", member.backend, is_degraded)
 
 
 def _backlog_by_load(backend: Backend, now_s: float) -> Backlog:
-    """Of a backend that says no more than its load."""
+    """The backlog of a backend that only reports its load."""
     load = backend.load(now_s)
     is_lost = load.state is Health.GONE
     is_waiting = load.waiting > 0 and (not load.slots or load.in_flight < load.slots)

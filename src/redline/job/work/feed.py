@@ -58,7 +58,7 @@ class Supply(Protocol):
         """No more rows."""
 
     def leave(self) -> None:
-        """Waits no more for a reading that goes on."""
+        """Waits no more for a reading that continues."""
 
 
 Keys = Sequence[int]
@@ -80,7 +80,7 @@ class Feed:
 
     wanted: which rows are to be done, by their places; it gets the keys of some rows, the places of
     those that are undone, and by place the marks of these. limit: rows after the first N are not
-    read. identifier: tells rows apart. load: nothing is read while it is full. at_once: how many
+    read. identifier: distinguishes rows. load: nothing is read while it is full. at_once: how many
     rows may be taken at the same time. keeps_keys: `keys` is kept.
     """
 
@@ -110,7 +110,7 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
-        self._failure: Exception | None = None  # what reading has raised, until it is told
+        self._failure: Exception | None = None  # what reading has raised, until it is reported
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = DaemonThreads(1, "redline-source")
@@ -124,7 +124,7 @@ class Feed:
 
     @property
     def is_input_done(self) -> bool:
-        """The input was read to its end or its limit, and every row handed out."""
+        """Whether the input was read to its end or its limit, and every row handed out."""
         return self._is_end and not self.ready and not self._rest and not self._is_closed
 
     @property
@@ -134,7 +134,7 @@ class Feed:
 
     @property
     def is_over(self) -> bool:
-        """No more rows will be read."""
+        """Whether no more rows will be read."""
         return self._is_end or self._is_closed
 
     @property
@@ -151,7 +151,7 @@ class Feed:
     async def next(self) -> Picked | None:
         """The next row to do; None when there is no more, or after `close`.
 
-        Raises ConfigError where the input cannot be read on.
+        Raises ConfigError if the input cannot be read on.
         """
         while not self._is_closed:
             if self._refill is None and not self._is_end and not self.ready:
@@ -219,7 +219,7 @@ class Feed:
     def _wake(self, refill: asyncio.Task[None]) -> None:
         """The reading has gone on, or ended. A row wakes one worker of the thousands there may be.
 
-        At the end of the input, or where it broke, all of them hear of it. Without a row, one is
+        At the end of the input, or where it broke, all of them are notified. Without a row, one is
         woken all the same: the next one to run reads on.
         """
         is_broken = refill.cancelled() or refill.exception() is not None

@@ -13,7 +13,7 @@ The rules in their order, of which the first that matches counts:
   memory   the same, since the rows at hand are too large
   input    workers wait for rows
   batch    rows are with the Batch API
-  backoff  of the rows that are not on the wire, half or more wait to be tried again
+  backoff  of the rows that are not on the wire, half or more wait to be retried
   rest     no row is left
   client   none of these
 """

@@ -121,7 +121,7 @@ class Plain(NamedTuple):
 
 
 class Template:
-    """One template. Raises jinja2.TemplateError where it is none.
+    """One template. Raises jinja2.TemplateError if it is none.
 
     columns: the names that it looks up, `row` included. braced: the first name in single braces,
     as in `{text}`, which Jinja leaves as they are; None for none. plain: set if it is text and
@@ -153,7 +153,7 @@ class Template:
         self.braced = None if braced is None else braced[1]
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Raises jinja2.TemplateError, or what an expression raises, where the row does not fit."""
+        """Raises jinja2.TemplateError, or what an expression raises, if the row does not fit."""
         plain = self.plain
         if plain is not None and plain.others.isdisjoint(row):
             columns = list(map(row.get, plain.columns))
@@ -207,9 +207,9 @@ def _item_of_row(node: jinja2.nodes.Node) -> str | None:
 
 
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:
-    """Has names that Jinja binds mean columns where nothing else can be meant; these names.
+    """Has names that Jinja binds mean columns if nothing else can be meant; these names.
 
-    A loop can be asked for its attributes and handed on, but not be printed.
+    A loop can be asked for its attributes and passed on, but not be printed.
     """
     printed = [
         _filtered(node) for output in tree.find_all(jinja2.nodes.Output) for node in output.nodes
@@ -230,14 +230,14 @@ def _filtered(node: jinja2.nodes.Node | None) -> jinja2.nodes.Node | None:
 
 
 def _with_nulls(value: Any, name: str) -> Any:
-    """The value with each null, and each float that is no number, as one that cannot be printed."""
+    """The value with each null, and each float that is NaN or infinite, made unprintable."""
     kind = type(value)
     if kind is str or kind is int:
         return value
     if value is None:
         return _Null(hint=f"'{name}' is null")
     if kind is float and not math.isfinite(value):
-        return _Null(hint=f"'{name}' is {value}, which is no number")
+        return _Null(hint=f"'{name}' is {value}, which is not a number")
     if isinstance(value, Mapping) and _has_null(value.values()):
         return {key: _with_nulls(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)) and _has_null(value):
@@ -258,7 +258,7 @@ def _has_null(values: Iterable[Any]) -> bool:
 
 
 def _printed(value: Any) -> Any:
-    """What `{{ }}` puts into the text. Raises jinja2.UndefinedError for what is no text."""
+    """What `{{ }}` puts into the text. Raises jinja2.UndefinedError for what is not text."""
     if type(value) is str or isinstance(value, _PRINTED):
         return value
     if value is None:
@@ -266,14 +266,14 @@ def _printed(value: Any) -> Any:
     is_none = not math.isfinite(value) if isinstance(value, float) else value != value
     if is_none is True:
         # Of a function of the user's: a NaN of NumPy, pandas or decimal is not itself.
-        raise jinja2.UndefinedError(f"a value is {value}, which is no number")
+        raise jinja2.UndefinedError(f"a value is {value}, which is not a number")
     if isinstance(value, GeneratorType):
         raise jinja2.UndefinedError(
-            "a generator is no text: put `| join(', ')` or `| list` after it"
+            "a generator is not text: put `| join(', ')` or `| list` after it"
         )
     if callable(value) or type(value).__module__.startswith("jinja2"):
         raise jinja2.UndefinedError(
-            f"a {type(value).__name__} of Jinja's is no text, and no column"
+            f"a {type(value).__name__} of Jinja's is neither text nor a column"
         )
     return value
 

@@ -1,16 +1,16 @@
 """One run: source -> workers -> backend -> journal.
 
 A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
-slots, and more where rows wait without one: to be tried again, for a function of the user's, for
-the cache, or for leave to be written. So no slot stands idle while there are rows, and no worker
-waits for a slot where all goes well.
+slots, and more if rows wait without one: to be retried, for a function of the user's, for
+the cache, or for leave to be written. So no slot is idle while there are rows, and no worker
+waits for a slot if all goes well.
 
 How a run ends:
   the input ends        every row has its outcome
   drain (first Ctrl-C)  no new row and no new attempt; what is on the wire is finished and saved
   stop  (an error that no row can get around)   as drain, for at most GRACE_S
   abort (second Ctrl-C, or the run's deadline)  what is on the wire is given up
-  leave (LEAVE_S after an abort)  what goes on all the same is left behind, by name
+  leave (LEAVE_S after an abort)  what continues all the same is left behind, by name
 Rows without an outcome stay unfinished and are done by the next run.
 """
 
@@ -72,7 +72,7 @@ class Unblocked(BaseException):
 
 
 class Results(Protocol):
-    """Takes the outcome of each row. changes: told when `failure` has changed."""
+    """Takes the outcome of each row. changes: called when `failure` has changed."""
 
     changes: Changes
 
@@ -235,7 +235,7 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Meanwhile the run's deadline ends it, counted from the first time.
+        """While entered, the run's deadline ends the run, counted from the first entry.
 
         on_drain: called when the run is drained meanwhile.
         """
@@ -257,7 +257,7 @@ class Runner:
                 watch.cancel()
 
     def _row_waits(self) -> None:
-        """A row waits to be tried again: its slot is another's until then."""
+        """A row waits to be retried: its slot is another's until then."""
         if self._spare and self._group is not None and not self.is_draining:
             self._spare -= 1
             self._add_worker(self._group)
@@ -286,16 +286,16 @@ class Runner:
         self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
 
     def _leave_functions(self) -> None:
-        """Cancels whatever goes on, and gives it a moment to end."""
+        """Cancels whatever continues, and gives it a moment to end."""
         for task in self._tasks:
             if task not in self._after or not self._after[task].done():
                 task.cancel()
         self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
 
     def _leave(self) -> None:
-        """Leaves behind what was cancelled and goes on."""
+        """Leaves behind what was cancelled and continues."""
         for task in self._tasks:
-            self._abandon(task, "its call goes on though it was cancelled")
+            self._abandon(task, "its call continues although it was cancelled")
             # It may wait for leave to be written, which is too late now.
             task.cancel()
         self._supply.leave()
@@ -335,7 +335,7 @@ class Runner:
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """What is to be asked for the row; its outcome, where it cannot be asked."""
+        """The request for the row; its outcome, if it cannot be sent."""
         noted = Noted()
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
@@ -469,7 +469,7 @@ class Runner:
                 self._load.remove(large_bytes)
 
     async def next_row(self) -> Picked | None:
-        """The next row; None for the end, or where reading failed, which ends the run."""
+        """The next row; None for the end, or if reading failed, which ends the run."""
         try:
             return None if self.is_draining else await self._supply.next()
         except RedlineError as error:
@@ -482,7 +482,7 @@ class Runner:
             return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
-        """Another attempt was to follow, if the run were not ending; the row's time is not up."""
+        """Whether another attempt would follow if the run were not ending: time is left."""
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
         return is_late and self._clock.now_s() < due_s
@@ -520,7 +520,7 @@ class Runner:
         return outcome
 
     def _pay(self, outcome: Outcome) -> None:
-        """Puts what an answer has cost on the bill, also where its row is asked again."""
+        """Puts what an answer has cost on the bill, also if its row is asked again."""
         if self._bill is not None and outcome.reply is not None and not outcome.is_cached:
             is_known = self._bill.add(
                 outcome.reply, outcome.endpoint, is_batched=outcome.is_batched
@@ -656,7 +656,7 @@ def _unusable(picked: Picked) -> BadRow:
 
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
-    """What is wrong with each choice that ended for a reason to fail on; empty for none."""
+    """The flaw of each choice that ended for a reason to fail on; empty for none."""
     found = [(i, reason) for i, reason in enumerate(reasons) if reason and reason in fail_on]
     if len(reasons) == 1:
         return "".join(f"{FAIL_ON.get(reason, reason)} ({reason})" for _, reason in found)

@@ -49,7 +49,7 @@ _SHARE = 1 / 600
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """What is sampled. journal: None without an output; metered: None without a budget."""
+    """The sources of a sample. journal: None without an output; metered: None without a budget."""
 
     runner: Runner
     feed: Feed

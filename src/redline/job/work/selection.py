@@ -68,7 +68,7 @@ class Selection:
     def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
         """Whether the failure of a key is of no row any more; None if that is unknown.
 
-        To be asked once the whole input is read. A broken line that was mended is another row than
+        To be asked once the whole input is read. A broken line that was fixed is another row than
         it was. But an input that is another one than the output was made from does not have its
         rows.
         """

@@ -1,4 +1,4 @@
-"""When a run ends because it is of no use to go on: its rows fail, or it is asked to wait too long.
+"""When a run ends because continuing is useless: its rows fail, or it must wait too long.
 
 always                 the first HOPELESS_ROWS rows all fail, except with --retry-failed
 --strict               the first row fails
@@ -43,12 +43,12 @@ class Failures:
         self._lately: deque[int] = deque()
 
     def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
-        """Why the run is to end now that one more row has failed; None if it goes on.
+        """Why the run is to end now that one more row has failed; None if it continues.
 
         succeeded: rows of this run so far.
         """
         if self._job.strict:
-            error.hint = error.hint or "leave out --strict to go on past rows that fail"
+            error.hint = error.hint or "leave out --strict to continue after rows that fail"
             return error
         self._count += 1
         is_again = self._job.retry_failed
@@ -79,15 +79,15 @@ class Failures:
             f"{most * 100:g} %; the last with: {error.what}",
             where=error.where,
             hint=error.hint
-            or "the same command goes on behind the rows that failed; "
-            "--retry-failed does those again",
+            or "the same command continues after the rows that failed; "
+            "--retry-failed repeats those",
         )
 
 
 def longest_wait(
     load: Load, in_hand: Iterable[Call], most_s: float, now_s: float
 ) -> WaitTooLong | None:
-    """Why the run is to end rather than wait; None if it goes on.
+    """Why the run is to end rather than wait; None if it continues.
 
     load: of its backend. in_hand: the calls of the rows that have begun, none of them in flight.
     most_s: the longest wait.

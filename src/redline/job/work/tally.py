@@ -76,7 +76,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Outage:
-    """Of one endpoint: the last one and since when it lasts, and the time of those before."""
+    """One endpoint's outages: the last one, since when it lasts, the time of earlier ones."""
 
     def __init__(self, lost: EndpointLost | EndpointDegraded) -> None:
         self._lost = lost
@@ -193,7 +193,7 @@ class Tally(Attempts):
 
     @property
     def is_all_down(self) -> bool:
-        """No endpoint that is left takes connections."""
+        """Whether no endpoint that is left takes connections."""
         down = self.down
         return bool(down) and all(name in down for name in self._left())
 
@@ -211,7 +211,7 @@ class Tally(Attempts):
         return self.parts.setdefault(name, _Part(self))
 
     def outages(self, now_s: float) -> Outages | None:
-        """Those so far, of the endpoint with the longest; None if there was none."""
+        """The outages so far of the endpoint with the longest; None if there was none."""
         found = [outage.read(now_s) for outage in self._outages.values()]
         return max(found, key=lambda one: (one.down_s, one.lasted_s), default=None)
 
@@ -221,7 +221,7 @@ class Tally(Attempts):
         return max(found, key=lambda one: one.down_s, default=None)
 
     def endpoints(self, now_s: float) -> list[EndpointUse]:
-        """What became of each of several endpoints; nothing for a run with one."""
+        """The state and counts of each of several endpoints; empty for a run with one."""
         return [
             EndpointUse(
                 name=name,
@@ -234,7 +234,7 @@ class Tally(Attempts):
         ]
 
     def rows_saved(self, succeeded: int, failed: int, flawed: Mapping[str, int]) -> None:
-        """Rows are on disk, or handed on. flawed: successes with such an answer, by flaw."""
+        """Rows are on disk, or passed on. flawed: successes with such an answer, by flaw."""
         self.succeeded += succeeded
         self.failed += failed
         if flawed:
@@ -301,5 +301,5 @@ class Tally(Attempts):
         return error
 
     def _left(self) -> list[str]:
-        """Of several endpoints, those that still take calls."""
+        """The names of the endpoints that still take calls, if there are several."""
         return [name for name in self._names if name not in self.out]

@@ -207,7 +207,7 @@ class Renderer:
             body = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise BadTemplate(
-                f"the body template gives no JSON: {error}",
+                f"the body template does not produce JSON: {error}",
                 hint="write values with the json filter, for instance {{ text | json }}",
             ) from error
         return {**self._defaults, **body} if isinstance(body, dict) else body
@@ -285,5 +285,5 @@ def _own_body(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_template(url: str) -> bool:
-    """It holds a Jinja expression or statement."""
+    """Whether it holds a Jinja expression or statement."""
     return "{{" in url or "{%" in url

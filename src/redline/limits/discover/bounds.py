@@ -7,7 +7,7 @@ Between the two, every kind of limit leaves its own marks:
   a bucket, refilled R per second    between two refusals it admits what it was refilled with
 
 So each refusal bounds N for every W from above, and of these limits the fastest comes first: where
-it is wrong, the next refusals bound it further. No length of a window is taken for granted; where
+it is wrong, the next refusals bound it further. No length of a window is taken for granted; if
 several are about as fast, one that people write into settings is taken.
 """
 
@@ -49,7 +49,7 @@ _MOST_CALLS, _MOST_REFUSALS = 65_536, 48
 
 
 class Bucket(NamedTuple):
-    """Bounds on the refill, calls per second; contradicted where least_per_s > most_per_s."""
+    """Bounds on the refill, calls per second; contradicted if least_per_s > most_per_s."""
 
     least_per_s: float
     most_per_s: float
@@ -61,7 +61,7 @@ class Bucket(NamedTuple):
 
     @property
     def is_narrow(self) -> bool:
-        """The bounds are as close as a rate needs to be known."""
+        """Whether the bounds are as close as a rate needs to be known."""
         is_close = self.most_per_s <= 1.12 * self.least_per_s
         return self.is_possible and is_close and self.calls >= _LEAST_CALLS
 
@@ -125,7 +125,7 @@ class Evidence:
         """The most that each length of a window can allow, by the refusals.
 
         until_s: the last call whose verdict is known. Lengths that a refusal contradicts are left
-        out: nothing was admitted for so long before it.
+        out: nothing was admitted for that long before it.
         """
         if not self._refused or not self._calls:
             return []
@@ -173,7 +173,7 @@ class Evidence:
         return (at - first) / took_s
 
     def average_per_s(self, until_s: float) -> float:
-        """Calls a second that were admitted since the first refusal; 0 where that says nothing."""
+        """Calls a second that were admitted since the first refusal; 0 if that says nothing."""
         if not self._refused or until_s <= self._refused[0]:
             return 0.0
         return self.count(self._refused[0], until_s) / (until_s - self._refused[0])

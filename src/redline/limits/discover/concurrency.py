@@ -7,7 +7,7 @@ law), hence for a step from `a` to `b`
 
     gain = d ln(work) / d ln(limit) = 1 + ln(latency_a / latency_b) / ln(b / a)
 
-is 1 where a step brings its whole share and 0 where the added calls only queue. Latency alone
+is 1 if a step brings its whole share and 0 if the added calls only queue. Latency alone
 cannot tell: a batching server gets slower with every call and still does more work
 (docs/decisions/0011). Latencies are compared at one answer length, by a line fitted through
 (size, latency), so that long answers are not taken for queueing.
@@ -15,7 +15,7 @@ cannot tell: a batching server gets slower with every call and still does more w
   state      limit              leaves it
   climbing   up by 1 an answer  at the level before the server stopped answering, to standing
   standing   the level          after its rounds of rest, to trying
-  trying     level * or / step  won: the level moves and the same way is tried again, to trying
+  trying     level * or / step  won: the level moves and the same way is retried, to trying
                                 lost: back to the level, the other way next, to standing
   any        -                  refused: cut, to standing; no answer since the last cut: to climbing
 """
@@ -29,8 +29,8 @@ import msgspec
 from redline.errors import ConfigError
 
 # A step up must bring this share of its concurrency as work, and a step down may cost as much.
-# At 0.2 a queue (0) and a batch that still fills (0.3 to 1) are told apart; the band around it
-# keeps the limit still where both would do.
+# At 0.2 a queue (0) and a batch that still fills (0.3 to 1) are distinguished; the band around it
+# keeps the limit still if both would do.
 _LEAST_GAIN = 0.2
 _BAND = 0.05
 # A step is a ratio: large while nothing is known, then as fine as the noise allows. A finer one
@@ -62,8 +62,8 @@ _ODD_GAIN = 1.5
 # for the higher level: one too low costs work, one too high only latency.
 _CLEAR_DOUBT = 0.2
 _MOST_DOUBT = 0.9
-# A refusal cuts the limit to this share of what was in flight; half where nothing was answered
-# since the last cut. The level that was refused is tried again after this many lives of a slot,
+# A refusal cuts the limit to this share of what was in flight; half if nothing was answered
+# since the last cut. The level that was refused is retried after this many lives of a slot,
 # twice as many each time it is refused again: at most one refusal in 20 * limit answers.
 _CUT = 0.9
 _HARD_CUT = 0.5
@@ -100,7 +100,7 @@ class _Round(msgspec.Struct, eq=False):
     def latency_at(self, size: float) -> tuple[float, float]:
         """Seconds that an answer of `size` took, and the variance of their logarithm.
 
-        Least squares; the mean where sizes are unknown, are all alike, or fit no line.
+        Least squares; the mean if sizes are unknown, are all alike, or fit no line.
         """
         n = self.answers
         mean_x, mean_y = self.x / n, self.y / n
@@ -121,7 +121,7 @@ class AdaptiveConcurrency:
     """Calls that may be in flight to one server, led to its knee. Decides only; waits nowhere.
 
     least, most: bounds of `limit`, at least 1. first: where it begins, moved into the bounds.
-    Raises ConfigError for bounds that exclude each other.
+    Raises ConfigError for bounds that cannot be combined.
     """
 
     def __init__(self, *, least: int = 1, most: int = 1000, first: int = 8) -> None:
@@ -164,8 +164,8 @@ class AdaptiveConcurrency:
         """Takes note of one call that came back, and sets `limit`.
 
         latency_s: from the write to the end of the answer. in_flight: calls on the wire when it
-        was written, itself included. is_overload: 429, 503, 529 or a timeout; other failures are
-        not to be told. size: output tokens, 0 where unknown.
+        was written, itself included. is_overload: 429, 503, 529 or a timeout; other failures must
+        not be reported. size: output tokens, 0 if unknown.
         """
         if now_s < self._latest_s:
             # A clock that was set back: what came before can no longer be compared.
@@ -273,7 +273,7 @@ class AdaptiveConcurrency:
         return gain, math.sqrt(before_variance + after_variance) / abs(ratio)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
-        """The server has become faster or slower at the same limit; tries the side of its knee."""
+        """The server has become faster or slower at the same limit: tries the side of its knee."""
         size = (before.x + after.x) / (before.answers + after.answers)
         before_s, before_variance = before.latency_at(size)
         after_s, after_variance = after.latency_at(size)
@@ -287,19 +287,19 @@ class AdaptiveConcurrency:
         return True
 
     def _is_doubtful(self, gain: float, lead: float) -> bool:
-        """The try is made once more before it counts."""
+        """Whether the try is made once more before it counts."""
         if self._is_up:
             # The search would end here; a slow spell of the server must not end it.
             return lead <= 0 and self._step >= _FIRST_STEP
         return abs(gain) > _ODD_GAIN
 
     def _try(self, now_s: float) -> None:
-        """Sets the limit a step away; turns round where there is no room."""
+        """Sets the limit a step away; turns round if there is no room."""
         level = self._level
         if self._is_up:
             top = self._most if self._held_answers == 0 else min(self._most, self._wall - 1)
             target = min(max(level + 1, round(level * self._step)), top)
-            # What is left under a wall may be too little to tell the difference.
+            # What is left under a wall may be too little to show the difference.
             has_room = target > level and not (top < self._most and target < level * 1.05)
         else:
             target = max(min(level - 1, round(level / self._step)), self._least)

@@ -1,7 +1,7 @@
 """Rates that were found by searching, kept for the next run.
 
 A JSON file with the newest entries last. It is replaced as a whole, so a reader sees the old one
-or the new one; of two processes that write at once, one is heard. It holds no key: of an
+or the new one; of two processes that write at once, one wins. It holds no key: of an
 endpoint's URL only the scheme, the host, the port and the path, and of its API key a digest.
 """
 
@@ -26,7 +26,7 @@ _MOST_BYTES = 1 << 20
 class _Entry(msgspec.Struct):
     """What was found. Plain numbers, because a foreign file may hold any.
 
-    key: the digest of the API key; "" in what a version wrote that did not tell keys apart.
+    key: the digest of the API key; "" in what a version wrote that did not distinguish keys.
     """
 
     endpoint: str
@@ -42,9 +42,9 @@ class _File(msgspec.Struct):
 
 
 class FoundRates:
-    """The file at `path`; its folder is made where it is missing.
+    """The file at `path`; its folder is made if it is missing.
 
-    Raises ConfigError where nothing can be written there. After that, a file that is damaged or
+    Raises ConfigError if nothing can be written there. After that, a file that is damaged or
     foreign counts as empty, and a disk that fails keeps what it had: a search finds it again.
     """
 
@@ -60,7 +60,7 @@ class FoundRates:
             self._beside.unlink()
         except OSError as error:
             raise ConfigError(
-                f"found rates cannot be kept in {path}: {error.strerror}",
+                f"found rates cannot be saved in {path}: {error.strerror}",
                 hint="choose a file in a folder that can be written",
             ) from error
 

@@ -37,8 +37,8 @@ _SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
 class RateSearch:
     """Says how fast to ask, and learns from the verdicts. Synchronous; the caller brings the time.
 
-    start: what was remembered of this server, which is held at once. Only its own sends are to be
-    told, with the stamps of their writes. A decision is made once per refusal episode and takes up
+    start: what was remembered of this server, which is held at once. Report only its own sends,
+    with the stamps of their writes. A decision is made once per refusal episode and takes up
     to some 30 ms.
     """
 
@@ -64,7 +64,7 @@ class RateSearch:
         return hold.sure if hold is not None and hold.is_proven else None
 
     def rates(self) -> tuple[Rate, ...]:
-        """The request limits to keep now; none where the server has no limit."""
+        """The request limits to keep now; none if the server has no limit."""
         if self._rest_s is not None:
             return (Rate(1, self._rest_s),)
         if self._hold is not None:
@@ -88,7 +88,7 @@ class RateSearch:
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None
     ) -> bool:
-        """The verdict on the call sent at `sent_s`; True where `rates` has changed.
+        """The verdict on the call sent at `sent_s`; True if `rates` has changed.
 
         retry_after_s: what the server asked for, if anything.
         """
@@ -196,7 +196,7 @@ class RateSearch:
         """What looks like a fast window is rather the content of a slow bucket.
 
         A bucket that was emptied admits again at once; so does a window that happens to begin, but
-        that of two explanations which is many times slower costs less where it is wrong.
+        that of two explanations which is many times slower costs less if it is wrong.
         """
         is_slower = window.count > _MANY_TIMES * bucket.most_per_s * window.window_s
         evidence = self._evidence

@@ -2,7 +2,7 @@
 
   state     sends                        a refusal
   held      the rate                     two far apart trim it; 3 of 10 stop it for a moment, and
-                                         end it where that happens again
+                                         end it if that happens again
   climbing  1, 3, 7, 15, ... steps more  ends the climb; the level before is watched, if any
   watched   what a climb has gained      takes back half of it
 
@@ -24,7 +24,7 @@ from redline.limits.rule import Rate
 # the last climb has cost.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
 # What was just found may be a little low, and what a climb has gained may be the beginning of more:
-# those are tried sooner, where a window is so small that it costs little.
+# those are tried sooner, if a window is so small that it costs little.
 _SOON, _SMALL = 100, 100
 # A level is at most half more: from there on the round trip alone costs many refusals.
 _HIGHEST = 0.5
@@ -39,9 +39,9 @@ _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# Refusals far apart that go on below this share of the rate, more than half as many as before, are
-# caused by others who use the same key, whatever is sent: the trims are taken back, and up to three
-# times as many are borne.
+# Refusals far apart that continue below this share of the rate, more than half as many as before,
+# are caused by others who use the same key, whatever is sent: the trims are taken back, and up to
+# three times as many are borne.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals this far apart, in calls, have nothing to do with each other.
 _FORGOTTEN = 1_000
@@ -147,7 +147,7 @@ class Hold:
         return Word.KEEP
 
     def _begin(self, now_s: float) -> Word:
-        """Begins a climb: with a plain rate where one is near, for limits are plain numbers."""
+        """Begins a climb: with a plain rate if one is near, for limits are plain numbers."""
         plain = plain_above(self.held)
         self._extra = 0.0
         self._cost = 0
@@ -180,7 +180,7 @@ class Hold:
         return Word.KEEP if is_deaf else self._trim(now_s, is_first=close == 1)
 
     def _trim(self, now_s: float, *, is_first: bool) -> Word:
-        """A little less, by the share that is refused; a whole call a window where that fits.
+        """A little less, by the share that is refused; a whole call a window if that fits.
 
         is_first: no refusal was shortly before this one.
         """
@@ -218,14 +218,14 @@ class Hold:
         return max(1 / count, 0.001)
 
     def _was_wanted(self, now_s: float) -> bool:
-        """The caller has used the rate since it was asked last, so that it would use more, too."""
+        """Whether the caller has used up the rate since the last question, and so may use more."""
         rate = self.rate
         allowed = (now_s - self._measured_s) * rate.count / rate.window_s
         sent, self._sent, self._measured_s = self._sent, 0, now_s
         return sent >= 0.8 * allowed - 1
 
     def _climb(self, now_s: float, sent_s: float) -> Word:
-        """Goes on to the next level where this one has passed."""
+        """Goes on to the next level if this one has passed."""
         per_s = per_second(self.held)
         more = self._more or _DUE / 100
         lasted_s = min(sent_s, now_s - self._slowest_s) - self._changed_s
@@ -260,7 +260,7 @@ class Hold:
         return self._change(now_s)
 
     def _gain(self, safe: Rate, more: float) -> None:
-        """Keeps the share `more` above what is safe, watched; where that is none, what is safe."""
+        """Keeps the share `more` above what is safe, watched; if that is none, what is safe."""
         if more > 1e-9:
             self._safe, self._gained, self.held = safe, more, scaled(safe, 1 + more)
         else:
@@ -280,7 +280,7 @@ class Hold:
 
 
 def scaled(rate: Rate, factor: float) -> Rate:
-    """`factor` times the rate: in the same window where that is a whole number of calls."""
+    """`factor` times the rate: in the same window if that is a whole number of calls."""
     count = round(rate.count * factor)
     if count >= 1 and abs(count - rate.count * factor) < 1e-6 * count:
         return Rate(count, rate.window_s)
@@ -293,7 +293,7 @@ def per_second(rate: Rate) -> float:
 
 
 def plain_above(rate: Rate) -> Rate | None:
-    """The rate a little above this one that somebody may have written; None where this is one."""
+    """The rate a little above this one that somebody may have written; None if this is one."""
     if rate.window_s in USUAL_S:
         return None
     now_per_s = per_second(rate)

@@ -27,7 +27,7 @@ class BucketLevel:
     """When a bucket is full again, as if each amount had been known when it was taken.
 
     A refund must not credit what the bucket could not have held: it may have been full meanwhile.
-    So the level is folded anew from the oldest amount that can still change.
+    So the level is folded again from the oldest amount that can still change.
     """
 
     def __init__(self) -> None:

@@ -28,7 +28,7 @@ CERTAIN = Spread()
 class Cost(msgspec.Struct, frozen=True):
     """What a call is expected to use: one request and these tokens, each 0 or more.
 
-    The output's number is a mean where it is learned; spread: of the true ones around it. is_bound:
+    The output's number is a mean if it is learned; spread: of the true ones around it. is_bound:
     the input's number is no estimate, but no call can use more; for limits that are free.
     """
 

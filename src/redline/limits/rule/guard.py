@@ -12,7 +12,7 @@ later than the fastest one does, whatever else took time. So
   timers that ring late show the lag of the event loop. It is jitter like any other, but a send may
   make up for the lateness of the one before it, so it costs the guard and not the pace.
 
-The minimum of n samples lies above the true one by about spread / n, or spread / sqrt(n) where the
+The minimum of n samples lies above the true one by about spread / n, or spread / sqrt(n) if the
 time is a sum of several; four times the one, or the other, is added, whichever is more. A burst can
 be late as a whole, so the samples must come from more than one moment. Once the server has shown
 that the guard was too short, replies are not believed any more.

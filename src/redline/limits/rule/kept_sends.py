@@ -109,7 +109,7 @@ class RecentSends:
         return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
 
     def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
-        """The file of this kind with the shortest window not below the rate's, else the longest.
+        """The file of this kind with the shortest window not below the rate's, or the longest.
 
         The limits may have been stated otherwise last time.
         """
@@ -126,7 +126,7 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. Times are wall times: a monotonic clock begins anew with the machine.
+    """A window's Keeper. Times are wall times: a monotonic clock begins again with the machine.
 
     grain_s: how long the sends of one record may lie apart.
     """

@@ -12,12 +12,12 @@ not used so far, D(t) = r t - A(0, t) at the even rate r = N / W, that is
 
 The right-hand side without r g, at its largest, is the floor. At u = 0 and u = 1 it says what a
 moving window says. Sends at N / (W + g) raise D by r g in each W + g, so they are always allowed.
-And what was lost a moment ago, where u is small, may be caught up with hardly any effect on the
+And what was lost a moment ago, if u is small, may be caught up with hardly any effect on the
 counter. A pace alone cannot know that: it has to keep free whatever it may ever catch up.
 
 The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
-found anew every W / 128, and when that much of the limit has been given back. It is never below the
-exact one, and hardly above it.
+found again every W / 128, and when that much of the limit has been given back. It is never below
+the exact one, and hardly above it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHARES = [
     (max(0.0, (number - 1) / _GROUPS), min(1.0, (number + 1) / _GROUPS))
     for number in range(_GROUPS + 1)
 ]
-# Where a wait ends with a group, the next look is in the next one, whatever floats come to.
+# If a wait ends with a group, the next look is in the next one, whatever floats come to.
 _LEAST_S = 1e-6
 
 
@@ -42,7 +42,7 @@ class _Group:
     """Some neighbouring steps: what was sent in each, and in all of them.
 
     highs: the highest D in a step, above that at its beginning. top: the highest in the group,
-    above that at the beginning of the group; None where it must be found anew.
+    above that at the beginning of the group; None if it must be found again.
     """
 
     __slots__ = ("amounts", "highs", "sent", "top")
@@ -78,7 +78,7 @@ class Phases:
         self._unused = 0.0  # D where it begins
         self._sent = 0.0  # in all groups
         self._floor = -math.inf
-        self._floor_at: int | None = None  # for which group; None where it must be found anew
+        self._floor_at: int | None = None  # for which group; None if it must be found again
         self._back = 0.0  # what was given back since it was found
         self._groups: deque[_Group] = deque()
         self._count, self._per_s, self._guard_s = 0, 0.0, 0.0
@@ -118,7 +118,7 @@ class Phases:
         return min(wait_s, max(_LEAST_S, (at + 1) * self._group_s + self._guard_s - now_s))
 
     def add(self, amount: int, now_s: float) -> int:
-        """`amount` is sent now; the step it stands in, for `amend`."""
+        """`amount` is sent now; returns its step, for `amend`."""
         unused = self._advance(now_s)
         group = self._groups[-1]
         since_s = now_s - self._at * self._group_s

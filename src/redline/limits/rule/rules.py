@@ -132,7 +132,7 @@ class Rules:
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
         """What `cost` takes from every window, if it may be sent now; None if it must wait.
 
-        None, too, for a bound where the limits are not free: an estimate may be granted.
+        None, too, for a bound if the limits are not free: an estimate may be granted.
         """
         taken: list[Booking] = []
         for book_now, amount_of, is_uncertain in self._takers:

@@ -43,12 +43,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: most calls in flight, 1..100,000; "auto" finds the server's best; None chooses 64,
     or enough to use the request rate when an answer takes 30 s, at most 1,000.
     rate: "stated" keeps to what is stated here; "auto" goes by the server's headers, and searches
-    where there are none; "auto" without a concurrency finds that, too.
+    if there are none; "auto" without a concurrency finds that, too.
     profile: the server's algorithm. `any` is safe against all of them; see docs/limits.md.
     headroom: the share of each rate that may be used, above 0 and at most 1.
     guard_s: seconds added to each window against jitter, 0..10; None measures it.
     charge: what the provider takes off a token limit. `actual`: the usage of the reply. `reserved`:
-    prompt + max_tokens, when the call comes, never given back. `auto`: by the endpoint's host, else
+    prompt + max_tokens, when the call comes, never given back. `auto`: by the endpoint's host, or
     `actual`.
     share: a file's path or a redis:// URL through which processes share these limits; "" keeps
     them to this process.
@@ -90,7 +90,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             self.rates(kind)
         if self.share and self.rate == AUTO:
             raise ConfigError(
-                "limits that are found cannot be shared",
+                "limits that are searched for cannot be shared",
                 hint="state them, for instance with --requests 500/60s, or leave out --share",
             )
 

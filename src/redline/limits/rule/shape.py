@@ -18,12 +18,14 @@ from redline.limits.rule.cost import Kind
 from redline.limits.rule.rate import Rate
 
 # A burst of requests is spread over this share of a window, and that much of a token limit may be
-# caught up where another limit has held it back.
+# caught up if another limit has held it back.
 BURST_SHARE = 1 / 20
 
 
 class Shape(NamedTuple):
-    """burst: b. unit_s: T. is_hard: the hard rule holds.
+    """A rate limit in numbers.
+
+    burst: b. unit_s: T. is_hard: the hard rule holds.
 
     catch_up_s: how far the pace of tokens may fall behind what another limit allows and catch up;
     above 0, what a sliding-window counter reads is bounded in every phase (phases.py).

@@ -1,8 +1,8 @@
-"""What a server's answers change about its limits while a run goes on.
+"""What a server's answers change about its limits while a run continues.
 
-headers state a limit that was not stated before    it is adopted, where `rate` is "auto"
+headers state a limit that was not stated before    it is adopted, if `rate` is "auto"
 headers state another limit than they did           it takes effect; never above the user's own
-headers tell less remaining than we alone would     others use the key: a window is shared with
+headers say less remaining than we alone would     others use the key: a window is shared with
 have left                                           them (_Crowd); what they took of a bucket is
                                                     taken off ours
 429s, clearly above 1 % of the answers              if few and no other client is seen, the guard is
@@ -52,7 +52,7 @@ class Feedback:
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
-        """Headers told `stated` in answer to the call of `bookings`."""
+        """Headers stated `stated` in answer to the call of `bookings`."""
         self._rules.watch(now_s)
         changes = [self._heard_one(one, bookings, now_s) for one in stated]
         return any(changes)
@@ -88,7 +88,7 @@ class Feedback:
         return is_changed
 
     def _line_of(self, one: Stated) -> LimitLine | None:
-        """The limit that `one` speaks of; None where that cannot be told."""
+        """The limit that `one` speaks of; None if that is unknown."""
         lines = [line for line in self._rules.lines if line.kind == one.kind]
         for line in lines:
             if one.window_s is not None:
@@ -139,7 +139,7 @@ class Feedback:
         booking = next((b for b in bookings if b.window is line.window), None)
         if booking is None or booking.alone is None:
             return False
-        # The server has told what it counted at some time between the write and now.
+        # The server reports its count at some time between the write and now.
         then, now = booking.alone, line.alone(now_s)
         if line.steady <= _STEADY and self._rules.limits.profile != "bucket":
             ours = max(then.in_window, now.in_window)
@@ -162,7 +162,7 @@ class Feedback:
             return
         window_s = line.stated.window_s
         unit_s = window_s / line.stated.count
-        # Some tell resets in whole seconds, and all tell what remains in whole requests.
+        # Some state resets in whole seconds, and all state what remains in whole requests.
         slack_s = min(1.0, window_s / 20) + 1.5 * unit_s
         if used * unit_s + 2 * slack_s > _TELLING * window_s:
             return
@@ -176,7 +176,7 @@ class Feedback:
 class _Look:
     """What a server counted over a window of ours, and how much of it was ours.
 
-    A fixed window begins anew meanwhile: it counts most at its end. Any other kind hardly changes.
+    A fixed window begins again meanwhile: it counts most at its end. Any other kind hardly changes.
     """
 
     __slots__ = ("_least", "_most", "_seen", "_total", "_total_ours", "since_s")
@@ -205,7 +205,7 @@ class _Look:
 
 
 class _Crowd:
-    """The share of the limits that leaves others theirs, where a server counts in windows.
+    """The share of the limits that leaves others theirs, if a server counts in windows.
 
     Once in a window and a half our amount x becomes
 
@@ -275,7 +275,7 @@ class _Pressure:
     certain                           less is sent, by 4 x what is above 1 %, at most what was
                                       rejected and a twentieth
 
-    Adding and cutting shares of one's own, all who do so come to use the same (Chiu and Jain 1989).
+    Adding and cutting shares of your own, all who do so come to use the same (Chiu and Jain 1989).
     """
 
     _TOLERATED = 0.01
@@ -288,7 +288,7 @@ class _Pressure:
     _LEAST_ACCEPTED = 0.1
     # Two windows above 1 % by chance are rare among this many.
     _MEMORY = 8
-    # Fewer answers than this tell nothing of a share.
+    # Fewer answers than this say nothing about a share.
     _LEAST_ANSWERS = 20
 
     def __init__(self, rules: Rules) -> None:
@@ -350,7 +350,7 @@ class _Pressure:
         return self._limited >= answered * self._FLOOD
 
     def _conclude(self, limited: int, answered: int, *, is_alone: bool) -> bool:
-        """Judges one window; True where less is sent from now on."""
+        """Judges one window; True if less is sent from now on."""
         rejected, expected = limited / answered, answered * self._TOLERATED
         # Three standard deviations of a Poisson law.
         is_clear = limited > expected + 3 * math.sqrt(expected)

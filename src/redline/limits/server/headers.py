@@ -7,7 +7,7 @@
 | `x-ratelimitbysize-{limit,remaining}-WINDOW` | Mistral, and Kong's limits by size: tokens    |
 | `x-tokenlimit-{limit,remaining}`             | Together: tokens a second                     |
 | `X-RateLimit-*`, `RateLimit-*`, `RateLimit`  | gateways and frameworks: see policies.py      |
-| any of these after `llm_provider-`           | LiteLLM's proxy, passing on what it was told  |
+| any of these after `llm_provider-`           | LiteLLM's proxy, passing on what it received |
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _ANTHROPIC = re.compile(
 # Anthropic documents every one of its limits as one per minute.
 _ANTHROPIC_WINDOW_S = 60.0
 # "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
-# A gateway that has taken the name over for another window tells its reset. A limit by size for a
+# A gateway that has taken the name over for another window states its reset. A limit by size for a
 # month is a budget: spread evenly over the month it would leave nothing to send with.
 _TOKENS = re.compile(
     rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({'|'.join(_WINDOWS)}))?"
@@ -83,7 +83,7 @@ class _Lane(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """One limit by its kind, and the name of the header that tells each field of it."""
+    """One limit by its kind, and the name of the header that states each field of it."""
 
     kind: Kind
     window_s: float | None
@@ -239,7 +239,7 @@ class HeaderReader:
         self._found[key] = _Found(kind, window_s, {**names, field: name})
 
     def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:
-        """The limit of `key` has a header that tells its reset."""
+        """The limit of `key` has a header that states its reset."""
         return field == "reset" or (key in self._found and "reset" in self._found[key].names)
 
 

@@ -63,7 +63,7 @@ def read_one(
 ) -> list[Stated]:
     """The limit that these separate fields speak of, and every policy beside it.
 
-    What remains is told of one policy only: the first one of that size whose window is not
+    What remains is stated for one policy only: the first one of that size whose window is not
     shorter than the time until the reset.
     """
     current, policies = _sizes(limit or "")

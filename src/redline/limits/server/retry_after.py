@@ -1,4 +1,4 @@
-"""What a refusal tells: how long to wait, by its headers or its body, and which limit was met."""
+"""What a refusal says: how long to wait, by its headers or its body, and which limit was met."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ _SPANS_S = {"sec": 1, "min": 60, "hou": 3600, "day": 86_400}
 
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") -> float | None:
-    """Seconds to wait by `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3), else by the body.
+    """Seconds to wait by `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3), or by the body.
 
     headers: looked up in lower case. Retry-After is a number of seconds, fractions allowed, or an
-    HTTP date, compared with wall_s. body: of the error, where it may tell a wait: Google's
-    RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None where nothing is told.
+    HTTP date, compared with wall_s. body: of the error, if it may state a wait: Google's
+    RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None if nothing is stated.
     0..86,400; anything else reads as absent.
     """
     wait_s = _number(headers.get("retry-after-ms"), 1e-3)
@@ -76,10 +76,10 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
 
 
 def stated_in_body(body: bytes) -> tuple[Stated, ...]:
-    """The limits that a 429's error body names as met, each with its window where it is told.
+    """The limits that a 429's error body names as met, each with its window if it is stated.
 
     Google's QuotaFailure, of which nothing remains, and the sentences of OpenAI, Groq and slowapi.
-    Groq's requests per minute, for one, stand nowhere else.
+    Groq's requests per minute, for one, are nowhere else.
     """
     body = body[:_LONGEST_BODY]
     if b"QuotaFailure" in body:

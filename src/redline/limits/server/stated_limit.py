@@ -26,14 +26,14 @@ _DURATION = re.compile(
 # The windows that providers state their limits for.
 _USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
-# A minute is what a limit without a window means in the APIs that tell none.
+# A minute is what a limit without a window means in the APIs that state none.
 _DEFAULT_WINDOW_S = 60.0
-# A reset that is this near to a whole window was told at its beginning.
+# A reset that is this near to a whole window was stated at its beginning.
 _EARLY = 0.01
 
 
 class Stated(msgspec.Struct, frozen=True):
-    """One limit as a server states it. None stands for what is not told.
+    """One limit as a server states it. None means not stated.
 
     limit: per window, 1 to 10^12. remaining: 0 or more. reset_s: seconds from now until the limit
     is whole again, 0 for a past time. window_s: stated by the header, or documented.
@@ -164,18 +164,18 @@ class WindowGuess:
 
 
 def window_s_of(one: Stated) -> float:
-    """The window of a limit that the server states: told, or read off the time it takes to refill.
+    """The window of a limit that the server states: explicitly, or by the time it takes to refill.
 
     A bucket is whole again after (limit - remaining) x W / limit; a window, after its end at most.
-    Where both would do, a minute, or else the shorter: who sends too fast soon sees the reset grow.
+    If both would do, a minute, or else the shorter: who sends too fast soon sees the reset grow.
     """
     if one.window_s is not None:
         return one.window_s
     if one.limit and one.reset_s and one.remaining is not None and one.remaining < one.limit:
         refill_s = one.reset_s * one.limit / (one.limit - one.remaining)
         steady = [usual_s for usual_s in _USUAL_S if abs(refill_s - usual_s) <= _NEAR * usual_s]
-        # Resets in whole seconds are rounded up. One that is told late in a long window reads as a
-        # short one, until the next window tells better.
+        # Resets in whole seconds are rounded up. One that is stated late in a long window reads as
+        # a short one, until the next window corrects it.
         shortest_s = _usual_s(one.reset_s)
         is_begun = one.reset_s >= shortest_s * (1 - _EARLY)
         if steady and (steady[0] <= _DEFAULT_WINDOW_S or not is_begun):

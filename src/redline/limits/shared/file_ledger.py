@@ -1,7 +1,7 @@
 """A ledger in a file, for the processes of one machine.
 
 A turn is: lock the file (flock, exclusive), read, `transact`, write, unlock; some 100 us. The
-system lets go of the lock when its holder dies, however it dies.
+system releases the lock when its holder dies, however it dies.
 
 The file: a magic line, then two places for the state, each with a turn number and a checksum. A
 turn writes to the place that is not the newest, so a writer killed half-way leaves the state before
@@ -58,7 +58,7 @@ _DECODER = msgspec.msgpack.Decoder(_Content)
 
 
 class FileLedger:
-    """The state under `name` in the file at `path`, made where there is none.
+    """The state under `name` in the file at `path`, made if there is none.
 
     limits: what is shared, in words. Raises ConfigError for a file that cannot be used, is no
     ledger, or is in use under other limits.
@@ -84,7 +84,7 @@ class FileLedger:
         return local_s
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint where the file stays locked or cannot be used."""
+        """The lease. Raises NoEndpoint if the file stays locked or cannot be used."""
         wait_s, waited_s = _FIRST_WAIT_S, 0.0
         try:
             while not self._lock():
@@ -110,7 +110,7 @@ class FileLedger:
             raise NoEndpoint(error.what, hint=error.hint) from error
 
     async def aclose(self) -> None:
-        """Lets go of the file. May be repeated."""
+        """Releases the file. May be repeated."""
         self._close()
 
     def _check(self, limits: str) -> None:
@@ -158,7 +158,7 @@ class FileLedger:
             return False
         if _is_same(self._fd, self._path):
             return True
-        # Somebody has moved or deleted it: the others meet in what stands there now.
+        # Somebody has moved or deleted it: the others meet in what is there now.
         self._close()
         return False
 
@@ -184,7 +184,7 @@ class FileLedger:
     def _read(self) -> tuple[_Content, bool]:
         """The newest whole content, and whether there should be one and is none.
 
-        Raises ConfigError where the file is no ledger.
+        Raises ConfigError if the file is no ledger.
         """
         magic = os.pread(self._fd, len(_MAGIC), 0)
         if len(magic) < len(_MAGIC) and _MAGIC.startswith(magic):
@@ -236,7 +236,7 @@ def _is_same(fd: int, path: Path) -> bool:
 
 
 def _boot_id() -> str:
-    """Names the time since the machine booted; empty where the system does not say."""
+    """Names the time since the machine booted; empty if the system does not say."""
     try:
         return _BOOT_ID.read_text("ascii").strip()
     except OSError:

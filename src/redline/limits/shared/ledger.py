@@ -30,7 +30,7 @@ class Ledger(Protocol):
         """The ledger's time at a local time, or a later one."""
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint where there is no answer."""
+        """The lease. Raises NoEndpoint if there is no answer."""
 
     async def aclose(self) -> None: ...
 
@@ -38,8 +38,8 @@ class Ledger(Protocol):
 def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -> Ledger:
     """The ledger at `target`: a file's path, or a redis:// or rediss:// URL.
 
-    name: what is limited, such as a base URL; with a digest of the key where keys are told apart.
-    Blocks for some seconds at most. Raises ConfigError where it cannot work, or is in use under
+    name: what is limited, such as a base URL; with a digest of the key if keys are distinguished.
+    Blocks for some seconds at most. Raises ConfigError if it cannot work, or is in use under
     other limits.
     """
     if not rated(limits):

@@ -36,7 +36,7 @@ from redline.limits.wait import Alarmed, Grant
 # A loop that is so busy that slots pass unused doubles it until they do not.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
-# Of a limit, for one lease, where its time allows more. Those of a burst are all sent at once,
+# Of a limit, for one lease, if its time allows more. Those of a burst are all sent at once,
 # which takes the loop some ms, and must be over within the slack.
 _LEASE_SHARE = 1 / 16
 _MOST_CALLS, _MOST_BURST = 4096, 256
@@ -84,13 +84,13 @@ class SharedLimiter(Alarmed):
         self._table = Timetable()
         self._arrivals = 0
         self._changed: dict[Slot, None] = {}  # what the ledger does not know yet
-        self._flush_s = math.inf  # when it is told at the latest
+        self._flush_s = math.inf  # when it is flushed at the latest
         self._ask_s = -math.inf  # not to be asked before
         self._free_s = -math.inf  # before that no more can be sent
         self._seen_s = 0.0
         self._has_missed = False  # a slot passed unused since the ledger was asked
         self._slack_factor = 1.0
-        self._park_news_s = -math.inf  # what the ledger has not heard of yet
+        self._park_news_s = -math.inf  # what the ledger does not know yet
         self._pausable_s = -math.inf
         self._lost_s: float | None = None  # since when the ledger does not answer
         self._back_off_s = 0.0
@@ -119,7 +119,7 @@ class SharedLimiter(Alarmed):
         return self.jitter.guard_s if stated_s is None else stated_s
 
     def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf where nothing limits it."""
+        """The largest amount that one call could ever be granted; inf if nothing limits it."""
         return min((rate.count for what, rate in self._rated if what == kind), default=math.inf)
 
     def check(self, cost: Cost) -> None:
@@ -154,9 +154,9 @@ class SharedLimiter(Alarmed):
         return []
 
     def park(self, until_s: float) -> bool:
-        """No grants before `until_s` (monotonic). True if that is later than before.
+        """Holds grants until `until_s` (monotonic). True if that is later than before.
 
-        The other processes hear of it with their next lease.
+        The other processes learn of it with their next lease.
         """
         if until_s <= self._parked_until_s:
             return False
@@ -201,7 +201,7 @@ class SharedLimiter(Alarmed):
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
 
-        cost: a number stands for tokens, input and output together. priority: lower goes first.
+        cost: a number means tokens, input and output together. priority: lower goes first.
         Raises OverLimit at once when it could never be granted, and NoEndpoint when the ledger
         has not answered for GIVE_UP_S.
         """
@@ -228,7 +228,7 @@ class SharedLimiter(Alarmed):
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
                 return Grant(self, slot, cost, now_s - asked_s)
-            # The loop was so busy, or the process stopped for so long, that the slot has passed.
+            # The loop was so busy, or the process stopped for that long, that the slot has passed.
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
@@ -279,7 +279,7 @@ class SharedLimiter(Alarmed):
             await self._ledger.aclose()
 
     def _pump(self) -> None:
-        """Lets go whose time has come, asks for a lease where one is wanted, sets the timer."""
+        """Grants calls that are due, requests a lease if one is needed, sets the timer."""
         if self._is_closed:
             return
         now_s = self._clock.now_s()
@@ -312,7 +312,7 @@ class SharedLimiter(Alarmed):
         self._changed[slot] = None
 
     def _note(self, slot: Slot) -> None:
-        """The ledger is told of a slot that was sent: when it is asked next, or soon."""
+        """Reports a used slot to the ledger: with the next request, or soon."""
         self._changed[slot] = None
         if self._flush_s == math.inf:
             self._flush_s = self._clock.now_s() + max(self._lease_s, self._shortest_s / 4)
@@ -327,7 +327,7 @@ class SharedLimiter(Alarmed):
             lease = await self._ledger.transact(request)
             if lease.others:
                 raise NoEndpoint(
-                    f"the limits are shared with others, who keep to {lease.others}, and this is "
+                    f"the limits are shared with others, which use {lease.others}, and this is "
                     f"{self._words}",
                     hint="state the same limits everywhere",
                 )
@@ -402,9 +402,9 @@ class SharedLimiter(Alarmed):
             self._free_s = -math.inf
 
     def _fail(self, error: NoEndpoint) -> None:
-        """The ledger did not answer: it is asked again, and after GIVE_UP_S callers are told.
+        """The ledger did not answer: it is asked again, and after GIVE_UP_S callers get the error.
 
-        What it was told may have arrived or not, and is not repeated: a stamp that is not moved,
+        The last report may have arrived or not, and is not repeated: a stamp that is not moved,
         or a slot that is not given back, counts for longer than it must.
         """
         now_s = self._clock.now_s()

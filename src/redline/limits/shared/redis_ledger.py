@@ -43,7 +43,7 @@ _DECODER = msgspec.msgpack.Decoder(Lease)
 class RedisLedger:
     """The state under `name` in the Redis at `url`.
 
-    limits: what is shared, in words. Blocks for a few seconds at most. Raises ConfigError where
+    limits: what is shared, in words. Blocks for a few seconds at most. Raises ConfigError if
     redis-py is not installed, and for a Redis that does not answer, refuses, or is in use under
     other limits.
     """
@@ -75,7 +75,7 @@ class RedisLedger:
         return local_s - self._offset.bounds_s(self._clock.now_s())[0]
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint where Redis does not answer in time, or refuses."""
+        """The lease. Raises NoEndpoint if Redis does not answer in time, or refuses."""
         from redis.exceptions import NoScriptError, RedisError
 
         if self._client is None:
@@ -159,7 +159,7 @@ class Offset:
         return self._low_s - drift_s, self._high_s + drift_s
 
     def saw(self, ledger_s: float, began_s: float, ended_s: float) -> None:
-        """The ledger's clock stood at `ledger_s` at some moment between two local times."""
+        """The ledger's clock read `ledger_s` at some moment between two local times."""
         low_s, high_s = self.bounds_s(ended_s)
         drift_s = (ended_s - began_s) * _DRIFT
         least_s, most_s = began_s - ledger_s - drift_s, ended_s - ledger_s + drift_s

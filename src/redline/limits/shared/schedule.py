@@ -23,7 +23,7 @@ process has to be trusted later:
 Records are merged in grains of W/65,536, or of (W + 0.1 s)/1,024 for counts above 1,024; stamps are
 rounded up. So a state stays small for a limit of millions, at 0.1 % of its rate at most.
 
-Processes take turns: one whose wants did not all fit stands in line, behind those who have waited
+Processes take turns: one whose wants did not all fit waits in line, behind those who have waited
 for longer, until it is served. A place is kept for as long as its owner asks again in time.
 
   the first want     the process
@@ -32,7 +32,7 @@ for longer, until it is served. A place is kept for as long as its owner asks ag
                      not starved by small ones
   of one behind      waits until those ahead could have gone; if they then do not ask, it is served
 
-All times are the ledger's, in seconds; `now_s` goes back only where the ledger's clock is set back.
+All times are the ledger's, in seconds; `now_s` goes back only if the ledger's clock is set back.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
     """One process's turn at the ledger.
 
     owner: names the process. limits: what is shared, in words; must be the same for all.
-    wants: the amounts of its first callers by rule. lead_s: the time until it hears the answer.
+    wants: the amounts of its first callers by rule. lead_s: the time until it has the answer.
     seen_s: the latest send time it was ever given. park_s: nothing is planned before. busy_s: for
     how long the first caller has been waiting.
     """
@@ -113,7 +113,7 @@ class Lease(msgspec.Struct, array_like=True):
     """Send times for the first wants, in order.
 
     free_s: from when it is worth while to ask again. parked_s: no process sends before.
-    others: the limits of those who share the ledger, where they are others; then nothing was done.
+    others: the limits of those who share the ledger, if they are others; then nothing was done.
     """
 
     now_s: float
@@ -126,7 +126,7 @@ class Lease(msgspec.Struct, array_like=True):
 class Book(msgspec.Struct, array_like=True):
     """One window: its pace, and the amounts at their stamps, which count grains and ascend.
 
-    older, olders: stamps and amounts of the window before, where every phase is checked.
+    older, olders: stamps and amounts of the window before, if every phase is checked.
     """
 
     grain_s: float
@@ -315,7 +315,7 @@ class State(msgspec.Struct, array_like=True):
 def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[State, Lease]:
     """The state after the request's turn, which may be the one given, changed; and its lease.
 
-    state: None where there is none yet.
+    state: None if there is none yet.
     """
     if state is None:
         state = State(request.limits, now_s)
@@ -351,7 +351,7 @@ def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
 
 
 def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) -> None:
-    # A stamp from before the clock was set back would else stay for as long as that.
+    # Otherwise a stamp from before the clock was set back would stay for as long as that.
     to_s = min(change.to_s, now_s + request.lease_s + request.slack_s + request.guard_s)
     for index, rule in enumerate(request.rules):
         book = state.books[rule.key]

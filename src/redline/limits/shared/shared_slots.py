@@ -24,7 +24,7 @@ from redline.limits.wait import Slots
 from redline.process import SharedTable
 
 LOOK_S = 0.005
-# A process that has not looked for so long is busy with something else.
+# A process that has not looked for that long is busy with something else.
 _FRESH_S = 0.05
 
 
@@ -77,7 +77,7 @@ class SharedCount:
         return sum(self._words[self._used : self._used + self._processes])
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """This process may take one, once it has taken this many more."""
+        """Whether this process may take one, once it has taken this many more."""
         return self.is_free(coming) and self._is_next(now_s, coming)
 
     def is_free(self, coming: int = 0) -> bool:
@@ -85,7 +85,7 @@ class SharedCount:
         return self.used + coming < self.most
 
     def _is_next(self, now_s: float, coming: int) -> bool:
-        """No other process is to have the next one."""
+        """Whether no other process is to have the next one."""
         wants, own = self._wants, self._sharer.number
         since_s = now_s - _FRESH_S
         others = [
@@ -196,7 +196,7 @@ class SharedSlots(Slots):
         self._hand_out()
 
     def _is_first(self) -> bool:
-        """The queue is empty."""
+        """Whether the queue is empty."""
         return not self._queue.waiting or self._queue.head() is None
 
     def _may_take(self, now_s: float, coming: int = 0) -> bool:

@@ -40,8 +40,8 @@ class Caller(msgspec.Struct, eq=False):
 class Slot(msgspec.Struct, eq=False):
     """A send time that is booked in the ledger.
 
-    planned_s: the ledger's time. stamp_s, amounts: how it stands in the ledger. at_s, until_s: when
-    a call may leave in it, local. sent_s, late_s, used: how it should stand, local; used is None
+    planned_s: the ledger's time. stamp_s, amounts: its state in the ledger. at_s, until_s: when
+    a call may leave in it, local. sent_s, late_s, used: its intended state, local; used is None
     as long as that is its amounts.
     """
 
@@ -65,15 +65,15 @@ class Slot(msgspec.Struct, eq=False):
         self.sent_s = now_s
 
     def prove(self, late_s: float | None) -> None:
-        """Its call reached the server at most `late_s` late; None if that is not known."""
+        """Records that the call reached the server at most `late_s` late; None if unknown."""
         self.late_s = late_s
 
     def settle(self, used: tuple[int, ...]) -> None:
-        """Its call used these amounts."""
+        """Records the amounts that the call used."""
         self.used = used
 
     def restate(self, stamp_s: float) -> None:
-        """The ledger is told what was used, and that it was sent at `stamp_s`."""
+        """Reports to the ledger what was used, and that it was sent at `stamp_s`."""
         self.stamp_s = stamp_s
         self.amounts = self.used or self.amounts
 
@@ -100,11 +100,11 @@ class Timetable:
 
     @property
     def due_s(self) -> float:
-        """When the next slot begins; inf where there is none."""
+        """When the next slot begins; inf if there is none."""
         return self._slots[0].at_s if self._slots else math.inf
 
     def join(self, caller: Caller) -> None:
-        """The caller stands in line from now on, at its place."""
+        """The caller waits in line from now on, at its place."""
         heapq.heappush(self._waiting, caller)
 
     def left(self) -> None:
@@ -213,5 +213,5 @@ class Timetable:
         return head
 
     def waiting(self) -> list[Caller]:
-        """Those in line without a slot."""
+        """The callers in line without a slot."""
         return [c for line in (self._waiting, self._asking) for c in line if not c.future.done()]

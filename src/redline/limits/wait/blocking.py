@@ -140,6 +140,6 @@ class SyncLimiter:
         self._wake_head()
 
     def _wake_head(self) -> None:
-        """Lets the first in the queue look again."""
+        """Wakes the first in the queue to check again."""
         if self._queue:
             self._queue[0][2].set()

@@ -10,7 +10,7 @@ from redline.limits.rule import Cost
 
 
 class Issuer(Protocol):
-    """What gives grants, and hears what became of each."""
+    """What gives grants, and is notified of what became of each."""
 
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...

@@ -120,7 +120,7 @@ class Limiter(Alarmed):
         return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
 
     def park(self, until_s: float) -> bool:
-        """No grants before `until_s` (monotonic). True if that is later than before."""
+        """Holds grants until `until_s` (monotonic). True if that is later than before."""
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s
@@ -211,7 +211,7 @@ class Limiter(Alarmed):
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Keeps to these request rates, besides the user's own, while a search goes on."""
+        """Keeps to these request rates, besides the user's own, while a search continues."""
         self.set_rates("requests", [*self._user_rates(), *rates])
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:

@@ -21,7 +21,7 @@ class RateLimiter(Protocol):
 
     @property
     def is_unlimited(self) -> bool:
-        """No limit is set, and no answer can set one: answers need not be reported."""
+        """Whether no limit is set, and no answer can set one: answers need not be reported."""
 
     @property
     def counts_tokens(self) -> bool:
@@ -29,9 +29,9 @@ class RateLimiter(Protocol):
 
     @property
     def easy_tokens(self) -> int:
-        """While limits are free, a call may take so much by a bound (`Cost.is_bound`); 0 if none.
+        """While limits are free, a call may take this much by a bound (`Cost.is_bound`); 0 if none.
 
-        Where they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
+        If they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
         """
 
     @property
@@ -84,7 +84,7 @@ class RateLimiter(Protocol):
         """
 
     def park(self, until_s: float) -> bool:
-        """No grants before `until_s` (monotonic). True if that is later than before."""
+        """Holds grants until `until_s` (monotonic). True if that is later than before."""
 
     def shook_hands(self, took_s: float) -> None:
         """A connection to the endpoint was made in `took_s`."""
@@ -103,7 +103,7 @@ class RateLimiter(Protocol):
         """A request rate is searched for, until a header states one."""
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Keeps to these request rates, besides the user's own, while a search goes on."""
+        """Keeps to these request rates, besides the user's own, while a search continues."""
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
         """The limits in force that the user did not state."""

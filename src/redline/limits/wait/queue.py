@@ -1,4 +1,4 @@
-"""A queue by priority, then by arrival, whatever the size of what is asked for."""
+"""A queue by priority, then by arrival, whatever the size of the request."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Slots:
         return self._queue.waiting
 
     def has_room(self, coming: int = 0) -> bool:
-        """One would be free once this many more are taken, whichever calls wait."""
+        """Whether one would be free once this many more are taken, whichever calls wait."""
         return self.in_use + coming < self.count
 
     def want(self) -> None:

@@ -46,7 +46,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
     runs: list[Seeded]
 
     def mean(self, figure: str) -> float:
-        """Of the replays; figure: the name of a number of Seeded."""
+        """The mean over the replays. figure: the name of a number of Seeded."""
         return statistics.fmean(getattr(run, figure) for run in self.runs)
 
     @property
@@ -62,7 +62,10 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """gain: by what share one strategy's figure is below another's; error: its standard error."""
+    """The difference between two strategies.
+
+    gain: by what share one strategy's figure is below another's; error: its standard error.
+    """
 
     better: str
     worse: str
@@ -71,12 +74,14 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_clear(self) -> bool:
-        """It exceeds the noise."""
+        """Whether it exceeds the noise."""
         return self.gain > max(_LEAST_GAIN, _ERRORS * self.error)
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """workers: see RunBegan, 0 for calls that come as they were recorded. calls: of `total` in the
+    """The result of a replayed trace.
+
+    workers: see RunBegan, 0 for calls that come as they were recorded. calls: of `total` in the
     trace. balance: how its endpoints were chosen; recorded: what came of that. services: by
     endpoint. figure: what strategies are compared by, `makespan_s` or `mean_s`. best: the lowest,
     compared with the strategy of the record; the default, if that is as low within the noise.
@@ -98,7 +103,7 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reliable(self) -> bool:
-        """There are calls enough, and the model repeats what was recorded."""
+        """Whether there are calls enough, and the model repeats what was recorded."""
         own = all(service.is_own for service in self.services.values())
         return own and self.calls >= _LEAST_CALLS and abs(self.off) <= MOST_OFF
 
@@ -140,6 +145,6 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 def too_few(calls: int) -> ConfigError:
     return ConfigError(
-        f"the trace has {calls:,} answered calls, too few to tell how long servers take",
-        hint=f"at least {LEAST_CALLS} are needed, and some hundreds to tell strategies apart",
+        f"the trace has {calls:,} answered calls, too few to estimate how long servers take",
+        hint=f"at least {LEAST_CALLS} are needed, and some hundreds to distinguish strategies",
     )

@@ -2,7 +2,7 @@
 
 The pool, its strategies, its breakers and the retries are redline's own; servers are simulated, see
 `service`. In a closed loop, workers make the recorded calls in their order, each the next one when
-its last has ended. Otherwise calls come when they came. Each seed draws anew what calls differ by
+its last has ended. Otherwise calls come when they came. Each seed draws again what calls differ by
 beyond their tokens, for all strategies alike.
 """
 
@@ -53,7 +53,7 @@ _OTHER_DRAWS = 1_000_000
 
 
 class _Recorded(msgspec.Struct, frozen=True):
-    """What is replayed: the runs of a trace as one. calls: by arrival, in seconds from the first.
+    """The recorded calls: the runs of a trace as one. calls: by arrival, in seconds from the first.
 
     workers: see RunBegan, at most as many calls as there were at once.
     """
@@ -75,7 +75,7 @@ def replay(
     """What each strategy would have made of the latest `most` calls of the trace at `path`.
 
     strategies: all that are offered if they are not named.
-    Raises ConfigError for a file that is no trace, or a trace from which nothing can be told.
+    Raises ConfigError for a file that is not a trace, or a trace that allows no conclusion.
     """
     trace = read_trace(path, most)
     recorded, notes = _recorded(trace)
@@ -150,7 +150,8 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     few = [name for name, service in services.items() if not service.is_own]
     if few:
         notes.append(
-            f"too few calls to tell how long {', '.join(few)} takes (fewer than {LEAST_CALLS}): "
+            f"too few calls to estimate how long {', '.join(few)} takes (fewer than "
+            f"{LEAST_CALLS}): "
             "guessed from these and from the others"
         )
     workers = min(last.workers, _most_at_once(calls))

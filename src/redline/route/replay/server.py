@@ -234,7 +234,7 @@ class _Slots:
 
 
 class _Shared:
-    """Work that goes on at once, each piece of it more slowly for each other one."""
+    """Pieces of work that run at once, each of them slowed by the others."""
 
     def __init__(self, slowdown: float) -> None:
         self._slowdown = slowdown

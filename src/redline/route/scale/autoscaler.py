@@ -376,7 +376,7 @@ class _Highest:
             falling.popleft()
 
     def is_whole(self, at_s: float) -> bool:
-        """It has been observed for the whole time."""
+        """Whether it has been observed for the whole time."""
         return at_s - self._begun_s >= self._span_s
 
 

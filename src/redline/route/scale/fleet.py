@@ -207,7 +207,7 @@ class Fleet:
             self._stopping.discard(name)
 
     async def _drain(self, name: str) -> None:
-        """Its calls end, and then the replica."""
+        """Waits for the replica's calls, then stops it."""
         try:
             await self._pool.remove(name)
         finally:

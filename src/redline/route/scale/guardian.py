@@ -37,7 +37,10 @@ _MOST_LOG_BYTES = 64 * 2**20
 
 
 class Guardian:
-    """pid: of the command. status: its exit status once it has ended, otherwise None."""
+    """The process above a replica's command.
+
+    pid: of the command. status: its exit status once it has ended, otherwise None.
+    """
 
     def __init__(self, parent: int, grace_s: float) -> None:
         self.status: int | None = None
@@ -77,7 +80,7 @@ class Guardian:
         self._is_told = True
 
     def _is_over(self) -> bool:
-        """The command is no longer needed."""
+        """Whether the command is no longer needed."""
         if self._is_told or os.getppid() != self._parent:
             return True
         if not select.select([0], [], [], 0)[0]:

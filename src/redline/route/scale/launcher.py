@@ -42,7 +42,7 @@ from redline.route.scale.ports import HOST, free_port, is_listening
 
 T = TypeVar("T")
 
-# A replica that is told to end may take so long before it is killed.
+# A replica that is asked to end may take this long before it is killed.
 GRACE_S = 5.0
 # And its guardian so long after that.
 END_S = GRACE_S + 5.0
@@ -73,7 +73,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
     TRIALS. endpoint: limits, key, headers and timeouts of a replica; its base URL is not used.
     env: added to the environment of this process, with {port} and {slot} as well. cwd: its folder.
     logs: the folder of what replicas write, a file for each. start_s: it is ready within this.
-    Raises ConfigError for a command that cannot be started, or is not told its port.
+    Raises ConfigError for a command that cannot be started, or does not get its port.
     """
 
     command: Sequence[str]
@@ -253,7 +253,7 @@ class _Process:
 
     @property
     def pid(self) -> int:
-        """Of the guardian."""
+        """The process id of the guardian."""
         return self._process.pid
 
     @property
@@ -267,7 +267,7 @@ class _Process:
         return f"ended with status {status}{name and f' ({name})'}"
 
     async def unless_ended(self, waiting: Coroutine[Any, Any, T]) -> T | None:
-        """What is waited for; None if the command ends before."""
+        """The result of `waiting`; None if the command ends first."""
         task = asyncio.create_task(waiting)
         try:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)

@@ -31,7 +31,7 @@ from redline.waist import Load, Request
 
 # What a class uses is averaged over about this many seconds: the time of many calls.
 MEAN_S = 30.0
-# Nothing is kept free for a class that has had no call for so long: many gateways have one class.
+# Nothing is kept free for a class that has had no call for that long: many gateways have one class.
 UNUSED_S = 600.0
 # Seconds for which slots are taken to be as they were.
 REVIEW_S = 0.25
@@ -145,7 +145,9 @@ class Line:
 
 
 class Admission:
-    """waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
+    """Decides which call may start, wait or be refused.
+
+    waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
 
     most: calls in flight at once, beside what the endpoints allow; None for no such bound.
     flights: those of a class, by its name, in all processes that share the endpoints.
@@ -292,7 +294,7 @@ class Admission:
         """What a late call is refused with."""
         wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
         return Overloaded(
-            f"the call has waited for {now_s - waiter.since_s:.1f} s, which is as long as it may",
+            f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
             hint="ask again later, or allow more time",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
@@ -349,7 +351,7 @@ class Admission:
         waiting = flow.waiting if is_tenants else line.queue.waiting
         wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
         raise QueueFull(
-            f"{waiting} calls of {whose} are waiting, which is as many as may",
+            f"{waiting} calls of {whose} are waiting, the most that are allowed",
             hint="send fewer calls at once",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )

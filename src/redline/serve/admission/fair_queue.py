@@ -2,7 +2,7 @@
 
 Each tenant has a virtual time: the tokens that its calls have used, and an estimate of those in
 flight, by its weight. The next call is one of the tenant whose virtual time is the lowest. A tenant
-that comes anew starts at what the others have used: a tenant cannot save up for later. Estimates
+that comes again starts at what the others have used: a tenant cannot save up for later. Estimates
 count only while a call is in flight, so that wrong ones put off no tenant for long.
 
 P. Goyal, H. Vin and H. Cheng, Start-time Fair Queueing, ACM SIGCOMM 1996.
@@ -88,7 +88,7 @@ class Flow:
 
     @property
     def time(self) -> float:
-        """Its virtual time."""
+        """The queue's virtual time."""
         return self.used + self.pending / self.weight
 
     def add(self, waiter: Waiter) -> None:
@@ -133,7 +133,10 @@ class Flow:
 
 
 class FairQueue:
-    """waiting: calls in it. weights: of the tenants that wait. tokens: of all calls in it."""
+    """Waiting calls, served fairly between tenants.
+
+    waiting: calls in it. weights: of the tenants that wait. tokens: of all calls in it.
+    """
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -173,7 +176,7 @@ class FairQueue:
         return (flow for flow in self._flows.values() if flow.waiting)
 
     def weights_for(self, endpoint: str) -> float:
-        """Of the tenants that have a call waiting which may use this endpoint."""
+        """The sum of weights of tenants with a waiting call that may use this endpoint."""
         usable = [endpoint not in avoid for avoid in self._avoided]
         if not any(usable):
             return 0.0

@@ -1,4 +1,4 @@
-"""The gate in front of the endpoints: a call goes on, waits for its turn, or is refused."""
+"""The gate in front of the endpoints: a call continues, waits for its turn, or is refused."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Gate:
         return self._admission.first(endpoint) is not None
 
     def demand(self, endpoint: str) -> Demand:
-        """What is wanted of the slots of an endpoint that several processes share."""
+        """The demand for slots of an endpoint that several processes share."""
         first = self._admission.first(endpoint)
         return Demand(self._admission.lowest) if first is None else Demand(*first)
 

@@ -28,7 +28,10 @@ class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
-    """slots: calls at the endpoints at once, 0 if no bound is known. classes: highest first."""
+    """The state of a gate.
+
+    slots: calls at the endpoints at once, 0 if no bound is known. classes: highest first.
+    """
 
     slots: int
     in_flight: int

@@ -56,7 +56,9 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """batches: those that are not over, in the order of their making. in_flight: their calls.
+    """The batches at one moment.
+
+    batches: those that are not over, in the order of their making. in_flight: their calls.
 
     stored: files and bytes by tenant.
     """
@@ -70,7 +72,7 @@ class Batches:
     """Serves its `routes` while it is entered, or from `start` to `aclose`; starts once.
 
     state: its folder. backend: answers the lines, in the order of `Call.priority` among other
-    calls; a line that fails is tried again here, so the backend need not. It is closed by its
+    calls; a line that fails is retried here, so the backend need not. It is closed by its
     owner.
     """
 
@@ -116,7 +118,7 @@ class Batches:
         await self.aclose()
 
     async def start(self) -> None:
-        """Goes on with what is not over. Raises ConfigError or JournalError for the state."""
+        """Continues unfinished batches. Raises ConfigError or JournalError for the state."""
         await self._disk.do(self._load)
         for record in self._shelf.all():
             if not record.is_over:
@@ -138,7 +140,7 @@ class Batches:
             await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """Drains, and lets go of the state. May be repeated."""
+        """Drains, and releases the state. May be repeated."""
         await self.drain()
         await self._files.aclose()
         await self._disk.aclose()
@@ -146,7 +148,7 @@ class Batches:
             self._lock.close()
 
     def snapshot(self) -> Snapshot:
-        """What goes on now."""
+        """The unfinished batches."""
         return Snapshot(
             batches=[self._state_of(life) for life in self._lives.values()],
             in_flight=self._world.backend.held,
@@ -232,7 +234,7 @@ class Batches:
             raise Refusal(what, param="input_file_id")
         waiting = sum(life.record.tenant == tenant for life in self._lives.values())
         if waiting >= settings.tenant_batches:
-            what = f"{waiting} batches are not over yet, the most that there may be."
+            what = f"{waiting} batches are unfinished, the most that are allowed."
             headers = {"retry-after": "60"}
             raise Refusal(what, status=429, code="too_many_batches", headers=headers)
         now_s = int(self._clock.wall_s())
@@ -331,7 +333,7 @@ class Batches:
         if not lock.try_lock():
             lock.close()
             raise ConfigError(
-                f"{self._state} belongs to another redline serve that runs",
+                f"{self._state} belongs to another running redline serve",
                 hint="stop it, or name another folder for the state: --state",
             )
         self._lock = lock

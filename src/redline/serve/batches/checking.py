@@ -19,7 +19,10 @@ _BREATH_S = 1e-6
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """lines: how many requests the file has. problems: what is wrong with it."""
+    """The result of checking a batch's file.
+
+    lines: how many requests the file has. problems: what is wrong with it.
+    """
 
     lines: int
     problems: list[Problem]
@@ -51,7 +54,7 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
 
 
 def custom_ids(path: Path) -> Iterator[str]:
-    """Of the lines of a file; those that are no requests are passed over."""
+    """The custom_ids of a file's lines; lines that are not requests are skipped."""
     named = msgspec.json.Decoder(RequestLine)
     for _, raw in lines_of(path):
         if raw is not None:
@@ -81,5 +84,5 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
 
 
 def breathe() -> None:
-    """Lets the event loop run."""
+    """Yields to the event loop."""
     time.sleep(_BREATH_S)

@@ -28,7 +28,7 @@ class Disk:
         self._thread.submit(function, *args, **kwargs)
 
     async def whole(self, steps: Coroutine[Any, Any, T]) -> T:
-        """What the steps come to; they go on if the caller, such as a client's task, does not."""
+        """The result of the steps, which continue if the caller, such as a task, is cancelled."""
         task = asyncio.get_running_loop().create_task(steps)
         self._unfinished.add(task)
         task.add_done_callback(self._finished)

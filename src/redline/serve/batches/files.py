@@ -33,7 +33,10 @@ _BINARY = header_lines(
 
 
 class Files:
-    """disk: writes them; reader: reads what is downloaded."""
+    """The files of all tenants.
+
+    disk: writes them; reader: reads what is downloaded.
+    """
 
     def __init__(self, folder: Path, settings: BatchSettings, clock: Clock, disk: Disk) -> None:
         self._folder = folder

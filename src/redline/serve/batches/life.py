@@ -1,6 +1,6 @@
 """One batch from its creation to its end: checked, in its turn run as a job, written, ended.
 
-Each step is durable before the next one begins, and may be done twice: a restart goes on with the
+Each step is durable before the next one begins, and may be done twice: a restart continues with the
 step that the record names. The job's own journal knows which lines are done.
 """
 
@@ -58,7 +58,7 @@ class _StoppedError(Exception):
 
 
 class Life:
-    """A batch that is not over. trouble: why it does not go on now, empty if it does."""
+    """A batch that is not over. trouble: why it does not continue now, empty if it does."""
 
     def __init__(self, record: BatchRecord, world: World) -> None:
         self._record = record
@@ -78,7 +78,7 @@ class Life:
 
     @property
     def is_running(self) -> bool:
-        """Its job is under way."""
+        """Whether its job is under way."""
         return self._runner is not None
 
     def look(self) -> None:
@@ -106,7 +106,7 @@ class Life:
         await self._save()
 
     def stop(self) -> None:
-        """The server ends: calls in flight have `grace_s`, and all else stays as it is."""
+        """The server ends: calls in flight have `grace_s`, and everything else stays as it is."""
         self._is_stopping = True
         self._interrupt(self._world.settings.grace_s)
 
@@ -268,7 +268,7 @@ class Life:
         return self._record.shown.expires_at - self._world.clock.wall_s()
 
     def _cut_short(self) -> str:
-        """The status of a batch whose job does not come to its end. Raises _StoppedError."""
+        """The status of a batch whose job does not end. Raises _StoppedError."""
         self._go_on()
         return "cancelled" if self._is_cancelled else "expired"
 
@@ -317,7 +317,7 @@ class Life:
             self._drain(runner, settings.cancel_s)
 
     def _drain(self, runner: Runner, within_s: float) -> None:
-        """Lets calls on the wire end, for this long; what they answer is paid for."""
+        """Waits this long for calls on the wire, since their answers are paid for."""
         runner.drain()
         if self._abort is not None:
             self._abort.cancel()

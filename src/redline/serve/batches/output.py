@@ -83,7 +83,7 @@ class Folder:
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:
-        """Writes both files anew, durably. ending: the status that the batch will have. Blocks."""
+        """Writes both files again, durably. ending: the status that the batch will have. Blocks."""
         done: set[str] = set()
         used = [0, 0]
         with self.output.open("wb", _BUFFER_BYTES) as output:
@@ -166,7 +166,7 @@ def _count(path: Path) -> int:
 
 
 def _synced(file: BinaryIO) -> int:
-    """Its size, once it is durable."""
+    """Syncs the file and returns its size."""
     file.flush()
     os.fsync(file.fileno())
     return file.tell()

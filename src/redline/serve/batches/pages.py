@@ -13,7 +13,10 @@ _ORDERS = ("asc", "desc")
 
 
 class Page(NamedTuple):
-    """ids: of one page. has_more: others follow them."""
+    """One page of a list.
+
+    ids: of one page. has_more: others follow them.
+    """
 
     ids: list[str]
     has_more: bool

@@ -1,13 +1,13 @@
-"""What is kept of a file and of a batch.
+"""The stored records of files and batches.
 
 status       meaning                                          turns to
 validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
                                                               cancelling
-in_progress  its job runs, or goes on after a restart         finalizing, cancelling
+in_progress  its job runs, or continues after a restart         finalizing, cancelling
 finalizing   its output and error files are written           completed, expired
 cancelling   a client cancelled it; calls in flight end       cancelled
 completed    every line has its answer or its error
-failed       its file was refused, and no line was asked; or it cannot go on
+failed       its file was refused, and no line was asked; or it cannot continue
 expired      its window is over; lines without an answer have the error batch_expired
 cancelled    as expired, with the error batch_cancelled
 """
@@ -32,7 +32,10 @@ UPLOADED, WRITTEN = "batch", "batch_output"
 
 
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
-    """created_s, expires_s: wall times."""
+    """The record of a file.
+
+    created_s, expires_s: wall times.
+    """
 
     id: str
     tenant: str
@@ -63,7 +66,9 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """shown: as the API shows it. is_checked: its file has been found to be right.
+    """The record of a batch.
+
+    shown: as the API shows it. is_checked: its file has been found to be right.
 
     output_s: how long its files are kept.
     """
@@ -105,13 +110,13 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         self.become("failed", wall_s)
 
     def finalize(self, outputs: Outputs, wall_s: float) -> None:
-        """Its files are about to be written."""
+        """Marks that its files are about to be written."""
         self.outputs = outputs
         if outputs.ending != "cancelled":
             self.become("finalizing", wall_s)
 
     def end(self, files: tuple[str | None, str | None], usage: Any, wall_s: float) -> None:
-        """Its files, of output and of errors, are written; None for one that would be empty."""
+        """Records its output and error files; None for one that would be empty."""
         assert self.outputs is not None
         self._change(output_file_id=files[0], error_file_id=files[1], usage=usage)
         self.become(self.outputs.ending, wall_s)

@@ -93,7 +93,7 @@ class Shelf(Generic[R]):
         )
 
     def tenants(self) -> list[str]:
-        """Those that have records."""
+        """The tenants with records."""
         return [*self._records]
 
     async def save(self, record: R) -> None:

@@ -155,7 +155,7 @@ class Shared:
 
 
 class _Room:
-    """How many calls like `request` the backend gets at once; asked anew now and then."""
+    """How many calls like `request` the backend gets at once; asked again now and then."""
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend

@@ -49,7 +49,7 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant that has asked: its calls, tokens and, where prices are known, dollars of today."""
+    """A tenant that has asked: its calls, tokens and, if prices are known, dollars of today."""
 
     name: str
     calls: int = 0

@@ -37,7 +37,10 @@ _SHOWN = 20
 
 
 class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """state: of Health. in_flight: calls. answered: calls. latency_s: mean of its last answers."""
+    """The status of one replica.
+
+    state: of Health. in_flight: calls. answered: calls. latency_s: mean of its last answers.
+    """
 
     name: str
     state: str
@@ -47,7 +50,10 @@ class ReplicaStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """at: ISO 8601, UTC."""
+    """A change in the fleet.
+
+    at: ISO 8601, UTC.
+    """
 
     at: str
     what: str
@@ -84,7 +90,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 class ServedFleet:
     """The parts of a fleet, from its settings; `run` is to be called once.
 
-    on_url: told the base URL. on_event: told each change and failure. on_status: told the state
+    on_url: gets the base URL. on_event: gets each change and failure. on_status: gets the state
     a few times a second.
     """
 
@@ -173,7 +179,7 @@ class ServedFleet:
             running.result()
 
     def _look(self) -> None:
-        """Tells what is new. Raises RedlineError if no replica has ever been started."""
+        """Reports what is new. Raises RedlineError if no replica has ever been started."""
         fleet = self._fleet
         ready = frozenset(one.name for one in fleet.ready)
         self._was_ready = self._was_ready or bool(ready)

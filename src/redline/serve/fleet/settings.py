@@ -45,7 +45,7 @@ class _Top(msgspec.Struct, kw_only=True):
 
 
 class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fleet is reached. drain_s: calls in flight may take so long when it ends."""
+    """Where the fleet is reached. drain_s: calls in flight may take this long when it ends."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -70,7 +70,10 @@ class _Started(msgspec.Struct, kw_only=True):
 
 
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """model: what clients ask for, and replicas are asked for. balance: see `Pool`."""
+    """The settings of a fleet.
+
+    model: what clients ask for, and replicas are asked for. balance: see `Pool`.
+    """
 
     model: str
     replica: LocalReplica

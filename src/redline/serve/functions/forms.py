@@ -7,7 +7,7 @@ path                   an item                           its answer          the
 /v1/NAME               each `input`: any JSON            anything for JSON   as of embeddings, with
                                                                              `output` for a vector
 
-A Reply in the place of a text or vector also states its tokens, and why it ended.
+A Reply in place of a text or vector also states its tokens, and why it ended.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Form(NamedTuple):
 
 
 class Question(NamedTuple):
-    """items: of the function's list. options: its keyword arguments. asked: see Asked."""
+    """A request as a call of a function.
+
+    items: of the function's list. options: its keyword arguments. asked: see Asked.
+    """
 
     items: list[Any]
     options: dict[str, Any]
@@ -123,7 +126,7 @@ def _checked(vector: Any) -> list[float]:
     if not is_vector or not all(type(one) in (float, int) for one in vector):
         raise BadReply(
             f"the function's answer is {type(vector).__name__} and not a vector of numbers",
-            hint="ask POST /v1/NAME for answers that are no vectors",
+            hint="ask POST /v1/NAME for answers that are not vectors",
         )
     if not all(map(math.isfinite, vector)):
         raise BadReply("the function's answer is a vector with an infinite number or none at all")
@@ -146,7 +149,7 @@ def _texts(asked: Asked, replies: Sequence[Reply]) -> bytes:
         if not isinstance(reply.output, str):
             raise BadReply(
                 f"the function's answer is {type(reply.output).__name__} and not a text",
-                hint="ask POST /v1/NAME for answers that are no texts",
+                hint="ask POST /v1/NAME for answers that are not text",
             )
     tokens = tokens_of(replies)
     whole = Reply(

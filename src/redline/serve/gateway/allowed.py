@@ -14,7 +14,7 @@ _LONGEST_MODEL = 1000
 
 
 def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
-    """Who answers a call with the body `raw`. Raises Refusal if the tenant has no such endpoint."""
+    """The target of a call with the body `raw`. Raises Refusal if the tenant has none."""
     model, is_restricted = facts.model, tenant.settings.models is not None
     if model is not None and len(model) > _LONGEST_MODEL:
         raise missing(lineup, tenant, model)

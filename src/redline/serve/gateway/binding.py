@@ -50,7 +50,7 @@ def binding_of(facts: Facts) -> Binding:
         return Binding(
             cause="down",
             sentence=f"No endpoint works: {states}. {_waiting(facts)}",
-            advice="Look at the reasons below; calls go on as soon as one endpoint answers.",
+            advice="Check the reasons below; calls continue as soon as one endpoint answers.",
         )
     if facts.busy > BUSY:
         return Binding(

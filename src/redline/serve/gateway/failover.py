@@ -61,6 +61,6 @@ class Failover:
         await self.pool.aclose()
 
     def _may_repeat(self, call: Call) -> bool:
-        """There is time for it, and the retry budget allows it now."""
+        """Whether there is time for it, and the retry budget allows it now."""
         now_s = self._clock.now_s()
         return now_s < call.deadline_s and self._budget.take(now_s, self._calls)

@@ -49,7 +49,7 @@ class Gates:
         return self.meter.estimate(facts, len(raw)).tokens
 
     def _weight_of(self, tenant: str) -> float:
-        """Of several workers, each has the part of the weight that it has of the tenant's calls."""
+        """A tenant's weight here: among workers, in proportion to this one's part of its calls."""
         found = self.tenants.of(tenant)
         flights = found.limits.flights
         return found.settings.weight * max(1, flights.own) / max(1, flights.count)

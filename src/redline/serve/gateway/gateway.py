@@ -161,7 +161,7 @@ class Gateway(Door):
         )
 
     def classes(self) -> list[ClassView]:
-        """Those of all pools together."""
+        """The classes of all pools together."""
         states = [way.gate.state().classes for way in self._lineup.ways]
         return [
             ClassView(
@@ -176,7 +176,7 @@ class Gateway(Door):
         ]
 
     def tenants(self) -> list[TenantView]:
-        """Those that have asked for anything."""
+        """The tenants that have made requests."""
         return [
             TenantView(
                 name=name,
@@ -190,7 +190,7 @@ class Gateway(Door):
         ]
 
     def batches(self) -> list[BatchView]:
-        """Those that are not over."""
+        """The unfinished batches."""
         if self._batches is None:
             return []
         return [
@@ -249,7 +249,7 @@ class Gateway(Door):
             refusal.send(exchange, request_id)
 
     async def _answer_call(self, exchange: Exchange, request_id: str) -> None:
-        """Whose call it is, what it asks for, and whether it may start; then it is passed on."""
+        """Identifies the tenant, parses and admits the call, then forwards it."""
         began_s = SYSTEM.now_s()
         # First: a client without a key must not send a body.
         tenant = self.tenant_of(exchange)
@@ -349,7 +349,7 @@ class Gateway(Door):
             raise
 
     async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
-        """What became of the call, settled with its tenant and counted."""
+        """The outcome of the call, settled with its tenant and counted."""
         try:
             outcome = await self._until_closed(way.backend.send(request, way.call, sink))
         except Refusal:
@@ -361,7 +361,7 @@ class Gateway(Door):
         return outcome
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
-        """Whose request it is. Raises Refusal without a key that is known."""
+        """The tenant of a request. Raises Refusal without a known key."""
         header = exchange.header
         return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
@@ -428,7 +428,7 @@ def class_of(tenant: Tenant, exchange: Exchange, facts: BodyFacts) -> str:
 
 
 def _asks_anew(exchange: Exchange) -> bool:
-    """Its client wants no stored answer (RFC 9111, 5.2.1)."""
+    """Whether its client wants no stored answer (RFC 9111, 5.2.1)."""
     asked = exchange.header(b"cache-control")
     if asked is None:
         return False

@@ -51,8 +51,8 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
-    backend: of interactive calls. anew: the same without the cache. lines: of calls of
-    batches, which are tried again elsewhere. unfit: endpoints of the pool that do not have the
+    backend: of interactive calls. again: the same without the cache. lines: of calls of
+    batches, which are retried elsewhere. unfit: endpoints of the pool that do not have the
     model. waits_for_slots: a call waits for a slot of theirs.
     """
 
@@ -112,7 +112,7 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
 
 
 def _check(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for two endpoints that cannot be told apart."""
+    """Raises ConfigError for two indistinguishable endpoints."""
     names, accounts = set[str](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)
@@ -178,7 +178,7 @@ class Lineup:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Those that calls may have."""
+        """The paths of calls."""
         return (*CALLS, *MESSAGES_CALLS)
 
     @property
@@ -217,16 +217,16 @@ class Lineup:
         return (one for group, _ in self._pools for one in group.endpoints)
 
     def target(self, model: str | None) -> Target | None:
-        """Who answers calls for this model; None if no endpoint has it."""
+        """The target for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
 
     def demand(self, label: str) -> Demand:
-        """What this worker wants of the slots of an endpoint."""
+        """This worker's demand for slots of an endpoint."""
         gate = self._gate_of.get(label)
         return Demand() if gate is None else gate.demand(label)
 
     def change(self, endpoints: Sequence[Endpoint]) -> None:
-        """Has these endpoints from now on. Calls in flight end where they are.
+        """Replaces the endpoints. Calls in flight end where they are.
 
         An endpoint that stays as it is keeps its place, its limits and its calls. Raises
         ConfigError, and changes nothing, for endpoints that cannot be.
@@ -301,7 +301,7 @@ class Lineup:
         return Way(pool, gate, Failover(pool))
 
     def _want(self, pool: Pool, gate: Gate) -> None:
-        """Has other workers leave slots of endpoints that calls wait for here, and could use."""
+        """Requests slots from other workers, at endpoints that calls waiting here could use."""
         for member in pool.members:
             slots = self._slots.get(member.name)
             is_usable = not member.is_out and member.breaker.is_working
@@ -323,7 +323,7 @@ class Lineup:
         )
 
     async def _replace(self, pool: Pool, old: Sequence[Endpoint], new: Sequence[Endpoint]) -> None:
-        """Endpoints leave a pool and join it; one that is stated anew does both."""
+        """Endpoints leave a pool and join it; one that is stated again does both."""
         for endpoint in new:
             if all(endpoint.label != one.label for one in old):
                 pool.add(self._seat(endpoint, new))
@@ -347,7 +347,7 @@ class Lineup:
 
 
 class FunctionLineup(Lineup):
-    """A function in the place of endpoints, closed with it."""
+    """A function in place of endpoints, closed with it."""
 
     def __init__(self, function: ServedFunction, gates: Gates) -> None:
         self.function = function

@@ -19,14 +19,14 @@ _MEMORY = 64
 
 
 class Estimate(NamedTuple):
-    """Of one call. picodollars: None if no price of its model is known."""
+    """The estimate of one call. picodollars: None if no price of its model is known."""
 
     tokens: int
     picodollars: int | None
 
 
 class Used(NamedTuple):
-    """Of one call; None for what is not known."""
+    """The usage of one call; None for what is unknown."""
 
     tokens: int | None
     picodollars: int | None
@@ -55,7 +55,7 @@ class Meter:
         self._prices = prices
 
     def estimate(self, facts: BodyFacts, size_bytes: int) -> Estimate:
-        """Of a call with a body of this size: at most what it allows, if it says so."""
+        """The estimate of a call with a body of this size: at most what it allows, if stated."""
         read = size_bytes // _BYTES_PER_TOKEN + 1
         most = facts.most_tokens
         written = int(self._output) if most is None else most

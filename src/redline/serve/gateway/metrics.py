@@ -44,7 +44,7 @@ class GatewayMetrics:
         return self._page.of(found)
 
     def families(self) -> list[Family]:
-        """Of this process."""
+        """The metric families of this process."""
         found = (*self._about_calls(), *self._about_endpoints())
         return [family for family in found if family.samples]
 
@@ -53,7 +53,7 @@ class GatewayMetrics:
         yield Family(
             name="redline_serve_requests",
             kind="counter",
-            about="Calls that are over, by the status of the answer.",
+            about="Finished calls, by the status of the answer.",
             samples=[
                 ({"model": model, "class": klass, "kind": status}, count)
                 for (model, klass, status), count in totals.answers.items()
@@ -81,8 +81,8 @@ class GatewayMetrics:
     def _about_classes(self) -> Iterator[Family]:
         classes = [one for way in self._lineup.ways for one in way.gate.state().classes]
         for name, about in (
-            ("waiting", "Calls that wait to be admitted."),
-            ("in_flight", "Calls that have been admitted and are not over."),
+            ("waiting", "Calls that wait for admission."),
+            ("in_flight", "Admitted calls in flight."),
         ):
             counts = Counter[str]()
             for one in classes:
@@ -100,7 +100,7 @@ class GatewayMetrics:
         yield Family(
             name="redline_serve_refused",
             kind="counter",
-            about="Calls that were not admitted, by the reason.",
+            about="Calls refused admission, by reason.",
             samples=[({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
         )
 
@@ -118,7 +118,7 @@ class GatewayMetrics:
         yield Family(
             name="redline_batch_efficiency_ratio",
             kind="gauge",
-            about="Share of the places in batches that were taken.",
+            about="Share of the places in batches that were used.",
             samples=[] if efficiency is None else [(name, efficiency)],
         )
 
@@ -129,13 +129,13 @@ class GatewayMetrics:
         yield Family(
             name="redline_requests",
             kind="counter",
-            about="Requests written to an endpoint, those of failovers included.",
+            about="Requests written to an endpoint, including failovers.",
             samples=[({"endpoint": name}, one.attempts) for name, one in attempts],
         )
         yield Family(
             name="redline_request_errors",
             kind="counter",
-            about="Attempts that failed, by the kind of the error.",
+            about="Failed attempts, by the kind of the error.",
             samples=[
                 ({"endpoint": name, "kind": kind}, count)
                 for name, one in attempts
@@ -172,7 +172,7 @@ class GatewayMetrics:
             yield Family(
                 name="redline_cache_lookups",
                 kind="counter",
-                about="Calls that asked the answer cache.",
+                about="Calls looked up in the answer cache.",
                 samples=[({"kind": kind}, getattr(answers.use, name)) for name, kind in found],
             )
         yield Family(

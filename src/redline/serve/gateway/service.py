@@ -150,7 +150,7 @@ class Served:
         self._settings = msgspec.structs.replace(
             settings, **{name: getattr(before, name) for name in _FIXED}
         )
-        notes = [f"{name} changes only at a start" for name in fixed]
+        notes = [f"{name} changes only at a restart" for name in fixed]
         if come := [one.label for one in new if one not in old]:
             notes.append(f"new: {', '.join(come)}")
         if settings.tenants != before.tenants:
@@ -160,14 +160,14 @@ class Served:
         return notes or ["nothing has changed"]
 
     def _check_classes(self, settings: GatewaySettings) -> None:
-        """Raises ConfigError for a tenant with a class that comes only at a start."""
+        """Raises ConfigError for a tenant with a class that needs a restart."""
         known = self._gates.priorities
         for name, tenant in settings.tenants.items():
             for klass in (tenant.default_class, *tenant.classes):
                 if klass not in known:
                     raise ConfigError(
-                        f"the class {klass} of tenant {name} comes only at a start",
-                        hint="start the gateway anew for other classes",
+                        f"the class {klass} of tenant {name} needs a restart",
+                        hint="restart the gateway for other classes",
                     )
 
 
@@ -261,7 +261,7 @@ def _reread(
         notes = served.change(reread())
     except ConfigError as error:
         why = ": ".join(filter(None, (error.where, error.what)))
-        on_note(f"the settings stay as they are: {why}")
+        on_note(f"the settings are unchanged: {why}")
         return
     for note in notes:
         served.gateway.watch.note(f"settings read: {note}")
@@ -283,7 +283,7 @@ async def _answering(
         yield settings.endpoints
         return
     async with nullcontext(inside) if inside else settings.embedded.open() as base_url:
-        # Its port is another one each time; what answers is told apart by the group.
+        # Its port is another one each time; answers are identified by the group.
         whose = settings.embedded.identity()
         stated = settings.endpoints[0]
         yield (msgspec.structs.replace(stated, base_url=base_url, proxy="", group=whose),)
@@ -342,7 +342,7 @@ async def _following(
 
 @asynccontextmanager
 async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """The work goes on while it is entered."""
+    """The work continues while it is entered."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -363,12 +363,12 @@ async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
         except ConfigError as error:
             if error.what != said:
                 said = error.what
-                gateway.watch.note(f"the keys stay as they are: {said}")
+                gateway.watch.note(f"the keys are unchanged: {said}")
 
 
 @asynccontextmanager
 async def _begun(batches: Batches | None) -> AsyncIterator[None]:
-    """Batches go on while it is entered, if there are any."""
+    """Batches continue while it is entered, if there are any."""
     if batches is None:
         yield
         return
@@ -383,7 +383,7 @@ def _lineup(
     answers: Answers | None,
     slots: SlotsOf | None,
 ) -> Lineup:
-    """Who answers. Raises ConfigError for a function that cannot be loaded."""
+    """The lineup of endpoints. Raises ConfigError for a function that cannot be loaded."""
     function = settings.function
     if function is not None:
         served = function_backend(

@@ -61,8 +61,10 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """endpoints: who answers. embedded: the server that is started for it, in place of the one.
-    function: what answers in the place of endpoints; None for those.
+    """The settings of a gateway.
+
+    endpoints: who answers. embedded: the server that is started for it, in place of the one.
+    function: what answers in place of endpoints; None for those.
 
     balance: how calls are spread. most: calls at the endpoints of a model together; None for what
     each of them allows. host, port: 0 for a free one. workers: processes that listen there.
@@ -72,7 +74,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     keys: the file of those who may ask; None for everybody. tenants: what each may do, by name.
     classes: of priority, highest first. batches: bounds of files and batches.
     cache: where answers are kept, for cache_ttl_s; None for nowhere.
-    prices: of models, in dollars for a million tokens.
+    prices: of models, in dollars per million tokens.
     """
 
     endpoints: tuple[Endpoint, ...]

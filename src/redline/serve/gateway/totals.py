@@ -42,7 +42,7 @@ class Durations:
         self._sum_s = 0.0
 
     def add(self, value_s: float) -> None:
-        """One more."""
+        """Adds one value."""
         self._counts[bisect_left(BOUNDS_S, value_s)] += 1
         self._sum_s += value_s
 

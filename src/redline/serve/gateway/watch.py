@@ -1,4 +1,4 @@
-"""Looks at a gateway once a second, and keeps what its dashboard shows of the last minutes."""
+"""Samples a gateway once a second, and keeps the last minutes for its dashboard."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ class GatewayWatch:
         self._watching = asyncio.create_task(self._watch())
 
     async def aclose(self) -> None:
-        """Looks no more."""
+        """Stops sampling."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait([self._watching])
 
     def note(self, what: str) -> None:
-        """Has it among the changes."""
+        """Adds it to the list of changes."""
         self._changes.append(Event(at_s=SYSTEM.wall_s(), what=what))
 
     def snapshot(self) -> Snapshot:
@@ -280,7 +280,7 @@ def _state(member: PoolMember, now_s: float) -> tuple[str, str]:
 
 
 def quantile(counts: Sequence[int], q: float) -> float | None:
-    """Of durations in the buckets of BOUNDS_S: linear within one, as Prometheus estimates it."""
+    """A quantile of durations in the buckets of BOUNDS_S: linear within a bucket, as Prometheus."""
     total = sum(counts)
     if not total:
         return None

@@ -1,8 +1,8 @@
 """What all fronts share: paths and pages, calls within bounds, and an end in good order.
 
 state    from     a new call        one in flight
-open     start    is answered; 503  goes on until its client leaves
-                  where it is full
+open     start    is answered; 503  continues until its client leaves
+                  if it is full
 closing  aclose   503               has `grace_s` to end, then gets 503, too
 closed   the end  no connection     is cut off
 """
@@ -83,10 +83,10 @@ class Door(HttpServer):
 
     @abstractmethod
     async def _answer(self, exchange: Exchange) -> None:
-        """Answers one call. Raises Refusal where it has not begun to."""
+        """Answers one call. Raises Refusal if it has not begun to."""
 
     async def _drain(self) -> None:
-        """Lets what is in flight end within grace_s; then it is answered with 503."""
+        """Waits grace_s for requests in flight; then answers them with 503."""
         await self._emptied(self._bounds.grace_s)
         self._shut_out.update(self._waits)
         for task in self._waits:
@@ -141,7 +141,7 @@ class Door(HttpServer):
         return page()
 
     async def _take(self, exchange: Exchange, answer: Answer, *asked: Found) -> None:
-        """Answers one request, where there is room for it. asked: what `answer` gets beside it."""
+        """Answers one request, if there is room for it. asked: what `answer` gets beside it."""
         if self.is_draining:
             raise _closing()
         if self.in_flight >= self._bounds.most_requests:
@@ -157,7 +157,7 @@ class Door(HttpServer):
                 self._is_empty.set()
 
     async def _until_closed(self, waiting: Awaitable[T]) -> T:
-        """What it waits for. Raises Refusal where the front closes before that."""
+        """The result of `waiting`. Raises Refusal if the front closes first."""
         # As asyncio.timeout does it, which costs each call several times as much.
         task = asyncio.current_task()
         assert task is not None

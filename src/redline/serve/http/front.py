@@ -97,7 +97,7 @@ class Front(Door):
         return None
 
     async def _send(self, request: Request, call: Call, sink: Sink | None = None) -> Reply:
-        """The backend's reply. Raises Refusal where there is none."""
+        """The backend's reply. Raises Refusal if there is none."""
         outcome = await self._until_closed(self._backend.send(request, call, sink))
         if outcome.error is not None:
             raise refusal_of(outcome.error)

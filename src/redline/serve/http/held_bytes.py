@@ -24,10 +24,10 @@ class HeldBytes:
         """Counts `more` bytes of a body, of which `held` are counted already. Raises Refusal."""
         free = self._most - self._all - more
         if free < 0:
-            raise busy("The requests in flight are as long as they may be.", "overloaded")
+            raise busy("The requests in flight are as large as is allowed.", "overloaded")
         before = self._of.get(tenant, 0)
         if self._has_tenants and before > held and before + more > free:
-            what = f"The requests of tenant {tenant} in flight are as long as they may be."
+            what = f"The requests of tenant {tenant} in flight are as large as is allowed."
             headers = come_back(None)
             raise Refusal(what, status=429, code="too_many_bytes", headers=headers)
         self._all += more

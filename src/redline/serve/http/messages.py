@@ -202,7 +202,7 @@ def _id_of(headers: Mapping[str, str], otherwise: str) -> str:
 
 
 def _refusal(error: CallError | NoEndpoint) -> Refusal:
-    """What a client is told of a failed call: the endpoint's words, if it is its own matter."""
+    """What a client is sent for a failed call: the endpoint's words, if it is its own matter."""
     status = own_status(error)
     if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)

@@ -86,7 +86,7 @@ class Refusal(Exception):
 
 
 def hinted(what: str, hint: str) -> str:
-    """Both on one line, where there is a hint."""
+    """Both on one line, if there is a hint."""
     return f"{what}: {hint}" if hint else what
 
 
@@ -114,7 +114,7 @@ def own_status(error: CallError | NoEndpoint) -> int | None:
 
 
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:
-    """What a client is told of a call that failed."""
+    """What a client is sent for a call that failed."""
     status = _status(error)
     message = error.what
     headers: dict[str, str] = {}

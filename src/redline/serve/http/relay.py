@@ -195,7 +195,7 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
 
 @lru_cache(maxsize=64)
 def _usual_lines(*headers: tuple[str, str]) -> bytes:
-    """Those of headers that answers have alike. Raises ValueError."""
+    """The header lines that all answers share. Raises ValueError."""
     return header_lines(dict(headers))
 
 

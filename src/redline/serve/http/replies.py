@@ -42,7 +42,7 @@ def body_of(asked: Asked, reply: Reply) -> bytes:
 
 
 def events_of(data: Any, *, wants_usage: bool) -> list[Any]:
-    """What is sent for one chunk's data: mostly that data, as it is.
+    """The events for one chunk's data: usually that data, unchanged.
 
     A whole answer, from a backend that does not stream, becomes an event. The event with the usage,
     for which redline asks every server, goes only to a client that asked for it: it has no
@@ -75,7 +75,7 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
 
 
 def _texts(output: Any) -> list[str | None]:
-    """The text of each choice; what is no text becomes JSON."""
+    """The text of each choice; what is not text becomes JSON."""
     if isinstance(output, list) and output and all(isinstance(text, str) for text in output):
         return list(output)
     is_text = output is None or isinstance(output, str)

@@ -112,7 +112,7 @@ _MODEL_KEY = re.compile(
 
 
 def names_one_model(raw: bytes) -> bool:
-    """No reader of the body takes another model for the one that it names than `facts_of` does.
+    """Whether every reader of the body finds the same model in it as `facts_of`.
 
     Of a repeated key some servers take the first, others the last; some look at no case.
     """

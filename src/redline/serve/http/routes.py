@@ -17,7 +17,9 @@ TenantOf = Callable[[Exchange], str]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """pattern: a path such as `/v1/files/{file_id}/content`; a segment in braces stands for an id.
+    """A method and a path, and their handler.
+
+    pattern: a path such as `/v1/files/{file_id}/content`; a segment in braces matches an id.
 
     answer: gets the exchange, the tenant and each id, in the order of the pattern.
     most_body_bytes: of a request to a pattern without ids; 0 for the bound of the server.
@@ -57,7 +59,7 @@ class Routes:
         }
 
     def find(self, exchange: Exchange) -> Found | None:
-        """Who answers the request; None for an unknown path.
+        """The route of the request; None for an unknown path.
 
         Raises Refusal for a method that the path does not take.
         """

@@ -1,4 +1,4 @@
-"""Whose a request is, by its key, and what that tenant may still do."""
+"""The tenant of a request, by its key, and the tenant's limits."""
 
 from redline.serve.keys.day_money import DAY_S, DayMoney
 from redline.serve.keys.key_file import KEYS_FILE, Key, add_key, check_tenant, read_keys, revoke_key

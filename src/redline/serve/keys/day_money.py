@@ -29,7 +29,7 @@ class DayMoney:
 
     @property
     def committed(self) -> int:
-        """What is spent today, were every call in flight to cost all that is reserved for it."""
+        """Today's spending if every call in flight cost all that is reserved for it."""
         return self.spent + self.reserved + self.others
 
     def allow(self, allowance: int | None) -> None:
@@ -54,7 +54,7 @@ class DayMoney:
         return self.spent + self.reserved - self._kept
 
     def kept(self, day: int, told: int, total: int) -> None:
-        """The others know `told` more; all together have committed `total` on that day."""
+        """The others have committed `told` more; all together, `total` on that day."""
         if day == self.day:
             self._kept += told
             self.others = max(0, total - self._kept)

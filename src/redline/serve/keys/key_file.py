@@ -154,7 +154,7 @@ def _no_key(path: Path, key_id: str, keys: list[Key]) -> ConfigError:
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
         ids = [key.id for key in keys if key.sha256 == digest]
         hint = f"its id is {ids[0]}" if ids else "redline keys list shows the ids"
-        return ConfigError("that is a key, and not the id of one", where=str(path), hint=hint)
+        return ConfigError("that is a key, not the id of a key", where=str(path), hint=hint)
     return ConfigError(
         f"no key has the id {printable(key_id)[:100]}",
         where=str(path),
@@ -195,7 +195,7 @@ def _check_file(path: Path, found: os.stat_result) -> None:
         raise ConfigError(f"{path} is larger than {_MOST_BYTES // 2**20} MiB")
     if found.st_mode & _OTHERS_WRITE:
         raise ConfigError(
-            f"other users may write {path}, and so add keys of their own", hint=f"chmod 600 {path}"
+            f"other users can write {path}, and so add keys of their own", hint=f"chmod 600 {path}"
         )
 
 
@@ -210,7 +210,7 @@ def _parsed(path: Path, number: int, line: bytes) -> Key | None:
         raise ConfigError(
             f"line {number} is not a key: {reason}",
             where=str(path),
-            hint="mend or delete that line; redline keys add TENANT writes whole ones",
+            hint="fix or delete that line; redline keys add TENANT writes valid ones",
         ) from None
 
 

@@ -38,8 +38,8 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 class Keyring:
     """The keys of a file. path: None for no keys: then all requests are one tenant's, `default`.
 
-    A key is looked up by its hash. What a comparison of hashes tells by the time that it takes does
-    not help to guess a key.
+    A key is looked up by its hash. What a comparison of hashes reveals by the time that it takes
+    does not help to guess a key.
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
@@ -62,7 +62,7 @@ class Keyring:
         return self._default is None
 
     def tenant(self, authorization: str | None, api_key: str | None = None) -> Tenant:
-        """Whose request has these headers, `Authorization: Bearer KEY` or `x-api-key: KEY`.
+        """The tenant of these headers, `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
         Each is None if there is no such header. Raises InvalidKey.
         """
@@ -106,7 +106,7 @@ class Keyring:
         return True
 
     def _made(self, key: Key, shared: dict[str, _Known]) -> _Known:
-        """What is known of a key; keys of a tenant that never expire share it."""
+        """The record of a key; keys of a tenant that never expire share one."""
         if key.revoked is not None:
             reason = f"The API key {key.id} has been revoked."
             return _Known(self._tenants.of(key.tenant), -math.inf, reason)

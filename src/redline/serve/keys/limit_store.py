@@ -13,7 +13,7 @@ from redline.serve.keys.window import SlidingWindow
 
 
 class Entry(Protocol):
-    """What was let in."""
+    """An admitted amount."""
 
     def give_back(self, amount: int) -> None:
         """So much of it has not been used."""

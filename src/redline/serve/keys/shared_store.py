@@ -59,7 +59,7 @@ class SharedWindow:
 
     @property
     def is_new(self) -> bool:
-        """Nothing was ever let in."""
+        """Whether nothing was ever let in."""
         return not self._words[self._base + _TAIL]
 
     def has_room(self, amount: int, now_s: float) -> bool:

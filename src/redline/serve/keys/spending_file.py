@@ -92,7 +92,7 @@ class SpendingFile:
 class SpendingKeeper:
     """Keeps the money of `tenants` in a file, at most once a second and at the end.
 
-    on_error: called with what could not be kept, once for each new reason; it is tried again.
+    on_error: called with what could not be kept, once for each new reason; it is retried.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class SpendingKeeper:
         self._said = ""
 
     def keep(self) -> None:
-        """One turn. Blocks for a write to the disk. Raises ConfigError or JournalError."""
+        """Saves the spending. Blocks while writing. Raises ConfigError or JournalError."""
         day, amounts = self._tenants.unkept()
         self._tenants.kept(day, amounts, self._file.add(day, amounts))
 
     async def run(self) -> None:
-        """Takes turns until it is cancelled, which is the last one. The disk is left to a thread.
+        """Saves at intervals until cancelled, and then once more. A thread writes to the disk.
 
         The first turn is the caller's: `keep`, before calls are taken.
         """

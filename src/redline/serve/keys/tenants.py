@@ -14,7 +14,7 @@ _USUAL = TenantSettings()
 
 
 class Tenant:
-    """Who pays. Several keys may belong to one."""
+    """A paying party. Several keys may belong to one."""
 
     __slots__ = ("limits", "name", "settings")
 
@@ -92,7 +92,7 @@ class Tenants:
         return day, found
 
     def kept(self, day: int, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """A file knows `told` more; these are all that it knows of that day."""
+        """A file has `told` more; `totals` are all that it has of that day."""
         self._totals = (day, totals)
         for tenant in self._tenants.values():
             money = tenant.limits.money

@@ -18,7 +18,7 @@ EXACT = 256
 
 
 class Admitted:
-    """What was let in from `first_s` to `last_s`. left: how much of it counts."""
+    """The amount admitted from `first_s` to `last_s`. left: how much of it counts."""
 
     __slots__ = ("_window", "first_s", "last_s", "left")
 
@@ -85,7 +85,7 @@ class SlidingWindow:
         return last_s + self._window_s - now_s
 
     def take(self, amount: int, now_s: float) -> Admitted:
-        """Lets `amount` in, whether there is room or not."""
+        """Admits `amount`, whether there is room or not."""
         records = self._records
         self.used += amount
         if len(records) >= EXACT:

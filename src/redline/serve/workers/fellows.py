@@ -1,7 +1,7 @@
 """What each worker shows of itself, for the pages that any of them answers for all.
 
-Each writes its figures into a file once a second. Counters of a worker that was lost go on in the
-one that takes its place.
+Each writes its figures into a file once a second. Counters of a worker that was lost continue in
+the one that takes its place.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Fellows:
 
 
 def growing(families: Sequence[Family]) -> list[Family]:
-    """Those that never fall."""
+    """The metrics that never decrease."""
     return [family for family in families if family.kind != "gauge"]
 
 

@@ -78,7 +78,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 
 def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
-    """Those of one name joined."""
+    """Joins the parts that have one name."""
     name = attrgetter("name")
     found: dict[str, T] = {}
     for part in parts:
@@ -100,7 +100,7 @@ def _class(one: ClassView, other: ClassView) -> ClassView:
 
 
 def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
-    """Its state as the one sees it that has a reason for it."""
+    """The endpoint's state as seen by the worker that has a reason for it."""
     seen = other if other.reason and not one.reason else one
     latencies = [each.latency_s for each in (one, other) if each.latency_s]
     return msgspec.structs.replace(
@@ -114,7 +114,7 @@ def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
 
 
 def _tenant(one: TenantView, other: TenantView) -> TenantView:
-    """Its limits are shared: each knows what runs and what is spent in all of them."""
+    """Joins two views. Limits are shared: each view knows what all workers run and spend."""
     return msgspec.structs.replace(
         one,
         calls=one.calls + other.calls,

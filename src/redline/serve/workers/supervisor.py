@@ -2,7 +2,7 @@
 
 a worker  from              until
 starting  a new process     it has printed its base URL, or has ended
-serving   that              it ends, or is told to
+serving   that              it ends, or is asked to
 lost      its end untold    a pause: its counts are cleared at once; then starting again
 ending    SIGTERM           its calls are over
 
@@ -31,13 +31,15 @@ from redline.serve.workers.address import reserved
 from redline.serve.workers.worker import Task
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-# One that has served for so long is not lost for what it was started with.
+# One that has served for that long is not lost for what it was started with.
 _SETTLED_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """workers: how many. embedded: a server that all of them use, and this process runs.
+    """How workers are started.
+
+    workers: how many. embedded: a server that all of them use, and this process runs.
 
     flags: of the command line.
     """
@@ -98,14 +100,14 @@ class _Child:
         self._is_ending = False
 
     async def start(self) -> str:
-        """Its base URL once it listens; empty if it has ended before that."""
+        """The worker's base URL once it listens; empty if it ended before that."""
         self._process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             stdin=PIPE,
             stdout=PIPE,
             env=self.task.environment(),
             pass_fds=(self.task.fd,),
-            # Ctrl-C is for this process, which tells its workers.
+            # Ctrl-C is for this process, which forwards it to its workers.
             start_new_session=True,
         )
         if self._is_ending:
@@ -114,7 +116,7 @@ class _Child:
         return (await self._process.stdout.readline()).decode().strip()
 
     async def wait(self) -> int:
-        """Its exit status; 128 and the number of a signal that has ended it."""
+        """The worker's exit status; 128 plus the signal's number if a signal ended it."""
         if self._process is None:
             return 0
         status = await self._process.wait()
@@ -124,7 +126,7 @@ class _Child:
         return status if status >= 0 else 128 - status
 
     def end(self) -> None:
-        """Tells it to end, once: the second time it would do so without its calls."""
+        """Asks it to end, once: the second time it would do so without its calls."""
         if not self._is_ending:
             self._is_ending = True
             self.tell(signal.SIGTERM)

@@ -34,7 +34,9 @@ _VARIABLE = "REDLINE_WORKER"
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """number: from 0. fd: of the shared table. folder: for what they tell each other.
+    """The part of one worker.
+
+    number: from 0. fd: of the shared table. folder: for their messages to each other.
 
     inside: the base URL of the server that runs in the first process, if there is one. flags: of
     the command line.

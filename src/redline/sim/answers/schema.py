@@ -27,7 +27,7 @@ def example(schema: Schema, text: str) -> Any:
     try:
         return maker.value(schema, "answer", 0)
     except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-        # The schema is the client's: where one of its words has a value of the wrong kind,
+        # The schema is the client's: if one of its words has a value of the wrong kind,
         # such as a list of properties, using it fails in any of these ways.
         raise BadCall(f"The schema is not a valid JSON schema: {error}") from None
 

@@ -73,9 +73,9 @@ _REMEMBERED = 10_000
 
 
 class Stories:
-    """What a simulated model tells.
+    """The stories of a simulated model.
 
-    near_duplicates: the share of answers, 0 to 1, that tell an earlier story again with three of
+    near_duplicates: the share of answers, 0 to 1, that repeat an earlier story with three of
     its words changed. seed: of all stories.
     """
 
@@ -88,7 +88,7 @@ class Stories:
     def tell(self, question: str, seed: int | None) -> str:
         """The story of this question and seed. Without a seed each answer is another story.
 
-        Which earlier story is told again, if one is, is up to those that were told before.
+        Which earlier story is repeated, if any, depends on those that came before.
         """
         own = f"s{seed}" if seed is not None else f"u{next(self._unseeded)}"
         text = f"{self._seed} {own} {question}"

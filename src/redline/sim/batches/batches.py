@@ -9,7 +9,7 @@
   expired      the window is over; lines without an answer by then have the error batch_expired
   cancelled    as expired, with the error batch_cancelled
 
-Nothing goes on in the background: what has become of a batch is reckoned when somebody looks.
+Nothing continues in the background: what has become of a batch is reckoned when somebody looks.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Batches:
         self._numbers: Counter[str] = Counter()
 
     def disturb(self, faults: Faults) -> None:
-        """From now on these go wrong, of the lines of new batches."""
+        """Injects these faults into the lines of new batches."""
         self._reader.disturb(faults)
 
     def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:
@@ -164,7 +164,7 @@ class Batches:
     def upload(self, name: str, purpose: str, data: bytes, wall_s: float) -> Object:
         """The file, once it is stored. Raises BadCall for one that cannot be."""
         if purpose != "batch":
-            raise BadCall(f"The purpose is to be 'batch' here, not '{purpose}'.")
+            raise BadCall(f"The purpose must be 'batch' here, not '{purpose}'.")
         if not data:
             raise BadCall("The file is empty.")
         if len(data) > MOST_FILE_BYTES:
@@ -197,7 +197,7 @@ class Batches:
         if asked.endpoint not in ENDPOINTS:
             raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
         if asked.completion_window != WINDOW:
-            raise BadCall(f"The completion_window is to be {WINDOW}.")
+            raise BadCall(f"The completion_window must be {WINDOW}.")
         lines, errors = self._reader.read(self.file(asked.input_file_id).data, asked.endpoint)
         tokens = sum(len(line.body) // _BYTES_PER_TOKEN for line in lines)
         running = sum(each.tokens for each in self._batches.values() if not each.is_over)
@@ -238,7 +238,7 @@ class Batches:
         """One page of batches, the newest first, by `limit` and `after`. Raises BadCall."""
         text = query.get("limit", "20")
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_LISTED):
-            raise BadCall(f"The limit lies in 1 to {_MOST_LISTED}, not '{text}'.")
+            raise BadCall(f"The limit must be 1 to {_MOST_LISTED}, not '{text}'.")
         newest = list(reversed(self._batches))
         if (after := query.get("after")) is not None:
             newest = newest[newest.index(self._batch(after).id) + 1 :]

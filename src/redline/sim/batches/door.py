@@ -54,11 +54,11 @@ class BatchDoor:
 
     @staticmethod
     def takes(path: str) -> bool:
-        """The path is one of a file or a batch."""
+        """Whether the path is one of a file or a batch."""
         return f"{path}/".startswith((f"{FILES}/", f"{BATCHES}/"))
 
     def disturb(self, faults: Faults) -> None:
-        """From now on these go wrong, of requests and of the lines of new batches."""
+        """Injects these faults into requests and the lines of new batches."""
         self._faults = faults
         self._batches.disturb(faults)
 
@@ -88,7 +88,7 @@ class BatchDoor:
             send(exchange, refusal(error))
 
     def _lose(self, exchange: Exchange, reply: Reply, fault: str) -> None:
-        """What was asked for is done; the client does not learn of it."""
+        """Loses the answer: the request was carried out, but the client does not learn of it."""
         if fault == "notjson":
             send(exchange, Reply(200, HTML_PAGE, HTML))
         elif fault == "half":

@@ -50,7 +50,7 @@ class LineReader:
         self._rng = Random(f"{settings.seed} batch")
 
     def disturb(self, faults: Faults) -> None:
-        """From now on these go wrong."""
+        """Injects these faults from now on."""
         self._faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:

@@ -155,7 +155,7 @@ class Provider:
         return None
 
     def refuse_key(self, exchange: Exchange) -> None:
-        """Raises BadCall, with status 401, where a key is asked for and not given."""
+        """Raises BadCall, with status 401, if a key is asked for and not given."""
         key = self._settings.api_key
         if key is not None and exchange.headers.get("authorization") != f"Bearer {key}":
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
@@ -240,7 +240,7 @@ class Provider:
             self._answer(exchange, ticket, draft)
 
     def _draft(self, exchange: Exchange, raw: bytes) -> Draft | BadCall:
-        """What is to be answered, or why nothing is."""
+        """The draft of the answer, or why there is none."""
         path, method = exchange.path, exchange.method
         try:
             self.refuse_key(exchange)
@@ -270,7 +270,7 @@ class Provider:
         send(exchange, await self._change(exchange))
 
     async def _change(self, exchange: Exchange) -> Reply:
-        """Shows the limits, and before that changes them where the request is a POST."""
+        """Shows the limits, and before that changes them if the request is a POST."""
         try:
             self.refuse_key(exchange)
             if exchange.method == "POST":
@@ -289,7 +289,7 @@ class Provider:
         send(exchange, await self._disturb(exchange))
 
     async def _disturb(self, exchange: Exchange) -> Reply:
-        """Shows faults and latency, and before that changes them where the request is a POST."""
+        """Shows faults and latency, and before that changes them if the request is a POST."""
         try:
             self.refuse_key(exchange)
             if exchange.method == "POST":
@@ -440,7 +440,7 @@ class Provider:
 
 
 def _is_immediate(settings: SimSettings) -> bool:
-    """Nothing of a whole answer can take time."""
+    """Whether nothing of a whole answer can take time."""
     return (
         settings.latency == Constant(0.0)
         and not settings.per_token_s

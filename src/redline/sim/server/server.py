@@ -110,9 +110,9 @@ def serve_forever(
 ) -> None:
     """Serves until SIGINT or SIGTERM, then returns.
 
-    on_url: told the base URL, once connections are accepted. on_note: told what is simulated,
+    on_url: gets the base URL, once connections are accepted. on_note: gets what is simulated,
     and at the end what was seen; one line each.
-    Raises ConfigError where the settings or the address do not work.
+    Raises ConfigError if the settings or the address do not work.
     """
 
     async def main(stop: asyncio.Event) -> None:

@@ -84,7 +84,7 @@ if turn == 'release' then
 end
 
 -- left IDLE: how many messages wait for an acknowledgement, how many of them are orphans, whose
--- consumer was not heard of for so long after it marked them, and one such consumer.
+-- consumer has been silent for so long after it marked them, and one such consumer.
 if turn == 'left' then
   local orphans, whose = 0, ''
   each_pending(ARGV[4], nil, function(id, owner)

@@ -5,7 +5,7 @@ A message's way, as Redis sees it:
   new        no consumer of the group has it
   pending    it was handed to a consumer, which keeps it from becoming idle while it lives
   marked     pending, and its consumer has begun to write its outcome. No other may claim it: the
-             outcome may be on that consumer's disk, and only its file can tell
+             outcome may be on that consumer's disk, and only its file can show
   gone       acknowledged: its outcome is durable
 
 A turn is one Lua script (group.lua), so that no message changes hands between the question
@@ -54,7 +54,10 @@ class Away(ConfigError):
 
 
 class Entry(NamedTuple):
-    """deliveries: how often it was handed out, this time included. fields: names and values."""
+    """One message of the stream.
+
+    deliveries: how often it was handed out, this time included. fields: names and values.
+    """
 
     id: bytes
     deliveries: int
@@ -62,8 +65,10 @@ class Entry(NamedTuple):
 
 
 class Left(NamedTuple):
-    """pending: messages that wait for an acknowledgement. orphans: those of them that were marked
-    by a consumer which is not heard of any more; whose: one such consumer.
+    """The unfinished messages of a group.
+
+    pending: messages that wait for an acknowledgement. orphans: those of them that were marked
+    by a consumer that has gone silent; whose: one such consumer.
     """
 
     pending: int
@@ -72,7 +77,7 @@ class Left(NamedTuple):
 
 
 class Group:
-    """The turns of `consumer`. Raises ConfigError where Redis stays away for 60 s, or refuses."""
+    """The turns of `consumer`. Raises ConfigError if Redis stays away for 60 s, or refuses."""
 
     def __init__(self, url: StreamUrl, consumer: bytes) -> None:
         self._url = url
@@ -80,9 +85,9 @@ class Group:
         self._client: Redis | None = None
 
     async def open(self) -> None:
-        """Connects, and makes the stream and the group where there are none.
+        """Connects, and makes the stream and the group if there are none.
 
-        Raises ConfigError at once where that fails, and where redis-py is not installed.
+        Raises ConfigError at once if that fails, and if redis-py is not installed.
         """
         extra("redis", "redis", f"reading {self._url.name}")
         from redis.asyncio import Redis
@@ -133,7 +138,7 @@ class Group:
         return _messages(await self._turn("own", count, *held))
 
     async def idle(self, count: int) -> list[Entry]:
-        """Up to `count` messages of consumers that are not heard of; they are this one's now."""
+        """Up to `count` messages of consumers that have gone silent; they are this one's now."""
         url = self._url
         idle_ms = round(1000 * url.idle_s)
         return _messages(await self._turn("claim", count, idle_ms, int(url.claims_orphans)))
@@ -156,11 +161,11 @@ class Group:
             await self._turn("keep", *ids[start : start + _MOST_IDS])
 
     async def release(self) -> None:
-        """What this consumer has not marked is anybody's at once."""
+        """Releases unmarked messages for other consumers at once."""
         await self._turn("release", round(1000 * MOST_IDLE_S))
 
     async def left(self) -> Left:
-        """What the group is not done with. An orphan was not heard of for ten times `idle_s`."""
+        """Pending messages. The consumer of an orphan has been silent for ten times `idle_s`."""
         return Left(*await self._turn("left", round(10_000 * self._url.idle_s)))
 
     async def _make(self) -> None:
@@ -197,7 +202,7 @@ class Group:
         return ConfigError(f"{self._url.name} refuses: {_said(error)}")
 
     async def _asked(self, ask: Callable[[], Awaitable[T]], *, patience_s: float = PATIENCE_S) -> T:
-        """The answer; asks again while Redis is away, for so long."""
+        """The answer; asks again while Redis is away, for that long."""
         from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
         from redis.exceptions import ConnectionError as Unreachable
         from redis.exceptions import TimeoutError as Late
@@ -232,7 +237,7 @@ def _said(error: Exception) -> str:
 def consumer_of(path: Path) -> bytes:
     """The consumer's name that `path` keeps: `HOST-PROCESS-RANDOM` of its first process. Blocks.
 
-    The caller holds the lock. Raises JournalError where it cannot be kept.
+    The caller holds the lock. Raises JournalError if it cannot be kept.
     """
     try:
         kept = path.read_bytes().strip()

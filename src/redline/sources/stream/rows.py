@@ -9,7 +9,7 @@ A message's way through one process, which is one consumer of the group:
   durable            the journal has synced its line: it is acknowledged
 
 A process that dies at any of these steps leaves the message pending. Before the mark, others claim
-it when it has been idle for long enough. After the mark, the next run of the same output is told
+it when it has been idle for long enough. After the mark, the next run of the same output is given
 of it first, and finds its line in the file, or does it.
 """
 
@@ -35,7 +35,7 @@ _MAX_ROW_BYTES = 16 * 1024 * 1024
 # How long a read waits for the next message: it may be called off meanwhile, and its end is when an
 # empty stream is noticed.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
-# A process that ends has so long for its last acknowledgements; what it does not come to is done
+# A process that ends has this long for its last acknowledgements; what it does not come to is done
 # when it is started again.
 _LAST_S = 10.0
 _ASK_AGAIN_S = 0.1
@@ -81,7 +81,7 @@ class StreamRows(AsyncRows):
         self._is_closed = False
 
     async def open(self) -> None:
-        """Joins the group. Raises ConfigError where Redis does not answer, or refuses."""
+        """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
         consumer = await asyncio.to_thread(consumer_of, self._consumer_path)
         group = Group(self.url, consumer)
         await group.open()
@@ -92,7 +92,7 @@ class StreamRows(AsyncRows):
     async def batches(self) -> AsyncIterator[list[Row]]:
         """Lists of 1 to 256 rows: first what an earlier process of this output was handed.
 
-        They end at the job's limit, and where it is to end when the stream is empty.
+        They end at the job's limit, and if it is to end when the stream is empty.
         """
         assert self._group is not None
         async for rows in self._own():
@@ -135,7 +135,7 @@ class StreamRows(AsyncRows):
     async def permit(self, key: int, outcome: Outcome) -> bool:
         """Whether the row's outcome may be written: its message is this consumer's, for good now.
 
-        False where another one has claimed it, whose outcome will count. Raises ConfigError where
+        False if another one has claimed it, whose outcome will count. Raises ConfigError if
         Redis does not answer for too long.
         """
         if self._failure is not None:
@@ -200,7 +200,7 @@ class StreamRows(AsyncRows):
         return room if self._limit is None else min(room, self._limit - self._number)
 
     async def _own(self) -> AsyncIterator[list[Row]]:
-        """What this consumer was handed and is not held here, such as by a process that died."""
+        """Messages delivered to this consumer but not held here, as after a process died."""
         assert self._group is not None
         while count := await self._room():
             messages = await self._group.own(count, list(self._held.values()))
@@ -209,7 +209,7 @@ class StreamRows(AsyncRows):
             yield self._rows(messages)
 
     async def _is_empty(self) -> bool:
-        """The group is done with all messages. Raises ConfigError where only orphans are left."""
+        """Whether all messages are acknowledged. Raises ConfigError if only orphans are left."""
         assert self._group is not None
         left = await self._group.left()
         if left.pending and left.pending == left.orphans:
@@ -293,8 +293,8 @@ class StreamRows(AsyncRows):
             data["custom_id"] = message.id.decode()
         if message.deliveries > self.url.most_deliveries:
             row.problem = (
-                f"the message was handed out {message.deliveries - 1} times and no consumer came "
-                "to its outcome"
+                f"the message was handed out {message.deliveries - 1} times and no consumer "
+                "reached an outcome"
             )
         return row
 

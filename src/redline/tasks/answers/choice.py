@@ -8,7 +8,7 @@
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence              |
 
 Two letters at once (`A and C`, `A or B`) choose none. Options that are only listed choose none. A
-small letter counts where it can be no word: `b)`, `(b)`, `the answer is b`.
+small letter counts if it can be no word: `b)`, `(b)`, `the answer is b`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The sentences are read from the last one back. Passed over are closing words (`Let me know ...`),
 sentences without a number, and those that only state an expression. A question that is not put to
 the reader takes its paragraph with it: what precedes it there is the question that was asked.
-A refusal ends the search, and so does a range or a time: that is the answer, and it is no number.
+A refusal ends the search, and so does a range or a time: that is the answer, and it is not a
+number.
 """
 
 from __future__ import annotations

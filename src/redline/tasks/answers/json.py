@@ -7,8 +7,8 @@ a broken object holds inside is not taken either: it is a part, and not the repl
 Of several values the one in a fence goes first, then the last: a reply that shows an example, or
 that corrects itself, ends with what it means.
 
-Each token is read once, and a broken string twice: where a value breaks, all that it is part of
-break at the same place, so none of them is tried again. Hence time is linear. (`raw_decode` of the
+Each token is read once, and a broken string twice: if a value breaks, all that it is part of
+break at the same place, so none of them is retried. Hence time is linear. (`raw_decode` of the
 standard library counts the lines of the whole text before each error, which is not.)
 """
 

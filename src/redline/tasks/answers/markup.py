@@ -3,7 +3,7 @@
 What markup says of a number is kept as single characters of the private use area, so that the
 later steps see it and never meet it in an answer:
 
-| mark           | stands for                                                              |
+| mark           | represents                                                              |
 |----------------|-------------------------------------------------------------------------|
 | BOX, BOX_END   | `\\boxed{` and its own brace; a box that never closes has no end         |
 | TAG, TAG_END   | `<answer>` and `</answer>`                                              |
@@ -114,7 +114,7 @@ def _fraction_sign(found: re.Match[str]) -> str:
 
 
 def _calculated(found: re.Match[str]) -> str:
-    """Nothing where the result follows; the result where it stands in the annotation alone."""
+    """Nothing if the result follows; the result if it is only in the annotation."""
     if found[2]:
         return found[2]
     return found[1].rpartition("=")[2]

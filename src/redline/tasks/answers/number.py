@@ -12,7 +12,7 @@ expression, a box or its reasoning.
 
 **Strict** (`strict_number`). The answer keeps the form that its task asks for. For GSM8K that is
 the expression of the data set's own evaluation, `#### (\\-?[0-9\\.\\,]+)`, first match, which is
-also lm-evaluation-harness's `strict-match`. The first counts, since a model that goes on after it
+also lm-evaluation-harness's `strict-match`. The first counts, since a model that continues after it
 runs on into a next question. Two things differ here, on purpose. Both of those compare texts, the
 one without commas, the other also without dollar signs and a last period, so that `18.0` is not 18;
 here numbers are compared. And reasoning in `<think>` is no part of the answer; there it is, unless
@@ -22,7 +22,7 @@ it has been removed.
 |----------|-------------------------|-----------------------------------------------------|
 | `hashes` | `#### 18`               | as above                                            |
 | `label`  | `A: 18` or `Answer: 18` | the first line that begins so                       |
-| `phrase` | `The answer is 18`      | the first; `final` and a colon may stand in it      |
+| `phrase` | `The answer is 18`      | the first; `final` and a colon may be in it         |
 | `boxed`  | `\\boxed{18}`            | the last box, as MATH's evaluation does; one number |
 """
 
@@ -88,7 +88,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
 
 
 def strict_number(answer: str, form: Form = "hashes") -> Found | None:
-    """The number that stands in the answer in exactly this form, or None. Never raises."""
+    """The number that the answer contains in exactly this form, or None. Never raises."""
     text = spoken(answer)
     if form == "boxed":
         plain = plain_text(text)

@@ -111,7 +111,7 @@ class Number:
     is_percent: bool = False
 
     def __str__(self) -> str:
-        """`18`, `-4.5`, `25%`; a fraction where decimals would not end: `1/3`."""
+        """`18`, `-4.5`, `25%`; a fraction if decimals would not end: `1/3`."""
         sign = "%" if self.is_percent else ""
         numerator, below = abs(self.value.numerator), self.value.denominator
         enough = range(below.bit_length() + 1)  # places for any decimals that end

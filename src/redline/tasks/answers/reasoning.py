@@ -2,11 +2,11 @@
 
 | in the answer                                    | what is kept                                  |
 |--------------------------------------------------|-----------------------------------------------|
-| `<think>...</think>` and its kin                 | what stands outside                           |
-| an end without a beginning (it was in the prompt)| what stands after it                          |
-| a beginning without an end                       | what stands before it: the reasoning was cut  |
-| `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | what stands before it                         |
-| `Question:`, `Q:`, `User:` after an answer       | what stands before it: the model ran on       |
+| `<think>...</think>` and its kin                 | the text outside                              |
+| an end without a beginning (it was in the prompt)| the text after it                             |
+| a beginning without an end                       | the text before it: the reasoning was cut     |
+| `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
+| `Question:`, `Q:`, `User:` after an answer       | the text before it: the model ran on          |
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
 
     A question before any answer is an echo of the one that was asked, and stays. A
     series that begins with `Question 1` is the model's way to the answer, and stays. answered: what
-    an answer looks like, numbers unless told.
+    an answer looks like, numbers by default.
     """
     answer = answered.search(text)
     if answer is None:

@@ -5,7 +5,7 @@
 | `9 * 2`, the 2 of `2x`: parts of what is to be worked out              | none                    |
 | `Step 3`, `question 5`, `not 17`: names; `3 to 5`: ranges              | none                    |
 | `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
-| what stands after `=`, and what the sentence says of its subject       | 1                       |
+| the text after `=`, and what the sentence says of its subject          | 1                       |
 
 The last number of the highest rank is the answer; one in bold goes before all others. The words
 that make a number a remark are English; in other languages the last number counts, which is where a
@@ -98,7 +98,7 @@ class Pick(NamedTuple):
 
 
 def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
-    """The answer among the numerals `found` of one sentence of plain text, which stands at `span`.
+    """The answer among the numerals `found` of one sentence of plain text, at `span`.
 
     Only the last 64 numerals are looked at, so that a sentence of any length takes linear time.
     """
@@ -150,7 +150,7 @@ def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], N
 
 
 def _results(text: str, span: Span, numerals: list[Numeral]) -> list[Numeral]:
-    """The numerals that stand right after an equals sign with no operator behind them."""
+    """The numerals right after an equals sign with no operator after them."""
     found: list[Numeral] = []
     equals = [sign.end() for sign in _EQUALS.finditer(text, span.start, span.end)]
     for before, numeral in pairwise([Numeral(0, span.start, None), *numerals]):

@@ -19,10 +19,12 @@ _SAMPLE = re.compile(r"#\d+\Z")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """first, second: names of the results. pairs: over the questions that both have answered.
+    """Two evaluations of the same questions, compared.
 
-    won, lost: rows that the second has right and the first has not, and the other way, the first
-    few of each. only_first, only_second: questions that one of them alone has answered.
+    first, second: names of the results. pairs: over the questions that both have answered.
+
+    won, lost: rows that only the second, or only the first, has right; the first few of each.
+    only_first, only_second: questions that only one of them has answered.
     """
 
     first: str
@@ -167,7 +169,7 @@ class _Questions:
         return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:
-        """Of the right answers among all to this question."""
+        """The share of right answers among all to this question."""
         answers = self.answers[row]
         return Fraction(sum(answer.correct for answer in answers), len(answers))
 

@@ -28,7 +28,7 @@ from redline.tasks.evaluate.usage_sum import UsageSum
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
 _FILTERED = ("content_filter", "refusal")
-# A longer answer is graded in a thread: extraction takes about a millisecond for so much.
+# A longer answer is graded in a thread: extraction takes about a millisecond for this length.
 _LONG_ANSWER = 50_000
 _GSM8K_PROMPT = (
     "{{ question }}\n\n"
@@ -38,7 +38,9 @@ _GSM8K_PROMPT = (
 
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
-    """prompt, system: Jinja templates over a question's columns. gold: the column of the right
+    """A test set and how it is graded.
+
+    prompt, system: Jinja templates over a question's columns. gold: the column of the right
     answer. metric: see metrics.py, with its pattern, fields or letters; or judge, with its
     settings. shots: how many of the first rows of `shots_file` go before each question, answered by
     their gold. params: of the request.
@@ -137,7 +139,7 @@ class Grading:
 
 
 def _judge(evaluation: Evaluation) -> Judge | None:
-    """Raises ConfigError where one is missing, or is described for another metric."""
+    """Raises ConfigError if one is missing, or is described for another metric."""
     is_judged = evaluation.metric == "judge"
     if is_judged != (evaluation.judge is not None):
         raise ConfigError(
@@ -172,7 +174,7 @@ def _asked(request: Request) -> Any:
 
 
 def verdict(grade: Grade, finish_reason: str | None) -> str:
-    """What became of an answer; see the table above."""
+    """The verdict on an answer; see the table above."""
     if grade.correct:
         return "correct"
     if finish_reason == "length":

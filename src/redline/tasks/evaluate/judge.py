@@ -1,4 +1,4 @@
-"""A judge: another model says whether an answer is right, for what no rule can tell.
+"""A judge: another model says whether an answer is right, for what no rule can decide.
 
 The judge sees what was asked, the right answer and the answer, and ends with its verdict. One that
 gives none is asked once more; then the question fails, and is neither right nor wrong.
@@ -44,7 +44,9 @@ _TRIES = 2
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """model: who judges, at the endpoint that answers. prompt: a Jinja template over the question's
+    """The model that judges, and its prompt.
+
+    model: who judges, at the endpoint that answers. prompt: a Jinja template over the question's
     columns and asked (its prompt), gold and reply; it must ask for a line `VERDICT: CORRECT` or
     `VERDICT: INCORRECT`. params: of its requests.
     """
@@ -103,7 +105,7 @@ class Judge:
 
 
 def verdict_in(text: Any) -> bool | None:
-    """The last verdict in a judge's words; None where there is none."""
+    """The last verdict in a judge's words; None if there is none."""
     if not isinstance(text, str):
         return None
     found = _VERDICT.findall(text)

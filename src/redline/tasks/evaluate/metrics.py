@@ -1,7 +1,7 @@
 """Whether an answer is right: one metric for each kind of answer.
 
 metric   what is found in an answer      right when                   strict when
-number   its final number                it is the gold number        it stands after ####
+number   its final number                it is the gold number        it comes after ####
 choice   the letter it settles on        it is the gold letter        the answer is the letter alone
 exact    the answer, its ends trimmed    equal but for case, quotes,  equal, character by character
                                          a last period, white space
@@ -37,7 +37,10 @@ _LONGEST_SHOWN = 200
 
 
 class Grade(msgspec.Struct, frozen=True):
-    """extracted: what was found in the answer, None for nothing. strict: it also keeps the form."""
+    """The grade of one answer.
+
+    extracted: what was found in the answer, None for nothing. strict: it also keeps the form.
+    """
 
     extracted: Any
     correct: bool
@@ -48,7 +51,7 @@ class Metric(Protocol):
     """Grades answers. `gold` is the right one, as the data has it."""
 
     def check(self, gold: Any) -> None:
-        """Raises Rejected where nothing could ever be graded against `gold`."""
+        """Raises Rejected if nothing could ever be graded against `gold`."""
 
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
         """is_cut: the answer was cut at the token limit."""
@@ -226,14 +229,14 @@ class _Json:
             try:
                 gold = msgspec.json.decode(gold)
             except msgspec.DecodeError as error:
-                raise Rejected(f"the gold answer is no JSON: {_shown(gold)}") from error
+                raise Rejected(f"the gold answer is not JSON: {_shown(gold)}") from error
         if self._fields and not isinstance(gold, Mapping):
-            raise Rejected(f"the gold answer is no object: {_shown(gold)}")
+            raise Rejected(f"the gold answer is not an object: {_shown(gold)}")
         return gold
 
 
 def _is_json(answer: str) -> bool:
-    """The answer is one JSON value and nothing else."""
+    """Whether the answer is one JSON value and nothing else."""
     try:
         msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeEncodeError):

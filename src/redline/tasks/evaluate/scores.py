@@ -30,7 +30,7 @@ class Graded(msgspec.Struct):
 
 
 class Scores:
-    """Counts over all answers, and over questions where each was asked several times.
+    """Counts over all answers, and over questions if each was asked several times.
 
     A question that has no answer, because its call failed, counts as one that is not correct, and
     is counted apart. Intervals are over questions: answers to one question are not independent.
@@ -120,7 +120,7 @@ class Scores:
 def _majority_is_right(group: list[Graded]) -> bool:
     """The answer that most samples of a question give is right.
 
-    Answers are the same where they are written the same; of those that are right, all are.
+    Answers are the same if they are written the same; of those that are right, all are.
     """
     votes = [
         None
@@ -135,7 +135,7 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 
 def graded(path: Path) -> list[Graded]:
-    """The answers in a results file. Raises ConfigError where it is not that of an evaluation."""
+    """The answers in a results file. Raises ConfigError if it is not that of an evaluation."""
     found = []
     decode = msgspec.json.Decoder(Graded).decode
     for line in read_results(path):

@@ -111,7 +111,7 @@ def paired_counts(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int
     0 to 1, the number of questions; at least one question.
 
     The test flips the sign of each question's difference (Fisher 1935): if the runs do not differ,
-    both signs are as likely. It is exact, and McNemar's (1947) where each question has one answer;
+    both signs are as likely. It is exact, and McNemar's (1947) if each question has one answer;
     for very many questions it is the normal approximation. The interval is Agresti and Min's (2005)
     for pairs: two questions more, a half of one won by either run, and one equal, so that a few
     questions without a difference prove nothing.

@@ -54,7 +54,7 @@ def shots_of(
 ) -> list[tuple[str, str]]:
     """What was asked and answered, for the first rows of the shots' file.
 
-    Raises ConfigError where there are too few, or one has no answer.
+    Raises ConfigError if there are too few, or one has no answer.
     """
     path = str(evaluation.shots_file)
     shots = []

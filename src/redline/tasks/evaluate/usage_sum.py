@@ -30,7 +30,7 @@ class UsageSum:
         self._answer = Reply(output=kept, finish_reason=reply.finish_reason, model=reply.model)
 
     def put_into(self, outcome: Outcome) -> None:
-        """The row's outcome gets the usage of all that was paid for; of all, where nothing was.
+        """The row's outcome gets the usage of all that was paid for; of all, if nothing was.
 
         One that failed after answers that were not valid gets the last of these, too.
         """
@@ -44,7 +44,7 @@ class UsageSum:
 
 
 def summed(usages: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Their sum, number by number; None where one of them is not known."""
+    """Their sum, number by number; None if one of them is not known."""
     total: dict[str, Any] = {}
     for usage in usages:
         if usage is None:

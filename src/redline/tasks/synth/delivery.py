@@ -38,7 +38,7 @@ _LINE = msgspec.json.Decoder(_Line)
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     """wanted = delivered + failed + unfinished. dropped: texts that were not kept, by reason.
 
-    failed: texts that could not be made, by reason. What was dropped for a text that no line tells
+    failed: texts that could not be made, by reason. What was dropped for a text that no line names
     of, because its run was cut short, is not counted. note: what to know about these texts.
     """
 
@@ -60,7 +60,8 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         if self.delivered < self.wanted:
             missing = self.failed + Counter({"unfinished": self.unfinished})
             lines.append(
-                f"{'missing':10} {missing.total():,}: {_listed(missing)}; the same command goes on"
+                f"{'missing':10} {missing.total():,}: {_listed(missing)}; the same command "
+                "continues"
             )
         if self.note:
             lines.append(f"{'note':10} {self.note}")
@@ -73,7 +74,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def delivered(output: Output, wanted: int, similarity: float | None = None) -> Delivery:
-    """What is in the results for the first `wanted` rows. Blocks; a byte of memory a row.
+    """The delivery so far: the results of the first `wanted` rows. Blocks; a byte of memory a row.
 
     similarity: from which texts count as near-duplicates. Raises JournalError for a damaged file.
     """

@@ -1,7 +1,7 @@
 """Texts that are nearly the same, among those that are there.
 
-Two texts are as similar as the Jaccard index of their runs of three words: of the runs that stand
-in either, the share that stands in both. Case and punctuation do not count. A character of a script
+Two texts are as similar as the Jaccard index of their runs of three words: of the runs that are
+in either, the share that is in both. Case and punctuation do not count. A character of a script
 that is written without spaces is a word, and a text of fewer than three words is one run.
 
 MinHash (Broder 1997) with locality-sensitive hashing finds those that may be similar; these are
@@ -34,8 +34,8 @@ _LONGEST_BAND = _PERMUTATIONS // 2
 class NearDuplicates:
     """An index of texts. similarity: 0.1 to 1; from there on two texts count as one.
 
-    About 9 kB of memory a text, and 4 bytes a word; less where the similarity is higher. Not for
-    several threads at once. Raises ConfigError where the package is missing.
+    About 9 kB of memory a text, and 4 bytes a word; less if the similarity is higher. Not for
+    several threads at once. Raises ConfigError if the package is missing.
     """
 
     def __init__(self, similarity: float) -> None:

@@ -1,4 +1,4 @@
-"""Texts made by a model: each is checked, told apart from those that are there, and made anew where
+"""Texts made by a model: each is checked, compared with the existing ones, and made again if
 it is not to be kept.
 
 What becomes of a text       kind
@@ -65,7 +65,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Judgement(NamedTuple):
-    """What is to be written of a text; where it is not kept, the kind of reason and the reason."""
+    """The text to write; if it is not kept, the kind of reason and the reason."""
 
     value: Any
     kind: str = ""
@@ -90,7 +90,7 @@ class Synthesis:
     """A Task of a job that remembers. tries: how often one text is asked for, at most, in one run.
 
     similarity: from there on two texts count as one; None keeps all.
-    Raises ConfigError where a package is missing.
+    Raises ConfigError if a package is missing.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Synthesis:
         }
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Takes in the texts that are there, and which rows go on with later seeds."""
+        """Takes in the texts that are there, and which rows continue with later seeds."""
         if self._index is not None:
             for line in map(_RESULT.decode, read_results(results)):
                 self._index.keep(text_of(line.output), line.row)

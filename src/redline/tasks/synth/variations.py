@@ -17,7 +17,7 @@ SAMPLING = ("temperature", "top_p")
 
 
 class Variations:
-    """`count` rows: a number n from 1, the seed `first_seed` + n, one row of `base` where there are
+    """`count` rows: a number n from 1, the seed `first_seed` + n, one row of `base` if there are
     some, and one value of each list in `vary`.
 
     All combinations of these occur before any occurs again, and the first rows are spread over each
@@ -74,7 +74,7 @@ class Variations:
     def _check(self) -> None:
         for name, values in self._vary.items():
             if name in OWN:
-                raise ConfigError(f"{name} is a column of every row already", hint="name it else")
+                raise ConfigError(f"{name} is a column of every row already", hint="rename it")
             if not values:
                 raise ConfigError(f"there is no value for {name}", hint=f"--vary {name}=a,b,c")
         taken = {*OWN, *self._vary}
@@ -83,14 +83,14 @@ class Variations:
                 if name in taken:
                     raise ConfigError(
                         f"the rows have a column {name}, and so has every text",
-                        hint="name the column of the rows else",
+                        hint="rename the column of the rows",
                     )
 
 
 def combination(place: int, lengths: Sequence[int]) -> list[int]:
     """An index into each of the lists of these lengths: the place-th of all combinations.
 
-    Along a diagonal, moved by one where it would close, so that each list is gone through as evenly
+    Along a diagonal, moved by one if it would close, so that each list is gone through as evenly
     as its length allows; of A and B values the first lcm(A, B) places are one diagonal. Place 0 and
     those that follow give every combination once before one comes again.
     """

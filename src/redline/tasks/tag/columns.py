@@ -27,9 +27,9 @@ class Gold(msgspec.Struct, frozen=True):
 
 
 def first_row(rows: str) -> Mapping[str, Any] | None:
-    """The first row that can be read; None where there is none, and for a pipe, which is read once.
+    """The first row that can be read; None if there is none, and for a pipe, which is read once.
 
-    Raises ConfigError where the rows cannot be read at all.
+    Raises ConfigError if the rows cannot be read at all.
     """
     if url_of(rows) is None and not _is_kept(rows):
         return None

@@ -25,7 +25,10 @@ class Confusion(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """counts: of (gold, said). labels: every one that occurs as either, in alphabetical order."""
+    """How tags agree with gold labels.
+
+    counts: of (gold, said). labels: every one that occurs as either, in alphabetical order.
+    """
 
     counts: dict[tuple[str, str], int]
     labels: list[str]
@@ -69,7 +72,7 @@ class Agreement(msgspec.Struct, frozen=True):
         return made.getvalue()
 
     def confusions(self, most: int) -> list[Confusion]:
-        """What is mistaken for what, the most frequent first."""
+        """The confused pairs of labels, the most frequent first."""
         wrong = [
             Confusion(n, gold, said) for (gold, said), n in self.counts.items() if gold != said
         ]
@@ -79,7 +82,7 @@ class Agreement(msgspec.Struct, frozen=True):
 def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Agreement:
     """How often each gold label was tagged as what, from pairs of gold and said.
 
-    known: the labels that the schema lists. Raises ConfigError where there are too many others.
+    known: the labels that the schema lists. Raises ConfigError if there are too many others.
     """
     counts, labels = Counter[tuple[str, str]](), set(known)
     most = len(labels) + MOST_OTHERS

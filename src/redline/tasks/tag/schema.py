@@ -42,7 +42,9 @@ _AROUND = " \t\r\n\"'`*."
 
 
 class Schema:
-    """json_schema: as it is sent and shown. name: of the response format.
+    """The form of a tag.
+
+    json_schema: as it is sent and shown. name: of the response format.
 
     fields: the names of a tag's fields. labels: those of them that take one of a list of texts,
     and these.
@@ -65,9 +67,9 @@ class Schema:
         }
 
     def checked(self, value: Any) -> tuple[Any, list[str]]:
-        """The value as it is kept, and what is wrong with it; nothing is where it is valid.
+        """The value as it is kept, and its errors; none if it is valid.
 
-        Labels are written as the schema writes them, where only case and white space differ. A
+        Labels are written as the schema writes them, if only case and white space differ. A
         pydantic model's own dump is what is kept.
         """
         value = self._tidied(self.json_schema, value)
@@ -78,7 +80,7 @@ class Schema:
         return value, [_short(_words(error)) for error in errors]
 
     def bare(self, text: str) -> dict[str, str] | None:
-        """The tag of an answer that is nothing but a label, where a tag has one field."""
+        """The tag of an answer that is nothing but a label, if a tag has one field."""
         if len(self.fields) != 1 or not self.labels:
             return None
         name = self.fields[0]
@@ -116,7 +118,7 @@ class Schema:
         return {}
 
     def _labels(self, part: Any, depth: int = 0) -> list[str]:
-        """The texts that a part takes; none where it takes anything else but null as well."""
+        """The texts that a part takes; none if it takes anything else but null as well."""
         part = self._followed(part)
         values = [part["const"]] if "const" in part else part.get("enum")
         if isinstance(values, list):
@@ -178,7 +180,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
 
 
 def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
-    """Each value is a list of texts, and none of them means something in a JSON Schema."""
+    """Whether each value is a list of texts, and none of them means something in a JSON Schema."""
     kinds = value.get("type")
     is_type = isinstance(kinds, list) and _TYPES.issuperset(map(str, kinds))
     return "enum" not in value and not is_type and all(map(_are_labels, value.values()))
@@ -214,18 +216,18 @@ def _of_model(module: str, name: str, given: str) -> Schema:
         model = getattr(importlib.import_module(module), name)
         schema = model.model_json_schema()
     except Exception as error:
-        # A module may raise anything while it is imported, and all of it is the user's to mend.
+        # A module may raise anything while it is imported, and all of it is the user's to fix.
         if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
             extra("pydantic", "schema", given)
         raise ConfigError(
-            f"{given} is no pydantic model: {type(error).__name__}: {error}",
+            f"{given} is not a pydantic model: {type(error).__name__}: {error}",
             hint="a class derived from pydantic.BaseModel, as package.module:Model",
         ) from error
     return Schema(schema, name=name, model=model)
 
 
 def _validator(json_schema: dict[str, Any]) -> Any:
-    """What tells the errors of a value. Raises ConfigError where the schema is none."""
+    """The validator that finds the errors of a value. Raises ConfigError if the schema is none."""
     jsonschema = extra("jsonschema", "schema", _NEEDED_FOR)
     referencing = extra("referencing", "schema", _NEEDED_FOR)
     for reference in _references(json_schema):
@@ -274,7 +276,7 @@ def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
 
 
 def _nearest(said: str, labels: list[str]) -> str:
-    """The one label that differs by case and white space alone; what was said, where none does."""
+    """The one label that differs by case and white space alone; what was said, if none does."""
     if said in labels:
         return said
     folded = _folded(said)

@@ -105,7 +105,7 @@ class Structured:
             self._at, self._is_taken = max(self._at, at), is_taken
 
     def _is_refused(self, error: Exception) -> bool:
-        """The error may be about the format, and another one is to be tried."""
+        """Whether the error may be about the format, and another one is to be tried."""
         if not self._falls_back or not isinstance(error, Rejected | ServerFailed | BadReply):
             return False
         if _FORMAT_WORDS.search(error.what):
@@ -180,7 +180,7 @@ def _strict(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _close(made: dict[str, Any], part: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    """Has an object's schema require all that it names, and allow nothing else."""
+    """Makes an object's schema require every named property, and allow no others."""
     names, required = part.get("properties"), part.get("required", [])
     is_closed = part.get("additionalProperties") is False
     if not is_closed and "additionalProperties" in part:

@@ -73,7 +73,7 @@ class _Columns:
 
 
 def check_path(path: Path) -> None:
-    """Raises ConfigError where no table can be written to that path."""
+    """Raises ConfigError if no table can be written to that path."""
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(f"cannot export to {path}", hint=f"known are {', '.join(SUFFIXES)}")
     if path.is_dir() or not path.parent.is_dir():
@@ -85,7 +85,7 @@ def check_path(path: Path) -> None:
 def write_table(results: Path, path: Path) -> int:
     """Puts the rows that have a tag in `results` into a new table at `path`; how many they are.
 
-    Raises ConfigError for a missing extra, JournalError where a file cannot be read or written.
+    Raises ConfigError for a missing extra, JournalError if a file cannot be read or written.
     """
     columns = _Columns(results)
     write = _write_csv if path.suffix.lower() == ".csv" else _write_parquet

@@ -34,7 +34,7 @@ _ENDINGS = {
 }
 _CUT = "the answer was cut at the token limit before its JSON was whole"
 _LONGEST_QUOTE = 4_000
-# A longer answer is read in a thread: its JSON takes about a millisecond to find for so much.
+# A longer answer is read in a thread: its JSON takes about a millisecond to find at this length.
 _LONG_ANSWER = 50_000
 
 
@@ -48,7 +48,7 @@ class Tagging:
 
     @property
     def is_format_refused(self) -> bool:
-        """The endpoint takes no response format: it was told by the prompt alone."""
+        """The endpoint takes no response format: the schema was sent in the prompt alone."""
         return self._structured.is_format_refused
 
     def settings(self) -> Mapping[str, Any]:
@@ -81,7 +81,7 @@ class Tagging:
         return outcome
 
     async def _read(self, answer: Any, finish_reason: str | None) -> tuple[Any, str]:
-        """The tag in an answer, and what is wrong with it; nothing is where it is valid."""
+        """The tag in an answer, and what is wrong with it; empty if it is valid."""
         if not isinstance(answer, str) or not answer.strip():
             value, problem = None, "the answer is empty"
         elif len(answer) < _LONG_ANSWER:
@@ -142,7 +142,7 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
     if finish_reason in _ENDINGS:
-        return Rejected(problem, hint="look at the row; its failure has the answer")
+        return Rejected(problem, hint="check the row; its failure has the answer")
     return Rejected(
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",
         hint="raise --max-tokens"

@@ -37,11 +37,13 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True):
-    """tagged: rows that have a tag. failed: those that have none. reasks: of both, all together.
+    """The results of a tagging job.
+
+    tagged: rows that have a tag. failed: those that have none. reasks: of both, all together.
 
     is_over: every row of the input is one of these. without_gold: tagged rows whose gold column is
     empty, and which are not compared. strays: compared rows whose gold label the schema lacks.
-    agreement: of the tags with gold; None where it was not asked for.
+    agreement: of the tags with gold; None if it was not asked for.
     """
 
     tagged: int
@@ -92,7 +94,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
     """The contents of an output's files. Memory is bounded, but for 200 bytes a failure.
 
-    Raises JournalError for a damaged file, ConfigError where gold's column holds no labels.
+    Raises JournalError for a damaged file, ConfigError if gold's column holds no labels.
     """
     failed = {line.hash: line.reasks for line in _lines(output.failed_path)}
     counts = Counter[str]()
@@ -134,7 +136,7 @@ def _lines(path: Path) -> Iterator[_Line]:
 def _pair(line: _Line, gold: Gold) -> tuple[str, str] | None:
     """The gold label and the one of the tag; None for a row without gold.
 
-    What is no text is compared by its JSON: 3, true, and null for a field that a tag leaves out.
+    What is not text is compared by its JSON: 3, true, and null for a field that a tag leaves out.
     """
     row = line.input if isinstance(line.input, dict) else {}
     label = row.get(gold.column)

@@ -74,7 +74,7 @@ def test_a_file_that_others_may_write_is_refused(path: Path, mode: int) -> None:
     add_key(path, "acme")
     path.chmod(mode)
     for act in (read_keys, lambda path: add_key(path, "acme"), lambda path: revoke_key(path, "k")):
-        with pytest.raises(ConfigError, match="other users may write") as caught:
+        with pytest.raises(ConfigError, match="other users can write") as caught:
             act(path)
         assert caught.value.hint == f"chmod 600 {path}"
 
