@@ -123,6 +123,7 @@ MODULES = {
             "sim/test_withdraw.py",
             "unit/route/test_balance.py",
             "unit/route/test_call_facts.py",
+            "unit/route/test_health.py",
             "unit/route/test_health_pages.py",
             "unit/route/test_pool.py",
             "unit/route/test_pool_room.py",
