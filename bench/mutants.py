@@ -50,7 +50,7 @@ _CONFIG = """
 source_paths = ["src"]
 only_mutate = {sources}
 also_copy = ["README.md", "docs", "examples"]
-pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=30"]
+pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=30", "--timeout-method=thread"]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
 timeout_multiplier = 3.0
