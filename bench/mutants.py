@@ -43,14 +43,17 @@ _UNREACHED = (5, 33)
 _TIMED_OUT = (24, 36, 152, 255, -24)
 _UNJUDGED = (None, 2)
 _COPIED = ("README.md", "docs", "examples", "pyproject.toml", "src", "tests")
-# A mutant that never ends is killed by the time of one test. All its tests together have 3 times
+# A mutant that never ends is killed by the time of one test, which ends the process: Hypothesis would
+# try the example again. All its tests together have 3 times
 # what they took, and 30 s more: a busy machine must not kill it.
 _CONFIG = """
 [tool.mutmut]
 source_paths = ["src"]
 only_mutate = {sources}
 also_copy = ["README.md", "docs", "examples"]
-pytest_add_cli_args = ["-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=30", "--timeout-method=thread"]
+pytest_add_cli_args = [
+  "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout=30", "--timeout-method=thread",
+]
 pytest_add_cli_args_test_selection = {tests}
 use_git_change_detection = false
 timeout_multiplier = 3.0
