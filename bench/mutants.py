@@ -2,9 +2,9 @@
 
 mutmut changes one operator, literal, name or argument of a function at a time. A mutant that no
 test fails for survives; one that no test reaches counts as a survivor, and so does one that is
-equivalent to the program. `MODULES` names what is judged and the tests that judge it: those of its
-folder, in virtual time. Of each module a seed draws the mutants, in an order that does not depend
-on how many are drawn.
+equivalent to the program. `MODULES` names what is judged and the tests that judge it: quick ones
+within one process, most of them in virtual time. Of each module a seed draws the mutants, in an
+order that does not depend on how many are drawn.
 
 The campaign `mutants` has a part for each module, of 300 mutants, which passes if 90 % are killed.
 This script judges a smaller number and prints the survivors with their changes. Both keep each
@@ -43,9 +43,9 @@ _UNREACHED = (5, 33)
 _TIMED_OUT = (24, 36, 152, 255, -24)
 _UNJUDGED = (None, 2)
 _COPIED = ("README.md", "docs", "examples", "pyproject.toml", "src", "tests")
-# A mutant that never ends is killed by the time of one test, which ends the process: Hypothesis would
-# try the example again. All its tests together have 3 times
-# what they took, and 30 s more: a busy machine must not kill it.
+# A mutant that never ends is killed by the time of one test, which ends the process: otherwise
+# Hypothesis would repeat the example. All its tests together have 3 times what they took, and 30 s
+# more: a busy machine must not kill it.
 _CONFIG = """
 [tool.mutmut]
 source_paths = ["src"]
@@ -115,10 +115,24 @@ MODULES = {
     ),
     "journal": Module(
         ("journal/journal.py", "journal/lines.py", "journal/results_file.py"),
-        ("unit/journal", *_JOBS),
+        (
+            "cli/test_changed_rows.py",
+            "cli/test_flawed_answers.py",
+            "cli/test_old_outputs.py",
+            "crash/test_continue.py",
+            "crash/test_keys.py",
+            "crash/test_lost_lines.py",
+            "crash/test_platter.py",
+            "crash/test_torn_tail.py",
+            "unit/journal",
+            *_JOBS,
+        ),
     ),
     "row identity": Module(("journal/identity.py",), ("unit/journal", *_JOBS)),
-    "job runner": Module(("job/work/runner.py",), ("unit/job", *_JOBS)),
+    "job runner": Module(
+        ("job/work/runner.py",),
+        ("real/test_given_up.py", "real/test_python.py", "sim/test_webhook.py", *_JOBS),
+    ),
     "route: balance and health": Module(
         ("route/balance.py", "route/health.py"),
         (
