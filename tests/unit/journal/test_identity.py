@@ -20,7 +20,7 @@ from redline.journal import (
     mark_of,
     marks_of,
 )
-from redline.sources import Row, custom_id, message_key, open_source
+from redline.sources import AsyncRows, Row, custom_id, message_key, open_source
 
 
 def row(number: int, content: bytes, custom_id: object = None) -> Row:
@@ -170,7 +170,7 @@ def identified(
     identifier: Identifier, rows: list[Row], size: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Keys, places of duplicates and of what is undone, where so many rows come at once."""
-    keys, duplicates, undone = [], [], []
+    keys, duplicates, undone = list[int](), list[int](), list[int]()
     for begin in range(0, len(rows), size):
         found = identifier.keys(rows[begin : begin + size])
         keys += found.keys
@@ -348,7 +348,9 @@ def test_each_row_up_to_a_limit_comes_with_its_key_and_whether_its_name_was_ther
     limit: int | None,
 ) -> None:
     items = [{"custom_id": f"r{number % 400}", "prompt": str(number)} for number in range(600)]
-    found = list(keyed_rows(open_source(items), limit))
+    source = open_source(items)
+    assert not isinstance(source, AsyncRows)
+    found = list(keyed_rows(source, limit))
     expected = 600 if limit is None else min(limit, 600)
     assert [row.number for row, *_ in found] == list(range(1, expected + 1))
     assert [repeats for *_, repeats in found] == [number >= 400 for number in range(expected)]
