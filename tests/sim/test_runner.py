@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
-from redline.calls import Reply, Retry, RetryPolicy
+from redline.calls import Call, Outcome, Reply, Request, Retry, RetryPolicy
 from redline.errors import (
     BadReply,
     Disconnected,
@@ -21,7 +23,7 @@ from redline.errors import (
     ServerFailed,
     TimedOut,
 )
-from redline.job.settings import Job, Prompting
+from redline.job.settings import Hooks, Job, Prompting
 from redline.job.work import (
     GRACE_S,
     HOPELESS_ROWS,
@@ -35,6 +37,7 @@ from redline.job.work import (
 from redline.journal import Brief, NotKept, Result
 from redline.sources import open_source
 from redline.testing import ScriptedBackend, Send, Step, VirtualClock, virtual_run
+from redline.waist import Sink
 from support.catching import assert_caught
 
 
@@ -49,8 +52,11 @@ class Harness:
         self,
         rows: object,
         backend: ScriptedBackend,
+        *,
+        wired: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
+        """wired: changes of the runner's Wiring. settings: of the job."""
         self.backend = backend
         self.tally = Tally()
         clock = VirtualClock(asyncio.get_running_loop())
@@ -60,16 +66,17 @@ class Harness:
         self.feed = Feed(
             open_source(rows), lambda keys, undone, marks: undone, job.limit, load=load
         )
-        wiring = Wiring(
-            backend=Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),
-            slots=8,
-            supply=self.feed,
-            source_name="rows",
-            renderer=Renderer(job.prompting),
-            results=NotKept(self._count),
-            load=load,
-            on_result=self._keep,
-        )
+        parts: dict[str, Any] = {
+            "backend": Retry(backend, job.retry, clock=clock, listener=self.tally, seed=1),
+            "slots": 8,
+            "supply": self.feed,
+            "source_name": "rows",
+            "renderer": Renderer(job.prompting),
+            "results": NotKept(self._count),
+            "load": load,
+            "on_result": self._keep,
+        }
+        wiring = Wiring(**(parts | (wired or {})))
         self.runner = Runner(job, wiring, clock=clock)
 
     def _count(self, rows: list[Brief]) -> None:
@@ -269,6 +276,7 @@ def test_the_runs_deadline_ends_it_and_leaves_the_rest_for_the_next_run() -> Non
         run.check_law()
         assert isinstance(run.runner.stopped, TimedOut)
         assert run.runner.stopped.phase == "run"
+        assert run.runner.stopped.hint == "run the same command again: it continues"
         assert asyncio.get_running_loop().time() < 11
         assert run.unfinished > 0
 
@@ -377,6 +385,8 @@ def test_bad_rows_and_duplicates_fail_alone_and_are_named() -> None:
             2: "the row cannot be read: not an object but a list",
             4: "an earlier row has the same custom_id: a",
         }
+        hints = [result.outcome.error.hint for result in run.results if result.outcome.error]
+        assert hints == ["", "custom_ids name rows, so each may occur once"]
         assert len(run.backend.sends) == 2
         assert len({result.key for result in run.results}) == 4
 
@@ -410,6 +420,265 @@ def test_the_runner_names_the_row_the_endpoint_and_the_attempt() -> None:
         error = run.results[0].outcome.error
         assert error is not None
         assert error.where == "rows:1, endpoint scripted, attempt 3 of 3"
+
+    virtual_run(main())
+
+
+class Later(Executor):
+    """Calls each function after a time that depends on its value, in virtual time."""
+
+    def __init__(self, after_s: Callable[[Any], float] = lambda value: 0.0) -> None:
+        self._after_s = after_s
+        self.calls = 0
+
+    def submit(self, function: Any, /, *values: Any, **named: Any) -> Future[Any]:
+        self.calls += 1
+        future: Future[Any] = Future()
+
+        def call() -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(function(*values))
+                except Exception as error:
+                    future.set_exception(error)
+
+        asyncio.get_running_loop().call_later(self._after_s(*values), call)
+        return future
+
+
+def by_row(run: Harness) -> dict[int, Result]:
+    return {result.row.number: result for result in run.results}
+
+
+def reasons(run: Harness) -> list[str]:
+    """Why rows were left behind. Tests of whole runs see how these are named."""
+    return [line.partition(": ")[2] for line in run.runner.abandoned]
+
+
+def test_functions_before_and_after_run_in_their_executor_and_fail_their_rows_alone() -> None:
+    def before(row: dict[str, Any]) -> Any:
+        number = row["n"]
+        row["n"] += 100
+        return {3: row, 4: [row]}.get(number, {"asked": number})
+
+    def after(output: Any) -> Any:
+        if output == 2:
+            raise ValueError("not 2")
+        return {"kept": output}
+
+    def answer(send: Send) -> Step:
+        return Reply(output=send.request.body.get("asked", send.request.body))
+
+    async def main() -> None:
+        executor = Later()
+        hooks = Hooks(before=before, after=after, executor=executor)
+        run = Harness(rows(5), ScriptedBackend(answer), hooks=hooks)
+        await run.run()
+        run.check_law()
+        found = by_row(run)
+        assert executor.calls == 5 + 4
+        assert found[1].outcome.output == {"kept": 1}
+        assert found[3].outcome.output == {"kept": {"n": 103}}
+        assert found[3].row.data == {"n": 3}
+        errors = {n: one.outcome.error.what for n, one in found.items() if one.outcome.error}
+        assert errors == {
+            2: "the `after` function raised ValueError: not 2",
+            4: "the `before` function returned a value of type list, not a dict",
+        }
+        # What the answer was stays with its row.
+        assert found[2].outcome.output == 2
+
+    virtual_run(main())
+
+
+def test_an_abort_waits_a_moment_for_functions_and_reports_those_that_go_on() -> None:
+    async def main() -> None:
+        executor = Later(lambda output: 1.1 if output <= 2 else 60.0)
+        answer = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]))
+        hooks = Hooks(after=lambda output: -output, executor=executor)
+        run = Harness(rows(4), answer, hooks=hooks)
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        assert not run.results
+        run.runner.abort()
+        await task
+        assert {n: one.outcome.output for n, one in by_row(run).items()} == {1: -1, 2: -2}
+        assert reasons(run) == 2 * ["the `after` function has not returned"]
+        assert asyncio.get_running_loop().time() < 2.0
+
+    virtual_run(main())
+
+
+class Stubborn(ScriptedBackend):
+    """Its calls end after 5 s, whatever is cancelled."""
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        loop = asyncio.get_running_loop()
+        ends_s = loop.time() + 5.0
+        while (left_s := ends_s - loop.time()) > 0:
+            try:
+                await asyncio.sleep(left_s)
+            except asyncio.CancelledError:
+                continue
+        return await super().send(request, call, sink)
+
+
+def test_a_call_that_goes_on_though_it_is_cancelled_is_left_behind() -> None:
+    async def main() -> None:
+        run = Harness(rows(2), Stubborn([Reply(output=1)]))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        run.runner.abort()
+        await task
+        assert asyncio.get_running_loop().time() < 2.0
+        assert reasons(run) == 2 * ["its call goes on though it was cancelled"]
+        await asyncio.sleep(10.0)
+        # The journal is closed by then.
+        assert run.results == []
+
+    virtual_run(main())
+
+
+def test_an_abort_ends_the_wait_for_who_takes_a_result() -> None:
+    async def taker(result: Result) -> None:
+        await asyncio.sleep(1000.0)
+
+    async def main() -> None:
+        run = Harness(rows(20), ScriptedBackend([Reply(output=1)]), wired={"on_result": taker})
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        assert run.runner.handing == 8
+        run.runner.drain()
+        await asyncio.sleep(100.0)
+        assert run.runner.handing == 8
+        run.runner.abort()
+        await task
+        assert run.runner.handing == 0
+        assert asyncio.get_running_loop().time() == pytest.approx(101.0, abs=0.1)
+
+    virtual_run(main())
+
+
+def test_rows_that_are_another_runs_to_save_are_not_offered_here() -> None:
+    async def main() -> None:
+        asked = dict[int, int]()
+
+        async def permit(key: int, outcome: Outcome) -> bool:
+            asked[key] = number = outcome.output
+            return bool(number % 2 == 0)
+
+        answer = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]), latency_s=1.0)
+        run = Harness(rows(30), answer, wired={"permit": permit})
+        await run.run()
+        run.check_law()
+        assert sorted(by_row(run)) == list(range(2, 31, 2))
+        assert (run.runner.offered, run.unfinished) == (15, 0)
+        assert sorted(asked.values()) == list(range(1, 31))
+        assert {one.key: one.outcome.output for one in run.results}.items() <= asked.items()
+
+    virtual_run(main())
+
+
+def test_a_permit_that_cannot_be_asked_for_stops_the_run_and_saves_nothing() -> None:
+    async def main() -> None:
+        lost = NoEndpoint("the stream is down")
+
+        async def permit(key: int, outcome: Outcome) -> bool:
+            raise lost
+
+        run = Harness(rows(100), ScriptedBackend([Reply(output=1)]), wired={"permit": permit})
+        await run.run()
+        assert run.runner.stopped is lost
+        assert run.results == []
+        assert run.unfinished == run.runner.offered > 0
+
+    virtual_run(main())
+
+
+class Billed:
+    """A bill that can tell what `most` replies cost."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.added: list[tuple[object, str, bool]] = []
+
+    def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
+        self.added.append((reply.output, endpoint, is_batched))
+        return len(self.added) < self.most
+
+
+@pytest.mark.parametrize(("most", "billed"), [(100, 20), (3, 3)])
+def test_each_answer_is_billed_until_the_cost_is_unknown(most: int, billed: int) -> None:
+    def step(send: Send) -> Step:
+        number = send.request.body["n"]
+        return Rejected("400", status=400) if number > 20 else Reply(output=number)
+
+    async def main() -> None:
+        bill = Billed(most)
+        run = Harness(rows(25), ScriptedBackend(step), wired={"bill": bill})
+        await run.run()
+        assert (run.tally.succeeded, run.tally.failed) == (20, 5)
+        assert bill.added == [(n, "scripted", False) for n in range(1, billed + 1)]
+
+    virtual_run(main())
+
+
+def test_a_row_is_asked_elsewhere_and_its_answer_taken_as_if_it_were_from_here() -> None:
+    async def main() -> None:
+        bill, answers = Billed(100), ScriptedBackend([Reply(output=1)])
+        table = [{"n": 1}, ["no row"], {"n": 3}, {"n": 4}]
+        retry = RetryPolicy(max_retries=4)
+        run = Harness(table, answers, wired={"bill": bill}, fail_on=("length",), retry=retry)
+        runner = run.runner
+        found: dict[int, Request | Outcome] = {}
+        while (picked := await runner.next_row()) is not None:
+            runner.offer(1)
+            found[picked.row.number] = request = await runner.request_of(picked)
+            if isinstance(request, Outcome):
+                await runner.take(picked, request)
+            elif picked.row.number == 4:
+                cut = Reply(output="cut", finish_reason="length")
+                await runner.take(picked, Outcome(status="succeeded", reply=cut, is_batched=True))
+            else:
+                down = ServerFailed("500", status=500)
+                failed = Outcome(status="exhausted", error=down, attempts=2, endpoint="far")
+                await runner.take(picked, failed)
+        assert answers.sends == []
+        assert isinstance(found[1], Request)
+        assert found[1].body == {"n": 1}
+        assert isinstance(found[2], Outcome)
+        results = by_row(run)
+        errors = {n: one.outcome.error for n, one in results.items()}
+        assert str(errors[2]).startswith("the row cannot be read: not an object but a list")
+        places = [error.where for n in (1, 3) if (error := errors[n]) is not None]
+        assert places == [f"rows:{n}, endpoint far, attempt 2 of 5" for n in (1, 3)]
+        assert results[4].outcome.status == "rejected"
+        assert bill.added == [("cut", "", True)]
+        assert (runner.offered, run.tally.failed) == (4, 4)
+        # Nothing of it is left that an abort would have to end.
+        assert runner.sent_s() == []
+        await run.feed.aclose()
+
+    virtual_run(main())
+
+
+def test_how_long_calls_on_the_wire_may_take() -> None:
+    async def main() -> None:
+        slow = ScriptedBackend([Reply(output=1)], latency_s=50.0)
+        run = Harness(rows(20), slow, timeout_s=100.0)
+        runner = run.runner
+        assert runner.finishing()[0] == 0
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(10.0)
+        calls, most_s = runner.finishing()
+        assert calls == 8
+        assert most_s == pytest.approx(90.0, abs=0.1)
+        runner.stop(NoEndpoint("down"))
+        assert runner.finishing() == (8, GRACE_S)
+        await asyncio.sleep(1.0)
+        runner.abort()
+        await task
+        assert runner.finishing()[0] == 0
 
     virtual_run(main())
 

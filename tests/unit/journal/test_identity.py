@@ -11,8 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.journal import Identifier, KeySet, mark_of, marks_of
-from redline.sources import Row, custom_id
+from redline.journal import (
+    Identifier,
+    KeySet,
+    MessageKeys,
+    is_other,
+    keyed_rows,
+    mark_of,
+    marks_of,
+)
+from redline.sources import AsyncRows, Row, custom_id, message_key, open_source
 
 
 def row(number: int, content: bytes, custom_id: object = None) -> Row:
@@ -162,7 +170,7 @@ def identified(
     identifier: Identifier, rows: list[Row], size: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Keys, places of duplicates and of what is undone, where so many rows come at once."""
-    keys, duplicates, undone = [], [], []
+    keys, duplicates, undone = list[int](), list[int](), list[int]()
     for begin in range(0, len(rows), size):
         found = identifier.keys(rows[begin : begin + size])
         keys += found.keys
@@ -238,3 +246,126 @@ def test_rows_of_any_names_have_the_keys_and_marks_that_each_has_alone(
     assert list(found.keys) == [keys[0] for keys, *_ in alone]
     assert list(found.names) == [names[0] for *_, names in alone] == list(map(custom_id, rows))
     assert marks_of(rows) == [mark_of(one) for one in rows]
+
+
+# Equal keys, 0, which is 1's, and keys that begin at the same slot or at the last one.
+COLLIDING = st.sampled_from([0, 1, 2, 3, *(n << 32 for n in range(1, 6)), 1023, (7 << 32) + 1023])
+MARKED = st.lists(st.tuples(COLLIDING, st.integers(0, 3)), max_size=12)
+
+
+class Model:
+    """What a set of marked keys is to do, by a dict."""
+
+    def __init__(self) -> None:
+        self.marks: dict[int, int] = {}
+
+    def add_marked(self, keys: list[int], marks: list[int]) -> tuple[list[int], list[int]]:
+        repeated, changed = list[int](), list[int]()
+        for place, (key, mark) in enumerate(zip(keys, marks, strict=True)):
+            key = key or 1
+            if key not in self.marks:
+                self.marks[key] = mark
+            elif is_other(mark, self.marks[key]):
+                self.marks[key] = mark
+                changed.append(place)
+            else:
+                repeated.append(place)
+        return repeated, changed
+
+
+@given(st.lists(MARKED, max_size=5), st.integers(0, 1))
+def test_marks_stay_with_their_keys_also_when_the_set_grows(
+    batches: list[list[tuple[int, int]]], grown: int
+) -> None:
+    found, model = KeySet(), Model()
+    for number, batch in enumerate(batches):
+        if number == len(batches) // 2:
+            # So many that all keys move to a larger array.
+            found.add_all(more := [(n << 40) + n % 4 for n in range(1, 700 * grown + 1)])
+            model.marks |= dict.fromkeys(more, 0)
+        keys, marks = [key for key, _ in batch], [mark for _, mark in batch]
+        assert found.add_marked(keys, marks) == model.add_marked(keys, marks)
+    assert len(found) == len(model.marks)
+    assert found.has_marks == any(model.marks.values())
+    for key, mark in model.marks.items():
+        assert found.mark_of(key) == mark
+        assert found.matches(key, 0)
+        assert found.matches(key, 2) == (mark in (0, 2))
+    assert found.mark_of(0) == model.marks.get(1, 0)
+    for absent in (5, 99 << 32, (99 << 32) + 1023):
+        assert not found.matches(absent, 0)
+        assert found.mark_of(absent) == 0
+
+
+def test_marks_of_keys_that_are_in_the_set_already() -> None:
+    found = KeySet()
+    keys = [number << 32 for number in range(1, 40)]
+    found.add_all([*keys, 0])
+    found.mark(keys, [0] * len(keys))
+    assert not found.has_marks
+    found.mark([*keys[:20], 0], [*range(1, 21), 77])
+    assert found.has_marks
+    assert [found.mark_of(key) for key in keys] == [*range(1, 21), *[0] * 19]
+    assert found.mark_of(0) == 77
+    found.mark(keys[:1], [5])
+    assert found.mark_of(keys[0]) == 5
+    with pytest.raises(ValueError, match="shorter"):
+        found.mark(keys[:2], [5])
+
+
+def asked(number: int, name: str | None, prompt: str) -> Row:
+    data = {"prompt": prompt} if name is None else {"custom_id": name, "prompt": prompt}
+    return Row(number, number, data, prompt.encode())
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc") | st.none(), st.sampled_from("xy")), max_size=9),
+    st.lists(st.sampled_from("xy"), min_size=9, max_size=9),
+    st.integers(1, 4),
+)
+def test_a_named_row_that_has_another_content_than_its_line_is_undone(
+    parts: list[tuple[str | None, str]], prompts: list[str], size: int
+) -> None:
+    before = [asked(number, *part) for number, part in enumerate(parts, 1)]
+    # A row that repeats a name is known by its content, which so must stay.
+    keys, duplicates, _ = identified(Identifier(), before, size)
+    firsts = [place for place in range(len(before)) if place not in duplicates]
+    now = [
+        asked(number, name, prompt if name and number - 1 in firsts else old)
+        for number, ((name, old), prompt) in enumerate(zip(parts, prompts, strict=False), 1)
+    ]
+    # It is never answered.
+    done = KeySet()
+    done.add_all([keys[place] for place in firsts])
+    done.mark([keys[place] for place in firsts], marks_of(before[place] for place in firsts))
+    changed = [place for place in firsts if now[place].data != before[place].data]
+    undone = sorted([*changed, *duplicates])
+    assert identified(Identifier(done), now, size) == (keys, duplicates, undone)
+
+
+@pytest.mark.parametrize("limit", [None, 0, 1, 300, 301, 600, 601, 5000])
+def test_each_row_up_to_a_limit_comes_with_its_key_and_whether_its_name_was_there(
+    limit: int | None,
+) -> None:
+    items = [{"custom_id": f"r{number % 400}", "prompt": str(number)} for number in range(600)]
+    source = open_source(items)
+    assert not isinstance(source, AsyncRows)
+    found = list(keyed_rows(source, limit))
+    expected = 600 if limit is None else min(limit, 600)
+    assert [row.number for row, *_ in found] == list(range(1, expected + 1))
+    assert [repeats for *_, repeats in found] == [number >= 400 for number in range(expected)]
+    single = Identifier()
+    assert [number for _, number, _ in found] == [key(single, row)[0] for row, *_ in found]
+
+
+def test_a_message_is_known_by_its_stream_and_its_content() -> None:
+    rows = [row(1, b"1-0 a", "x"), row(2, b"2-0 b"), row(3, b"3-0 c", "x"), row(4, b"1-0 a")]
+    done = KeySet()
+    keys = MessageKeys(b"one", done)
+    found = keys.keys(rows)
+    assert list(found.keys) == [message_key(b"one", one.content) for one in rows]
+    assert list(found.names) == ["x", None, "x", None]
+    assert (found.duplicates, found.undone) == ([], [0, 1, 2, 3])
+    done.add_all([found.keys[0], found.keys[2]])
+    assert keys.keys(rows).undone == [1]
+    assert MessageKeys(b"other", done).keys(rows).undone == [0, 1, 2, 3]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redline.errors import ConfigError
-from redline.limits import Rate, parse_count, parse_rate
-from redline.limits.rule import MAX_COUNT
+from redline.limits import Rate, parse_count, parse_rate, rate_per
+from redline.limits.rule import MAX_COUNT, limit_text
 
 
 @pytest.mark.parametrize(
@@ -50,8 +50,9 @@ def test_a_window_has_bounds(text: str) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, MAX_COUNT + 1])
 def test_a_count_has_bounds(count: int) -> None:
-    with pytest.raises(ConfigError, match=f"at least 1 per window, not {count}"):
+    with pytest.raises(ConfigError, match=f"at least 1 per window, not {count}") as caught:
         Rate(count, 1.0)
+    assert caught.value.hint == "write it like 2/1s or 500/60s"
 
 
 @pytest.mark.parametrize("window_s", [0.0, -1.0, float("nan"), float("inf")])
@@ -111,3 +112,51 @@ def test_a_rate_in_a_rate_text_has_the_same_errors() -> None:
 def test_a_rate_prints_as_it_is_written(count: int, window_s: int) -> None:
     rate = Rate(count, float(window_s))
     assert parse_rate(str(rate)) == rate
+
+
+@pytest.mark.parametrize(
+    ("value", "rate"),
+    [
+        (500, Rate(500, 60.0)),
+        ("2k", Rate(2000, 60.0)),
+        (2.0, Rate(2, 60.0)),
+        (2.5, Rate(3, 72.0)),
+        ("0.5", Rate(1, 120.0)),
+        ("1.0005k", Rate(1001, 60.0 * 1001 / 1000.5)),
+    ],
+)
+def test_a_fraction_stretches_the_window(value: str | float, rate: Rate) -> None:
+    assert rate_per(value, 60.0) == rate
+
+
+@pytest.mark.parametrize("value", [0, 0.0, "0", "0.0k"])
+def test_no_rate_is_written_by_leaving_it_out(value: str | float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rate_per(value, 60.0, "--rpm")
+    assert caught.value.what == f"--rpm must be above 0, not {value}"
+    assert caught.value.hint == "leave it out for no limit"
+
+
+@pytest.mark.parametrize("value", ["x", "", "-1", -1, "1 k k"])
+def test_what_is_no_number_is_refused_by_name(value: str | float) -> None:
+    with pytest.raises(ConfigError) as caught:
+        rate_per(value, 60.0, "--rpm")
+    assert caught.value.what == f"--rpm is not a number: {value}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "text"),
+    [
+        ("tokens", Rate(200_000, 60.0), "200k tokens/min"),
+        ("tokens", Rate(10_000, 1.0), "10k tokens/s"),
+        ("tokens", Rate(9_000, 1.0), "9,000 tokens/s"),
+        ("tokens", Rate(10_500, 1.0), "10,500 tokens/s"),
+        ("input_tokens", Rate(30_000_000, 86400.0), "30m input tokens/day"),
+        ("input_tokens", Rate(9_000_000, 3600.0), "9,000k input tokens/h"),
+        ("requests", Rate(500, 60.0), "500 requests/min"),
+        ("requests", Rate(5, 2.5), "5 requests/2.5 s"),
+        ("requests", None, "the rate of requests that is searched for"),
+    ],
+)
+def test_a_limit_reads_as_people_write_it(kind: str, rate: Rate | None, text: str) -> None:
+    assert limit_text(kind, rate) == text

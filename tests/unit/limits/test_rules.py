@@ -113,6 +113,18 @@ def test_the_guard_follows_the_replies_unless_it_is_stated() -> None:
     assert stated.guard_s == 0
 
 
+def test_the_guard_has_no_margin_while_a_limit_is_searched_for() -> None:
+    stated, searched = budget_of(guard_s=None), budget_of(guard_s=None, rate="auto")
+    assert (stated.is_searched, searched.is_searched) == (False, True)
+    assert stated.guard_s == pytest.approx(0.055)
+    assert searched.guard_s == pytest.approx(0.050)
+    searched.set_rates("requests", [Rate(20, 1.0)], 0.0)
+    assert searched.lines[0].window.guard_s == searched.guard_s
+    searched.end_search()
+    assert not searched.is_searched
+    assert searched.lines[0].window.guard_s == searched.guard_s == stated.guard_s
+
+
 def test_a_share_is_of_what_is_left_by_the_headroom() -> None:
     rules = budget_of(requests="100/1s", headroom=0.5)
     rules.set_share(0.5)

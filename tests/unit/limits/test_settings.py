@@ -119,3 +119,23 @@ def test_a_bad_rate_says_which_limit() -> None:
 def test_an_unknown_word_names_the_nearest(name: str, value: str, what: str, hint: str) -> None:
     error = refused(**{name: value})
     assert (error.what, error.hint) == (what, hint)
+
+
+@pytest.mark.parametrize(
+    ("requests", "profile", "ahead"),
+    [
+        ((), "any", 64),
+        ("5/1s", "any", 16),
+        ("1000/60s", "any", 17),
+        ("1000/60s", "counter", 17),
+        ("1000/60s", "fixed", 1000),
+        ("1000/60s", "moving", 1000),
+        ("1000/60s", "bucket", 1000),
+        (("100/1s", "1200/60s"), "any", 20),
+        (("100/1s", "1200/60s"), "moving", 100),
+    ],
+)
+def test_as_many_calls_hold_a_connection_as_a_second_or_a_burst_may_send(
+    requests: tuple[str, ...] | str, profile: str, ahead: int
+) -> None:
+    assert Limits(requests=requests, profile=profile).ahead() == ahead

@@ -220,6 +220,26 @@ def test_what_is_recalled_counts_as_if_it_had_been_sent_here(profile: str) -> No
         assert recalled.wait_s(1, now_s) == pytest.approx(live.wait_s(1, now_s), abs=0.011)
 
 
+@pytest.mark.parametrize("kind", ["requests", "tokens"])
+def test_what_is_recalled_by_a_crowded_counter_counts_in_every_phase(kind: Any) -> None:
+    live, recalled = (
+        window_of(1000, 60.0, profile="counter", kind=kind, guard_s=0.0) for _ in range(2)
+    )
+    sends = [(float(second), 45) for second in range(20)]
+    for at_s, amount in sends:
+        for window in (live, recalled):
+            send(window, amount, at_s)
+    more = [(20.0 + second, 5) for second in range(8)]
+    for at_s, amount in more:
+        send(live, amount, at_s)
+    recalled.recall(more)
+    for now_s in (27.0, 40.0, 60.5, 80.0):
+        for amount in (1, 100, 900):
+            assert recalled.wait_s(amount, now_s) == pytest.approx(
+                live.wait_s(amount, now_s), abs=0.2
+            )
+
+
 @pytest.mark.parametrize("profile", ALL)
 @pytest.mark.parametrize("is_settled", [False, True])
 def test_memory_is_bounded_whatever_is_sent(profile: str, is_settled: bool) -> None:

@@ -232,6 +232,37 @@ class TestPrefix:
         assert index_of(made, among[1:], Asked(blocks=(1,))) == 0
 
 
+class TestPrefixesOfCallsThatWait:
+    """Which of the waiting calls goes next to an endpoint that has room."""
+
+    def made(self) -> LongestPrefix:
+        """1 has been at e0, 2 at e1, and 3 at both."""
+        made, among = LongestPrefix(), named([Figures(), Figures()])
+        for block, name in ((1, 0), (2, 1), (3, 0), (3, 1)):
+            index_of(made, among[name : name + 1], Asked(blocks=(block,)))
+        return made
+
+    @pytest.mark.parametrize(
+        ("names", "waiting", "best"),
+        [
+            (["e0"], [(2,), (9,), (1,)], 2),
+            (["e1"], [(1,), (9,), (2,)], 2),
+            (["e0", "e1"], [(9,), (2,), (1,)], 1),
+            (["e1"], [(1,), (9,), (8,)], 1),
+            (["e1"], [(1,), (), (9,)], 1),
+            (["e2"], [(1,), (3,), (9,)], 1),
+            (["e2"], [(1,), (2,)], 0),
+            # The longest known prefix decides.
+            (["e0"], [(2, 7), (1, 7)], 1),
+        ],
+        ids=["its own", "the other's", "either", "unseen", "empty", "of all", "none", "longer"],
+    )
+    def test_first_its_own_then_those_of_no_endpoint_then_the_first(
+        self, names: list[str], waiting: list[tuple[int, ...]], best: int
+    ) -> None:
+        assert self.made().next_for(names, [Asked(blocks=blocks) for blocks in waiting]) == best
+
+
 class TestRoundRobin:
     @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6))
     def test_each_has_its_share_of_any_period(self, weights: list[int]) -> None:
@@ -338,6 +369,21 @@ class TestFigures:
         for _ in range(100):
             one.answered(4.0, 3.0)
         assert one.latency_s == pytest.approx(4.0, rel=0.01)
+
+    def test_what_is_forgotten_has_no_part_in_later_means(self) -> None:
+        one, other = Figures(weight=2.0), Figures(weight=2.0)
+        for _ in range(20):
+            one.began()
+            one.answered(30.0, 1.0)
+            one.drained(100.0, 30.0)
+        one.forget()
+        for each in (one, other):
+            each.began()
+            each.answered(2.0, 3.0)
+            each.drained(500.0, 2.0)
+        assert one.latency_s == other.latency_s == 2.0
+        assert one.tokens_per_s == other.tokens_per_s == 500.0
+        assert one.answers == other.answers == 1
 
     @given(results=st.lists(st.booleans(), max_size=200))
     def test_availability_is_a_share(self, results: list[bool]) -> None:
