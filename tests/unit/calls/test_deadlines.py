@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
@@ -217,3 +219,19 @@ def test_very_many_clocks_leave_nothing_behind() -> None:
 
     with pytest.raises(Deadlock, match="no timer is set"):
         virtual_run(main())
+
+
+def test_a_timeout_that_is_over_is_freed_without_a_garbage_collection() -> None:
+    async def main() -> weakref.ref[object]:
+        wheel = Deadlines(VirtualClock(asyncio.get_running_loop()))
+        async with wheel.timeout(10) as alarm:
+            alarm.ring_at(20)
+            kept: weakref.ref[object] = weakref.ref(alarm)
+        del alarm
+        return kept
+
+    gc.disable()
+    try:
+        assert virtual_run(main())() is None
+    finally:
+        gc.enable()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import select
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import cast
 
 import httptools
@@ -50,6 +50,7 @@ _FULL_READ_BYTES = 256_000
 _PART_BYTES = 256 * 1024
 # A server that lays out its answers in ever new ways is not worth a new expression for each.
 _MOST_FORMS = 8
+_NOTHING = memoryview(b"")
 
 
 class Connection(asyncio.Protocol):
@@ -58,18 +59,18 @@ class Connection(asyncio.Protocol):
     is_used: a request has been written on it. asked, last_asked, last_answer: see Kept. unasked:
     what the server sent while no request was open. is_done: the answer is whole, or nothing was
     asked. body: of an answer that is whole and not streamed, None before. is_stale: it was closed
-    before a request could be written on it.
+    before a request could be written on it. fd: of its socket, below 0 if it has none to look at.
     """
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_alarm", "_bare_bytes", "_error", "_due", "_exchange", "_form", "_forms_left"),
-        *("_has_unread", "_inflate", "_intake", "_interim", "_is_between_chunks"),
+        *("_inflate", "_intake", "_interim", "_is_between_chunks"),
         *("_is_clogged", "_is_lost", "_is_paused", "_is_reusable", "_is_streamed"),
         *("_loop", "_most_bytes"),
         *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
         *("_take_chunks", "_transport", "_unwritten", "_waiter", "_waiting"),
-        *("asked", "body", "headers", "is_done", "is_stale", "is_used"),
+        *("asked", "body", "fd", "headers", "is_done", "is_stale", "is_used"),
         *("last_answer", "last_asked", "status", "unasked"),
     )
 
@@ -95,11 +96,10 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._error: BaseException | None = None
         self._refusal: CallError | None = None  # what a callback of the parser raised
-        # Whether the socket has bytes for us, waiting this long for them.
-        self._has_unread: Callable[[float], object] = _nothing_unread
+        self.fd = -1
         self._is_reusable = True
         self._is_lost = False
-        self._unwritten = memoryview(b"")  # of a long body
+        self._unwritten = _NOTHING  # of a long body
         self._is_clogged = False  # the transport holds enough for now
         self.is_stale = False
         self._due: Exchange | None = None  # whose request is to be written
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_open(self) -> bool:
         """A request may be written: it is up, and nothing has come that no request asked for."""
-        return not self._is_lost and not (self.is_used and self._has_unread(0))
+        return not self._is_lost and not (self.is_used and unread((self,)))
 
     @property
     def has_head(self) -> bool:
@@ -150,10 +150,10 @@ class Connection(asyncio.Protocol):
         if self._due is not None:
             self._due.was_due(due_s)
 
-    def leave(self) -> None:
+    def leave(self, *, has_unread: bool = False) -> None:
         """Stamps and writes the request of its exchange, unless that was given up meanwhile.
 
-        Raises what the exchange raises; the request is not written then.
+        has_unread: see `unread`. Raises what the exchange raises; the request is not written then.
         """
         exchange, waiter = self._due, self._waiter
         # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
@@ -161,8 +161,7 @@ class Connection(asyncio.Protocol):
             return
         self._due = None
         is_kept, transport = self.is_used, self._transport
-        # Over TLS, the first bytes may be a session's ticket.
-        if self._is_lost or (is_kept and self._has_unread(0)):
+        if self._is_lost or has_unread:
             self.is_stale = True
             self._is_reusable = False
             self._wake()
@@ -336,7 +335,7 @@ class Connection(asyncio.Protocol):
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost, self._is_reusable = True, False
-            self._unwritten = memoryview(b"")
+            self._unwritten = _NOTHING
             self.is_stale = self.is_stale or self._due is not None
             self._wake()
             self._alarm.leave()
@@ -347,7 +346,8 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are none of asyncio's, though they do the same.
         self._transport = cast(asyncio.Transport, transport)
-        self._has_unread = unread(transport)
+        connected = transport.get_extra_info("socket")
+        self.fd = -1 if connected is None else connected.fileno()
 
     def pause_writing(self) -> None:
         self._is_clogged = True
@@ -563,21 +563,19 @@ class Connection(asyncio.Protocol):
             waiter.set_result(None)
 
 
-def unread(transport: asyncio.BaseTransport) -> Callable[[float], object]:
-    """Whether the transport's socket has unread bytes or has been closed.
+def unread(connections: Iterable[Connection]) -> set[int]:
+    """The sockets, of connections that carried a request, with unread bytes or a closed other end.
 
-    It is called with the milliseconds to wait for that, and returns False if that is unknown.
+    One system call for all of them; empty on systems that cannot say.
     """
-    connected = transport.get_extra_info("socket")
-    if connected is None or not hasattr(select, "poll"):
-        return _nothing_unread
+    # Over TLS, the first bytes on a new connection may be a session's ticket.
+    sockets = [kept.fd for kept in connections if kept.is_used and kept.fd >= 0]
+    if not sockets or not hasattr(select, "poll"):
+        return set()
     poll = select.poll()
-    poll.register(connected.fileno(), select.POLLIN)
-    return poll.poll
-
-
-def _nothing_unread(_: float) -> object:
-    return None
+    for fd in sockets:
+        poll.register(fd, select.POLLIN)
+    return {fd for fd, _ in poll.poll(0)}
 
 
 def _fault(error: Exception) -> str:

@@ -18,6 +18,7 @@ import heapq
 import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from redline.clock import Clock
 
@@ -164,7 +165,8 @@ class TaskAlarm:
 
     def __init__(self, timer: asyncio.Timeout, deadlines: Deadlines) -> None:
         self._timer = timer
-        self._deadline = deadlines.alarm(self._ring)
+        # By nothing of this object, which it would otherwise keep until garbage is collected.
+        self._deadline = deadlines.alarm(partial(_expire, timer))
 
     @property
     def has_rung(self) -> bool:
@@ -181,5 +183,6 @@ class TaskAlarm:
         self._deadline.stop()
         self._deadline.leave()
 
-    def _ring(self) -> None:
-        self._timer.reschedule(asyncio.get_running_loop().time())
+
+def _expire(timer: asyncio.Timeout) -> None:
+    timer.reschedule(asyncio.get_running_loop().time())

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import math
 import os
 import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from redline.calls.wire.connection import Connection
 from redline.calls.wire.deadlines import Deadlines
@@ -83,7 +82,7 @@ class Dialer:
         for number, address in enumerate(addresses):
             is_last = number == len(addresses) - 1
             try:
-                async with self._deadlines.timeout(math.inf if is_last else part_s):
+                async with nullcontext() if is_last else self._deadlines.timeout(part_s):
                     connection = await self._connect_to(address, make)
             except (OSError, TimeoutError) as error:
                 if is_last or isinstance(error, ssl.SSLError):

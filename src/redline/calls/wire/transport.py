@@ -14,7 +14,7 @@ from functools import lru_cache
 from string import punctuation
 from urllib.parse import quote, urlsplit
 
-from redline.calls.wire.connection import Connection
+from redline.calls.wire.connection import Connection, unread
 from redline.calls.wire.deadlines import Deadlines
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.endpoint import Endpoint, proxy_of
@@ -35,7 +35,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
-# Requests of one turn leave sooner than this after the last of them was due, unless a disk is slow.
+# What must be written before requests takes less than this, unless a disk is slow.
 _LONG_S = 0.005
 # Rows may name paths of their own; those of a run are few.
 _MOST_HEADS = 256
@@ -55,26 +55,26 @@ class Outbox:
         self._before_write = before_write
         self._now_s = clock.now_s
         self._due: list[Connection] = []
-        self._due_s = 0.0  # when the last of them was due
 
     def add(self, connection: Connection) -> None:
         """The request of the connection's exchange is due."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._leave)
         self._due.append(connection)
-        self._due_s = self._now_s()
 
     def _leave(self) -> None:
         due, self._due = self._due, []
         connection = due[0]
         try:
+            due_s = self._now_s()
             self._before_write()
-            if self._now_s() - self._due_s >= _LONG_S:
+            if self._now_s() - due_s >= _LONG_S:
                 for connection in due:
-                    connection.was_due(self._due_s)
+                    connection.was_due(due_s)
+            found = unread(due)
             for connection in due:
                 try:
-                    connection.leave()
+                    connection.leave(has_unread=connection.fd in found)
                 except Exception as error:
                     connection.refuse(error)
         except Exception as error:
