@@ -28,7 +28,7 @@ from redline.job.show import (
 )
 from redline.job.work import OnFailure, OnResult, Runner
 from redline.journal import Result
-from redline.process import DaemonThreads, lasting
+from redline.process import DaemonThreads, is_in_loop, lasting
 
 T = TypeVar("T")
 
@@ -270,7 +270,7 @@ def _refuse_to_block() -> None:
 
     A cell is meant to block; a handler that blocks holds up all others of its loop.
     """
-    if not _is_in_loop():
+    if not is_in_loop():
         return
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if shell is None or shell() is None:
@@ -282,7 +282,7 @@ def _refuse_to_block() -> None:
 
 def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
     """The result of `work` in a fresh event loop; in a thread if this one has a loop already."""
-    if not _is_in_loop():
+    if not is_in_loop():
         return _run_loop(work, interrupts)
     thread = DaemonThreads(1, "redline")
     ending = thread.submit(_run_loop, work, interrupts)
@@ -299,15 +299,6 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
             if ending.done():
                 raise
             raise interrupts.given_up() from None
-
-
-def _is_in_loop() -> bool:
-    """Whether this thread runs an event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ from redline.measure.load import Plan
 from redline.measure.measuring import Interrupts, Measuring, in_own_loop, measured
 from redline.measure.schedule import constant, poisson
 from redline.measure.slo import parse_objectives
-from redline.process import DaemonThreads
+from redline.process import DaemonThreads, is_in_loop
 
 ARRIVALS = ("constant", "poisson")
 MOST_CONCURRENCY = 100_000
@@ -84,7 +83,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         def work() -> Coroutine[Any, Any, Self]:
             return cls._measured(handler, requests, duration_s, options, interrupts)
 
-        if not _is_in_loop():
+        if not is_in_loop():
             return in_own_loop(work, interrupts)
         _refuse_to_block()
         thread = DaemonThreads(1, "redline-measure")
@@ -230,14 +229,6 @@ def _endless(requests: Iterable[Any]) -> Iterator[Any]:
     if not requests:
         raise ConfigError("there are no requests", hint="give at least one")
     return cycle(requests)
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def _refuse_to_block() -> None:

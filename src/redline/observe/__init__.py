@@ -25,7 +25,7 @@ from redline.observe.prediction import (
     scores_of,
     setting_of,
 )
-from redline.observe.shares import Share, Summary, stretches, summary, summary_of
+from redline.observe.shares import Share, Summary, stretches, summary_of
 from redline.observe.status import (
     SILENT_S,
     BindingStatus,

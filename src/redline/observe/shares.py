@@ -6,9 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from redline.observe.binding import bindings
 from redline.observe.causes import Binding, Cause
-from redline.timeline import Window
 
 # A cause that goes away for less than this is taken to have stayed.
 _BRIDGED_S = 3.0
@@ -36,13 +34,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str
 
 
-def summary(windows: Sequence[Window]) -> Summary:
-    """What bound for how much of the time, in these windows of one run."""
-    return summary_of(bindings(windows))
-
-
 def summary_of(found: Sequence[Binding]) -> Summary:
-    """The same of what was found already, of one run or of several."""
+    """What bound for how much of the time, by the bindings of one run or of several."""
     total_s = sum(one.span_s for one in found) or 1.0
     alike: dict[tuple[Cause, str], list[Binding]] = {}
     for one in found:

@@ -27,4 +27,4 @@ from redline.process.output import (
 )
 from redline.process.shared_table import MOST_PROCESSES, SharedTable
 from redline.process.signals import end_at_once, on_signals, run_until_told
-from redline.process.threads import DaemonThreads
+from redline.process.threads import DaemonThreads, is_in_loop

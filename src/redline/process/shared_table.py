@@ -20,7 +20,6 @@ import mmap
 import os
 from enum import IntEnum
 from hashlib import blake2b
-from types import TracebackType
 from typing import Self
 
 from redline.errors import ConfigError, RedlineError
@@ -83,12 +82,7 @@ class SharedTable:
         self._depth += 1
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._depth -= 1
         if not self._depth:
             fcntl.lockf(self.fd, fcntl.LOCK_UN)

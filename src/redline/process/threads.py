@@ -6,6 +6,7 @@ must not wait for them once more when the program ends.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -78,3 +79,12 @@ class DaemonThreads(ThreadPoolExecutor):
                     future.set_exception(error)
             del work, future, call
             self._idle.release()
+
+
+def is_in_loop() -> bool:
+    """This thread runs an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

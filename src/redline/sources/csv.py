@@ -64,12 +64,12 @@ class _Feed:
         """The record's lines as `next` has given them."""
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
-    def keep(self, count: int) -> None:
-        """Only the first `count` lines taken are this record's; the others come again."""
-        lines = self.taken[count:]
+    def keep(self) -> None:
+        """Only the first line taken is this record's; the others come again."""
+        lines = self.taken[1:]
         self._lines.extendleft(reversed(lines))
         self.line -= len(lines)
-        del self.taken[count:]
+        del self.taken[1:]
         self.taken_bytes = len(self.content)
         self.is_utf8 = _is_utf8(self.content)
         self.is_at_end = False
@@ -229,7 +229,7 @@ class CsvRows(StreamRows):
             and not _is_strict(feed.texts, self._delimiter)
         ):
             # Its quote is closed by one that belongs to a later line.
-            feed.keep(1)
+            feed.keep()
             raise csv.Error("a quote is opened and not closed where its field ends")
         return fields
 
@@ -252,7 +252,7 @@ class CsvRows(StreamRows):
             fields = []
         if fields and columns in (None, len(fields)):
             return fields
-        feed.keep(1)
+        feed.keep()
         return None
 
     def _next_row(self, feed: _Feed, header: list[str]) -> Row | None:

@@ -13,7 +13,7 @@ from redline.observe import (
     bindings,
     current,
     stretches,
-    summary,
+    summary_of,
     time_by_phase,
 )
 from redline.timeline import LimitUse, Phases, Sketch, Window
@@ -274,10 +274,10 @@ def test_a_stopped_client_and_a_disk_that_blocks_are_told_apart() -> None:
 def test_the_summary_has_shares_of_the_time_that_add_up() -> None:
     windows = [window(second, {"limit": 10}, limits=limits(rpm=10)) for second in range(9)]
     windows.append(window(9, {"rest": 10}))
-    found = summary(windows)
+    found = summary_of(bindings(windows))
     assert found.sentence == "bound by rpm for 90 % of the time"
     assert [one.share for one in found.shares] == pytest.approx([0.9, 0.1])
-    assert summary([]).sentence == "nothing was recorded"
+    assert summary_of([]).sentence == "nothing was recorded"
 
 
 def test_the_time_by_phase_is_the_sum_of_all_windows() -> None:

@@ -61,9 +61,9 @@ def next_look_s(before_s: float | None) -> float:
     return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
 
 
-def fits(rows: int, size_bytes: int, more_bytes: int, most_rows: int = MOST_ROWS) -> bool:
+def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:
     """A request of this size may join a part of this many rows and bytes."""
-    return rows < most_rows and (not rows or size_bytes + more_bytes <= MOST_BYTES)
+    return rows < MOST_ROWS and (not rows or size_bytes + more_bytes <= MOST_BYTES)
 
 
 def outcome_of(

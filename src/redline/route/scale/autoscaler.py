@@ -30,6 +30,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from redline.process import counted
 from redline.route.scale.settings import ScaleSettings
 
 # In a panic, the rate of arrivals is that of the shortest of these shares of the panic window that
@@ -175,7 +176,7 @@ class Autoscaler:
             return int(load / (100 * 0.7)) + 1, f"{load:,.0f} calls arrived per second"
         if not now:
             if sample.waiting:
-                return 1, _plural(sample.waiting, "call waits", "calls wait")
+                return 1, counted(sample.waiting, "call waits", "calls wait")
             return 0, ""
         idle_s = sample.at_s - self._busy_s
         if settings.min_replicas == 0 and idle_s >= settings.idle_s:
@@ -199,7 +200,7 @@ class Autoscaler:
             return now, ""
         wait = f"queue wait p95 {sample.queue_wait_p95_s:.1f} s is above "
         wait += f"{settings.queue_wait_slo_s:g} s, "
-        return wanted, wait + f"{_plural(sample.waiting, 'call waits', 'calls wait')}, " + (
+        return wanted, wait + f"{counted(sample.waiting, 'call waits', 'calls wait')}, " + (
             f"demand {demand:.1f}"
         )
 
@@ -412,7 +413,3 @@ class _WarmUp:
             for begun_s in self._started
             if begun_s + self.usual_s - at_s < ahead_s
         )
-
-
-def _plural(count: int, one: str, many: str) -> str:
-    return f"{count:,} {one if count == 1 else many}"

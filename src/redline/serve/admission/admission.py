@@ -234,7 +234,6 @@ class Admission:
             line.refuse("wait")
             raise Overloaded(
                 f"the call would wait for {wait_s or 0.0:.1f} s, and may for {most_s:.1f} s",
-                hint="ask again later, or allow more time",
                 retry_after_s=self._again_s(line, wait_s and wait_s - most_s, now_s),
             )
         line.add(waiter, now_s)
@@ -295,7 +294,6 @@ class Admission:
         wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
         return Overloaded(
             f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
-            hint="ask again later, or allow more time",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
 

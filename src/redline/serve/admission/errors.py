@@ -15,5 +15,6 @@ class QueueFull(RateLimited):
 class Overloaded(ServerFailed):
     """The call would wait longer than it may, or has: HTTP 503."""
 
-    def __init__(self, what: str, *, hint: str, retry_after_s: float) -> None:
+    def __init__(self, what: str, *, retry_after_s: float) -> None:
+        hint = "ask again later, or allow more time"
         super().__init__(what, hint=hint, status=503, retry_after_s=retry_after_s)

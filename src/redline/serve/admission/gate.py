@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from types import TracebackType
 
 from redline.clock import SYSTEM, Clock
 from redline.limits.shared import Demand, Flights, OwnFlights
@@ -52,12 +51,7 @@ class Place:
     def __enter__(self) -> Place:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.leave()
 
 
@@ -252,11 +246,6 @@ class Admitted:
         )
         return place
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._place is not None
         self._place.leave()

@@ -137,12 +137,7 @@ class _Writing:
 
 
 def function_backend(
-    spec: str,
-    *,
-    max_batch_size: int = 32,
-    max_wait_s: float = 0.01,
-    max_in_flight: int | None = None,
-    bounds: BatchBounds | None = None,
+    spec: str, *, max_batch_size: int = 32, max_wait_s: float = 0.01
 ) -> ServedFunction:
     """The function that `module:name` names, to be served under its name.
 
@@ -160,14 +155,7 @@ def function_backend(
             f"{spec} cannot be called: its type is {type(function).__name__}",
             hint="name a function that takes a list and returns a list of the same length",
         )
-    return ServedFunction(
-        function,
-        name,
-        max_batch_size=max_batch_size,
-        max_wait_s=max_wait_s,
-        max_in_flight=max_in_flight,
-        bounds=bounds,
-    )
+    return ServedFunction(function, name, max_batch_size=max_batch_size, max_wait_s=max_wait_s)
 
 
 def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,7 +13,7 @@ import msgspec
 from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
-from redline.calls.tokens import BodyFacts, facts_of, keep_facts
+from redline.calls.tokens import BodyFacts, facts_of
 from redline.clock import SYSTEM
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
@@ -29,13 +30,12 @@ from redline.serve.http import (
     Bounds,
     Door,
     HeldBytes,
-    Passed,
     Refusal,
     Routes,
     answer_messages,
     busy,
     count_tokens,
-    pass_back,
+    pass_on,
     read_part,
     status_of,
 )
@@ -287,7 +287,13 @@ class Gateway(Door):
                 if exchange.path in MESSAGES_CALLS:
                     await self._translate(exchange, raw, asking, way)
                 else:
-                    await self._pass_on(exchange, raw, facts, asking, way)
+                    await pass_on(
+                        exchange,
+                        raw,
+                        facts,
+                        partial(self._sent, asking=asking, way=way),
+                        request_id=asking.request_id,
+                    )
         except asyncio.CancelledError:
             # Its client has left, or the time for calls in flight is over for good.
             self._ended(asking, LEFT if exchange.is_gone or not self.is_draining else CUT)
@@ -312,22 +318,6 @@ class Gateway(Door):
             return b"".join(parts)
         finally:
             self._held.release(tenant.name, size)
-
-    async def _pass_on(
-        self, exchange: Exchange, raw: bytes, facts: BodyFacts, asking: Asking, way: Way
-    ) -> None:
-        request = Request.read(raw, exchange.path, facts.model)
-        keep_facts(request, facts)
-        stream = Passed(
-            exchange, has_usage=facts.stream_options is not None, request_id=asking.request_id
-        )
-        try:
-            outcome = await self._sent(request, stream if facts.stream else None, asking, way)
-            await pass_back(exchange, outcome, stream)
-        except Refusal as refusal:
-            if not stream.has_begun:
-                raise
-            await stream.fail(refusal)
 
     async def _translate(self, exchange: Exchange, raw: bytes, asking: Asking, way: Way) -> None:
         """Answers in the shape of Anthropic's API."""

@@ -6,17 +6,17 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
 from redline.apis import APIS, EventParser, event_bytes, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
-from redline.calls.tokens import facts_of, keep_facts
+from redline.calls.tokens import BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
-from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
+from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.requests import Bounds
 from redline.serve.http.routes import Routes
@@ -74,32 +74,22 @@ class Relay(Door):
     async def _answer(self, exchange: Exchange) -> None:
         raw = await self._body(exchange)
         facts = facts_of(raw)
-        request = Request.read(raw, exchange.path, facts.model)
-        keep_facts(request, facts)
         call = Call(priority=facts.priority or 0)
         if exchange.path in MESSAGES_CALLS:
             await self._answer_messages(exchange, raw, call)
             return
-        stream = Passed(exchange, has_usage=facts.stream_options is not None)
         try:
-            outcome = await self._send(request, call, stream if facts.stream else None)
-            await pass_back(exchange, outcome, stream)
-        except Refusal as refusal:
-            if not stream.has_begun:
-                raise
-            await stream.fail(refusal)
+            await pass_on(exchange, raw, facts, partial(self._send, call=call))
         finally:
             call.let_go()
 
     async def _answer_messages(self, exchange: Exchange, raw: bytes, call: Call) -> None:
         try:
-            await answer_messages(
-                exchange, raw, lambda request, sink: self._send(request, call, sink)
-            )
+            await answer_messages(exchange, raw, partial(self._send, call=call))
         finally:
             call.let_go()
 
-    async def _send(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
+    async def _send(self, request: Request, sink: Sink | None, call: Call) -> Outcome:
         """The backend's outcome. Raises Refusal if the front closes before, or nothing can come."""
         if (trouble := self._trouble()) is not None:
             raise trouble
@@ -164,7 +154,26 @@ class Passed(Sink):
             await asyncio.sleep(0)
 
 
-async def pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:
+async def pass_on(
+    exchange: Exchange, raw: bytes, facts: BodyFacts, send: Send, *, request_id: str = ""
+) -> None:
+    """Answers a call as `send` has it answered, whole or as a stream.
+
+    raw: its body. request_id: see Passed. Raises Refusal unless the answer has begun.
+    """
+    request = Request.read(raw, exchange.path, facts.model)
+    keep_facts(request, facts)
+    stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
+    try:
+        outcome = await send(request, stream if facts.stream else None)
+        await _pass_back(exchange, outcome, stream)
+    except Refusal as refusal:
+        if not stream.has_begun:
+            raise
+        await stream.fail(refusal)
+
+
+async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:
     """Answers as the endpoint did. Raises Refusal for what it did not say itself."""
     if outcome.error is not None:
         _refuse(exchange, outcome.error, stream)
@@ -213,7 +222,7 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
 
 
 def status_of(outcome: Outcome) -> int:
-    """The HTTP status with which `pass_back` answers, unless a stream has begun before."""
+    """The HTTP status with which `pass_on` answers, unless a stream has begun before."""
     error = outcome.error
     if error is None:
         assert outcome.reply is not None

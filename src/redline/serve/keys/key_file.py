@@ -26,7 +26,6 @@ from redline.errors import ConfigError, nearest
 from redline.process import printable, replace_file, write_all
 from redline.serve.keys.file_lock import locked
 
-KEYS_FILE = "keys.jsonl"
 _PREFIX = "rl-"
 _SECRET_BYTES = 32
 # Shown in lists: of the 256 bits, 24.

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from redline.limits import Rate
@@ -244,13 +243,8 @@ class SharedStore:
         self._table.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._table.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._table.__exit__(*_)
 
     def flights(self, tenant: str) -> Flights:
         return SharedFlights(self._table, f"tenant/{tenant}/flights", self._worker)
