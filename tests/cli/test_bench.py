@@ -65,7 +65,7 @@ def test_it_says_what_it_will_send_and_prints_figures(cli: Cli) -> None:
     assert told.err.splitlines() == [
         "sim: closed loop of 3, for 1 m 00 s",
         "  synthetic prompts of about 128 tokens, answers of at most 4",
-        "at most 30 requests; sim runs in this process, so the times include its work",
+        "  at most 30 requests; sim runs in this process, so the times include its work",
     ]
     assert re.match(
         r"requests    [\d,.]+( ± \S+)? requests/s: 30 succeeded, 0 failed in ", told.out
