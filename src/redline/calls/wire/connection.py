@@ -60,18 +60,17 @@ class Connection(asyncio.Protocol):
     what the server sent while no request was open. is_done: the answer is whole, or nothing was
     asked. body: of an answer that is whole and not streamed, None before. is_stale: it was closed
     before a request could be written on it. fd: of its socket, -1 if it has none to look at.
-    has_unread: a request must not be written, see `unread`.
     """
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_alarm", "_bare_bytes", "_error", "_due", "_exchange", "_form", "_forms_left"),
-        *("_inflate", "_intake", "_interim", "_is_between_chunks"),
+        *("_has_unread", "_inflate", "_intake", "_interim", "_is_between_chunks"),
         *("_is_clogged", "_is_lost", "_is_paused", "_is_reusable", "_is_streamed"),
         *("_loop", "_most_bytes"),
         *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
         *("_take_chunks", "_transport", "_unwritten", "_waiter", "_waiting"),
-        *("asked", "body", "fd", "has_unread", "headers", "is_done", "is_stale", "is_used"),
+        *("asked", "body", "fd", "headers", "is_done", "is_stale", "is_used"),
         *("last_answer", "last_asked", "status", "unasked"),
     )
 
@@ -98,7 +97,7 @@ class Connection(asyncio.Protocol):
         self._error: BaseException | None = None
         self._refusal: CallError | None = None  # what a callback of the parser raised
         self.fd = -1
-        self.has_unread = False
+        self._has_unread = False
         self._is_reusable = True
         self._is_lost = False
         self._unwritten = _NOTHING  # of a long body
@@ -152,6 +151,10 @@ class Connection(asyncio.Protocol):
         if self._due is not None:
             self._due.was_due(due_s)
 
+    def found_unread(self) -> None:
+        """It has bytes that no request asked for, or its end: no request is written on it."""
+        self._has_unread = True
+
     def leave(self) -> None:
         """Stamps and writes the request of its exchange, unless that was given up meanwhile.
 
@@ -163,7 +166,7 @@ class Connection(asyncio.Protocol):
             return
         self._due = None
         is_kept, transport = self.is_used, self._transport
-        if self._is_lost or self.has_unread:
+        if self._is_lost or self._has_unread:
             self.is_stale = True
             self._is_reusable = False
             self._wake()

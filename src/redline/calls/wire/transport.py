@@ -72,7 +72,7 @@ class Outbox:
                 for connection in due:
                     connection.was_due(due_s)
             for kept in unread(due):
-                kept.has_unread = True
+                kept.found_unread()
             for connection in due:
                 try:
                     connection.leave()
