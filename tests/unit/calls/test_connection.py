@@ -146,7 +146,9 @@ class Asking:
         asked.carry(b"head", body)
         assert asked.may_leave()
         self.connection.open(asked, is_streamed=is_streamed)
-        self.connection.leave(has_unread=not self.connection.is_open)
+        if not self.connection.is_open:
+            self.connection.found_unread()
+        self.connection.leave()
 
     def get(self, data: bytes) -> None:
         try:

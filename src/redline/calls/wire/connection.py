@@ -59,13 +59,13 @@ class Connection(asyncio.Protocol):
     is_used: a request has been written on it. asked, last_asked, last_answer: see Kept. unasked:
     what the server sent while no request was open. is_done: the answer is whole, or nothing was
     asked. body: of an answer that is whole and not streamed, None before. is_stale: it was closed
-    before a request could be written on it. fd: of its socket, below 0 if it has none to look at.
+    before a request could be written on it. fd: of its socket, -1 if it has none to look at.
     """
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_alarm", "_bare_bytes", "_error", "_due", "_exchange", "_form", "_forms_left"),
-        *("_inflate", "_intake", "_interim", "_is_between_chunks"),
+        *("_has_unread", "_inflate", "_intake", "_interim", "_is_between_chunks"),
         *("_is_clogged", "_is_lost", "_is_paused", "_is_reusable", "_is_streamed"),
         *("_loop", "_most_bytes"),
         *("_on_lost", "_pairs", "_parser", "_parts", "_refusal", "_short_bytes", "_size"),
@@ -97,6 +97,7 @@ class Connection(asyncio.Protocol):
         self._error: BaseException | None = None
         self._refusal: CallError | None = None  # what a callback of the parser raised
         self.fd = -1
+        self._has_unread = False
         self._is_reusable = True
         self._is_lost = False
         self._unwritten = _NOTHING  # of a long body
@@ -150,10 +151,14 @@ class Connection(asyncio.Protocol):
         if self._due is not None:
             self._due.was_due(due_s)
 
-    def leave(self, *, has_unread: bool = False) -> None:
+    def found_unread(self) -> None:
+        """It has bytes that no request asked for, or its end: no request is written on it."""
+        self._has_unread = True
+
+    def leave(self) -> None:
         """Stamps and writes the request of its exchange, unless that was given up meanwhile.
 
-        has_unread: see `unread`. Raises what the exchange raises; the request is not written then.
+        Raises what the exchange raises; the request is not written then.
         """
         exchange, waiter = self._due, self._waiter
         # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
@@ -161,7 +166,7 @@ class Connection(asyncio.Protocol):
             return
         self._due = None
         is_kept, transport = self.is_used, self._transport
-        if self._is_lost or has_unread:
+        if self._is_lost or self._has_unread:
             self.is_stale = True
             self._is_reusable = False
             self._wake()
@@ -563,19 +568,20 @@ class Connection(asyncio.Protocol):
             waiter.set_result(None)
 
 
-def unread(connections: Iterable[Connection]) -> set[int]:
-    """The sockets, of connections that carried a request, with unread bytes or a closed other end.
+def unread(connections: Iterable[Connection]) -> list[Connection]:
+    """Those that carried a request and have unread bytes or a closed other end.
 
     One system call for all of them; empty on systems that cannot say.
     """
     # Over TLS, the first bytes on a new connection may be a session's ticket.
-    sockets = [kept.fd for kept in connections if kept.is_used and kept.fd >= 0]
-    if not sockets or not hasattr(select, "poll"):
-        return set()
+    by_socket = {connection.fd: connection for connection in connections if connection.is_used}
+    by_socket.pop(-1, None)
+    if not by_socket or not hasattr(select, "poll"):
+        return []
     poll = select.poll()
-    for fd in sockets:
+    for fd in by_socket:
         poll.register(fd, select.POLLIN)
-    return {fd for fd, _ in poll.poll(0)}
+    return [by_socket[fd] for fd, _ in poll.poll(0)]
 
 
 def _fault(error: Exception) -> str:

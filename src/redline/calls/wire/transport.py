@@ -71,10 +71,11 @@ class Outbox:
             if self._now_s() - due_s >= _LONG_S:
                 for connection in due:
                     connection.was_due(due_s)
-            found = unread(due)
+            for kept in unread(due):
+                kept.found_unread()
             for connection in due:
                 try:
-                    connection.leave(has_unread=connection.fd in found)
+                    connection.leave()
                 except Exception as error:
                     connection.refuse(error)
         except Exception as error:
