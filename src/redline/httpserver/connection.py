@@ -32,6 +32,7 @@ from redline.httpserver.framing import (
     SHORT_BYTES,
     Fault,
     FaultError,
+    Fields,
     check_fields,
     coding_of,
     framing_of,
@@ -118,7 +119,8 @@ class Connection(asyncio.Protocol):
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_bare_bytes", "_body_left", "_bounds", "_current", "_drain", "_fields", "_form"),
-        *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending", "_is_in_head"),
+        *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending"),
+        "_is_in_head",
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
         *("_queue", "_rest", "_target", "_task", "_unparsed", "_unread_by_s", "_unwritten"),
         *("_waiter", "is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
@@ -138,7 +140,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
-        self._fields: dict[bytes, bytes] = {}
+        self._fields = Fields()
         self._bare_bytes = 0  # received since the last byte of a body, or since a request's end
         self._framing = b""  # of a request that offers an upgrade: its length or its coding
         self._unparsed = memoryview(b"")
@@ -430,7 +432,7 @@ class Connection(asyncio.Protocol):
         if self._incoming is not None:
             self._incoming.fail(BodyError(*fault))
             return
-        self._queue.append(Exchange(self, _NO_LINE, {}, False, fault=fault))
+        self._queue.append(Exchange(self, _NO_LINE, Fields(), False, fault=fault))
 
     def _too_long_head(self) -> FaultError:
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
@@ -452,7 +454,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         parser = self._parser
         target, self._target = self._target, b""
-        fields, self._fields = self._fields, {}
+        fields, self._fields = self._fields, Fields()
         if self._framing:
             self._framing = b""
             return
@@ -521,7 +523,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = 0
         if self._fields:
             # Trailers are dropped: they must not pass for headers (RFC 9110, 6.5.1).
-            self._fields = {}
+            self._fields = Fields()
         incoming = self._incoming
         if incoming is None:
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from redline.apis import read_usage
@@ -18,14 +16,14 @@ _FIRST_OUTPUT = 256
 _MEMORY = 64
 
 
-class Estimate(NamedTuple):
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """Of one call. picodollars: None if no price of its model is known."""
 
     tokens: int
     picodollars: int | None
 
 
-class Used(NamedTuple):
+class Used(msgspec.Struct, frozen=True, gc=False):
     """Of one call; None for what is not known."""
 
     tokens: int | None
