@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_bare_bytes", "_body_left", "_bounds", "_current", "_drain", "_fields", "_form"),
-        *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending"),
+        *("_form_bytes", "_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending"),
         "_is_in_head",
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
         *("_queue", "_rest", "_target", "_task", "_unparsed", "_unread_by_s", "_unwritten"),
@@ -145,6 +145,7 @@ class Connection(asyncio.Protocol):
         self._framing = b""  # of a request that offers an upgrade: its length or its coding
         self._unparsed = memoryview(b"")
         self._form: RequestForm | None = None
+        self._form_bytes = 0  # of the body of a request of that form, at most
         self._body_left = 0  # bytes of the body of a request of that form, which llhttp is not fed
         self._forms_left = _MOST_FORMS
         self._is_read_paused = False
@@ -191,7 +192,7 @@ class Connection(asyncio.Protocol):
         is_first = not (self._bare_bytes or self._queue or self._unparsed or self._incoming)
         form = self._form
         if form is not None and is_first:
-            body = form.body(data, self.most_body_bytes)
+            body = form.body(data, self._form_bytes)
             if body is not None:
                 self._queue.append(Exchange(self, form.line, form.fields, True, body=body))
                 self._advance()
@@ -325,10 +326,11 @@ class Connection(asyncio.Protocol):
             form = exchange.form(data)
             if form is not None:
                 self._form = form
+                self._form_bytes = exchange.most_body_bytes or self.most_body_bytes
 
     def _begin_body(self, form: RequestForm, data: bytes) -> bool:
         """Whether `data` begins a request of a known form, whose body then comes past llhttp."""
-        begun = form.begun(data, self.most_body_bytes)
+        begun = form.begun(data, self._form_bytes)
         if begun is None:
             return False
         size, part = begun
