@@ -6,7 +6,7 @@ import msgspec
 
 from redline.apis import read_usage
 from redline.calls.cost import Price, Prices
-from redline.calls.tokens import BodyFacts, facts_of
+from redline.calls.tokens import BodyFacts, facts_of, kept_facts
 from redline.waist import Outcome, Request
 
 # Of a prompt in English, and of the JSON around it; an estimate, settled by the answer.
@@ -38,7 +38,7 @@ def read_request(request: Request) -> tuple[BodyFacts, bytes]:
     raw = request.raw
     if raw is None:
         raw = msgspec.json.encode(request.body)
-    return facts_of(raw), raw
+    return kept_facts(request) or facts_of(raw), raw
 
 
 class Meter:
