@@ -1038,3 +1038,18 @@ def test_many_connections_at_once(run: Run) -> None:
             await until(lambda: server.connections == 0)
 
     run(main())
+
+
+@pytest.mark.parametrize("most_bytes", [50, 200])
+def test_the_bound_of_a_path_holds_for_requests_of_a_known_form(run: Run, most_bytes: int) -> None:
+    async def main() -> None:
+        bounds = HttpBounds(most_body_bytes=100, bodies_by_path={"/own": most_bytes})
+        async with Served(echo, bounds=bounds) as server, peer(server) as client:
+            for size in (10, 11, 12, most_bytes):
+                # The head of the later ones is known, but for the length.
+                answer = await client.ask(post(b"x" * size, "/own"), "POST")
+                assert (answer.status, len(answer.body)) == (200, size)
+            answer = await client.ask(post(b"x" * (most_bytes + 1), "/own"), "POST")
+            assert answer.status == 413
+
+    run(main())

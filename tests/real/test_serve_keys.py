@@ -104,7 +104,10 @@ def test_a_key_that_is_added_or_revoked_counts_within_seconds(tmp_path: Path) ->
         SimProcess("--api-key", "upstream-secret") as sim,
         Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
     ):
-        ask(serve, keys["one"])
+        # The heads of its later requests are known from the one before.
+        kept = serve.client(keys["one"])
+        for _ in range(4):
+            assert kept.chat.completions.create(model="fast", messages=HELLO).choices
         listed = subprocess.run(
             [sys.executable, "-m", "redline", "keys", "list", "--json"],
             cwd=tmp_path,
@@ -120,6 +123,8 @@ def test_a_key_that_is_added_or_revoked_counts_within_seconds(tmp_path: Path) ->
         until_s = time.monotonic() + 20
         while page(serve, "/status", keys["two"])[0] == 401:
             assert time.monotonic() < until_s
+        with pytest.raises(openai.AuthenticationError, match="revoked"):
+            kept.chat.completions.create(model="fast", messages=HELLO)
         with pytest.raises(openai.AuthenticationError, match="revoked"):
             ask(serve, keys["one"])
         assert ask(serve, keys["two"]).choices

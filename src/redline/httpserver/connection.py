@@ -32,6 +32,7 @@ from redline.httpserver.framing import (
     SHORT_BYTES,
     Fault,
     FaultError,
+    Fields,
     check_fields,
     coding_of,
     framing_of,
@@ -118,7 +119,8 @@ class Connection(asyncio.Protocol):
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
     __slots__ = (
         *("_bare_bytes", "_body_left", "_bounds", "_current", "_drain", "_fields", "_form"),
-        *("_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending", "_is_in_head"),
+        *("_form_bytes", "_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending"),
+        "_is_in_head",
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
         *("_queue", "_rest", "_target", "_task", "_unparsed", "_unread_by_s", "_unwritten"),
         *("_waiter", "is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
@@ -138,11 +140,12 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
-        self._fields: dict[bytes, bytes] = {}
+        self._fields = Fields()
         self._bare_bytes = 0  # received since the last byte of a body, or since a request's end
         self._framing = b""  # of a request that offers an upgrade: its length or its coding
         self._unparsed = memoryview(b"")
         self._form: RequestForm | None = None
+        self._form_bytes = 0  # of the body of a request of that form, at most
         self._body_left = 0  # bytes of the body of a request of that form, which llhttp is not fed
         self._forms_left = _MOST_FORMS
         self._is_read_paused = False
@@ -189,7 +192,7 @@ class Connection(asyncio.Protocol):
         is_first = not (self._bare_bytes or self._queue or self._unparsed or self._incoming)
         form = self._form
         if form is not None and is_first:
-            body = form.body(data, self.most_body_bytes)
+            body = form.body(data, self._form_bytes)
             if body is not None:
                 self._queue.append(Exchange(self, form.line, form.fields, True, body=body))
                 self._advance()
@@ -323,10 +326,11 @@ class Connection(asyncio.Protocol):
             form = exchange.form(data)
             if form is not None:
                 self._form = form
+                self._form_bytes = exchange.most_body_bytes or self.most_body_bytes
 
     def _begin_body(self, form: RequestForm, data: bytes) -> bool:
         """Whether `data` begins a request of a known form, whose body then comes past llhttp."""
-        begun = form.begun(data, self.most_body_bytes)
+        begun = form.begun(data, self._form_bytes)
         if begun is None:
             return False
         size, part = begun
@@ -430,7 +434,7 @@ class Connection(asyncio.Protocol):
         if self._incoming is not None:
             self._incoming.fail(BodyError(*fault))
             return
-        self._queue.append(Exchange(self, _NO_LINE, {}, False, fault=fault))
+        self._queue.append(Exchange(self, _NO_LINE, Fields(), False, fault=fault))
 
     def _too_long_head(self) -> FaultError:
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
@@ -452,7 +456,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         parser = self._parser
         target, self._target = self._target, b""
-        fields, self._fields = self._fields, {}
+        fields, self._fields = self._fields, Fields()
         if self._framing:
             self._framing = b""
             return
@@ -521,7 +525,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = 0
         if self._fields:
             # Trailers are dropped: they must not pass for headers (RFC 9110, 6.5.1).
-            self._fields = {}
+            self._fields = Fields()
         incoming = self._incoming
         if incoming is None:
             return

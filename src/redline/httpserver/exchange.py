@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cached_property
 from socket import SO_LINGER, SOL_SOCKET
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote
 
-from redline.httpserver.framing import Fault, Line
+from redline.httpserver.framing import Fault, Fields, Line
 from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, shown, status_line
 from redline.httpserver.request_form import RequestForm, form_of
 from redline.inflate import BadCompressionError, Inflate
@@ -109,7 +109,7 @@ class Exchange:
         self,
         channel: Channel,
         line: Line,
-        fields: dict[bytes, bytes],
+        fields: Fields,
         is_kept: bool,
         *,
         body: bytes | None = None,
@@ -143,6 +143,18 @@ class Exchange:
         """The value of one header, by its name in lower case; quicker than all of them."""
         value = self._fields.get(name)
         return None if value is None else value.decode("latin-1")
+
+    @property
+    def kept(self) -> Any:
+        """What was kept for requests with the same header fields; None for nothing."""
+        return self._fields.kept
+
+    def keep(self, found: object) -> None:
+        """Keeps what the handler has read of the header fields, for requests with the same.
+
+        Most clients send the same with each request of a connection. Their length is not of them.
+        """
+        self._fields.kept = found
 
     @property
     def target(self) -> str:

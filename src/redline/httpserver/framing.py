@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 # A registered name, an address or an IPv6 address in brackets, and a port (RFC 3986, 3.2.2).
@@ -66,6 +66,15 @@ def read_line(method: bytes, target: bytes, version: str) -> Line:
 
 
 read_short_line = lru_cache(maxsize=256)(read_line)
+
+
+class Fields(dict[bytes, bytes]):
+    """Header fields by lower-case name. Requests whose heads are alike may share one.
+
+    kept: what a handler has read of them, for the next request that has the same.
+    """
+
+    kept: Any = None
 
 
 def check_fields(fields: Mapping[bytes, bytes], *, is_http_1_1: bool) -> None:

@@ -10,7 +10,7 @@ import re
 
 import msgspec
 
-from redline.httpserver.framing import Line
+from redline.httpserver.framing import Fields, Line
 
 # Clients of LLM APIs send heads of less than 1 KB.
 _MOST_HEAD_BYTES = 4096
@@ -30,7 +30,7 @@ class RequestForm(msgspec.Struct, frozen=True):
     begin: bytes
     end: bytes
     line: Line
-    fields: dict[bytes, bytes]
+    fields: Fields
 
     def body(self, data: bytes, most_bytes: int) -> bytes | None:
         """The body; None for data that is anything but one whole request of this form.
@@ -70,7 +70,7 @@ class RequestForm(msgspec.Struct, frozen=True):
         return size, part
 
 
-def form_of(data: bytes, line: Line, fields: dict[bytes, bytes]) -> RequestForm | None:
+def form_of(data: bytes, line: Line, fields: Fields) -> RequestForm | None:
     """The form of a request that stays on its connection; None if it has none.
 
     data: its bytes, at least those of its head. line, fields: what was read of it.

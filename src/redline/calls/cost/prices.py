@@ -77,6 +77,7 @@ class Prices:
         if not any(self._models.values()) and not any(self._tariffs.values()):
             self._models = {}
         self._found: dict[str, Price | None] = {}
+        self._found_at: dict[tuple[str, str], Price | None] = {}
 
     def find(self, model: object) -> Price | None:
         """The price of a model by its name, or by its name without a date; None for no price."""
@@ -92,7 +93,12 @@ class Prices:
         """As `find`, at the endpoint that has answered."""
         if not isinstance(model, str) or endpoint not in self._models:
             return self.find(model)
-        return self._price_at(endpoint, model)
+        key = endpoint, model
+        if key not in self._found_at:
+            if len(self._found_at) >= _MODELS_KEPT:
+                self._found_at.clear()
+            self._found_at[key] = self._price_at(endpoint, model)
+        return self._found_at[key]
 
     def checked(self, model: str) -> Price:
         """As `find`. Raises ConfigError for a model without a price, and says what to add."""

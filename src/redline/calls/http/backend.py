@@ -48,7 +48,7 @@ from redline.events import (
     Listener,
     RequestRepeated,
 )
-from redline.limits import Cost, Grant
+from redline.limits import Cost, Grant, Limiter
 from redline.waist import (
     Attempt,
     Attempts,
@@ -177,7 +177,8 @@ class HttpBackend:
         shared = shared or Shared()
         self.endpoint = endpoint
         self.label = endpoint.label
-        self._models = endpoint.models
+        # Those that it calls by another name.
+        self._models = {asked: own for asked, own in endpoint.models.items() if asked != own}
         self._steering = EndpointLimits(endpoint, clock, shared)
         self.slots = self._steering.slots
         if on_room is not None:
@@ -227,7 +228,9 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
-        if limiter.is_unlimited and self._steering.is_stated and parked_until_s <= now_s:
+        # A limiter of its own is parked by nothing but an error, which the caller sees.
+        is_own = isinstance(limiter, Limiter)
+        if is_own and self._steering.is_stated and parked_until_s <= now_s:
             steady = min(slots.steady, ahead.count)
         return Load(
             state=state,

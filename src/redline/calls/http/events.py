@@ -25,6 +25,7 @@ from redline.apis import (
 from redline.apis import replies as apis
 from redline.calls.http.chunk_relay import ChunkRelay
 from redline.calls.http.masking import NO_SECRETS, Mask
+from redline.calls.tokens import kept_facts
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
 from redline.waist import Call, Chunk, Reply, Request, Sink
@@ -48,6 +49,9 @@ _STREAM_FIELDS = msgspec.json.Decoder(_StreamFields)
 
 def streaming(request: Request) -> Request:
     """The same request, asking for a stream that ends with its usage."""
+    chat = kept_facts(request)
+    if chat is not None and chat.stream is True and chat.stream_options is not None:
+        return request
     has_options = api_of(request.url).path.endswith("/completions")
     if request.raw is not None and _asks_for_stream(request.raw, with_options=has_options):
         return request

@@ -95,9 +95,16 @@ def asked_of(request: Request) -> Asked | None:
 
 
 def keep_facts(request: Request, facts: BodyFacts) -> None:
-    """Spares `asked_of` a second look at the body: `facts_of` has read these facts of it."""
+    """Spares its readers a second look at the body: `facts_of` has read these facts of it."""
     if isinstance(facts, Chat):
-        request.__dict__["chat"] = facts
+        kept = request.__dict__
+        kept["chat"], kept["asked"] = facts, _ONE_ANSWER
+
+
+def kept_facts(request: Request) -> Chat | None:
+    """What `keep_facts` has kept; None if the body is to be read."""
+    chat: Chat | None = request.__dict__.get("chat")
+    return chat
 
 
 def _asked_in(chat: Chat, url: str, size_bytes: int) -> Asked:

@@ -54,11 +54,12 @@ class Room(Protocol):
 class Line:
     """The calls of one class: those that wait, those in flight, and counts since the start.
 
-    flights: those in flight in all processes that share the endpoints. usual: how many of them on
-    average, over about MEAN_S. is_used: the class has had a call of late.
+    flights: those in flight in all processes that share the endpoints; None if this one has them to
+    itself. usual: how many of them on average, over about MEAN_S. is_used: the class has had a call
+    of late.
     """
 
-    def __init__(self, settings: ClassSettings, now_s: float, flights: Flights) -> None:
+    def __init__(self, settings: ClassSettings, now_s: float, flights: Flights | None) -> None:
         self.settings = settings
         self.queue = FairQueue()
         self.drain = Drain()
@@ -79,22 +80,29 @@ class Line:
         self._seen_s += (past_s := now_s - self._at_s)
         self._at_s = now_s
         share = max(past_s / self._seen_s, -math.expm1(-past_s / MEAN_S)) if past_s > 0 else 0.0
-        in_flight = self.flights.count
+        in_flight = self.in_flight_in_all
         self.usual += (in_flight - self.usual) * share
         if self.admitted != self._known or in_flight:
             self._known, self._used_s = self.admitted, now_s
         self.is_used = now_s - self._used_s < UNUSED_S
 
+    @property
+    def in_flight_in_all(self) -> int:
+        """Those in flight in all processes."""
+        return self.in_flight if self.flights is None else self.flights.count
+
     def begin(self) -> None:
         """A call starts."""
         self.in_flight += 1
         self.admitted += 1
-        self.flights.add(1)
+        if self.flights is not None:
+            self.flights.add(1)
 
     def end(self) -> None:
         """A call is over."""
         self.in_flight -= 1
-        self.flights.add(-1)
+        if self.flights is not None:
+            self.flights.add(-1)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
         """A call waits."""
@@ -150,7 +158,8 @@ class Admission:
     waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
 
     most: calls in flight at once, beside what the endpoints allow; None for no such bound.
-    flights: those of a class, by its name, in all processes that share the endpoints.
+    flights: those of a class, by its name, in all processes that share the endpoints; None if this
+    one has them to itself.
     """
 
     def __init__(
@@ -159,13 +168,17 @@ class Admission:
         classes: Sequence[ClassSettings],
         most: int | None,
         now_s: float,
-        flights: Callable[[str], Flights],
+        flights: Callable[[str], Flights] | None,
     ) -> None:
         if most is not None and most < 1:
             raise ConfigError(f"at least 1 call must be admitted at once, not {most}")
         self._room = room
         self._most = math.inf if most is None else most
-        self._lines = [Line(one, now_s, flights(one.name)) for one in in_order(classes)]
+        self._lines = [
+            Line(one, now_s, None if flights is None else flights(one.name))
+            for one in in_order(classes)
+        ]
+        self._is_shared = flights is not None
         self._by_name = {line.settings.name: line for line in self._lines}
         self._slots = math.inf
         self._parked_until_s = -math.inf
@@ -319,13 +332,13 @@ class Admission:
         slots = self._slots
         if slots == math.inf:
             return True
-        below, left = self._in_flight_in_all(), slots
+        below, left = self._in_flight_in_all() if self._is_shared else self.in_flight, slots
         if below >= slots:
             return False
         for one in self._lines:
             if one is line:
                 break
-            below -= one.flights.count
+            below -= one.in_flight_in_all
             left -= one.usual
             if not one.is_used:
                 continue
@@ -336,7 +349,9 @@ class Admission:
 
     def _in_flight_in_all(self) -> int:
         """Calls of all classes in all processes."""
-        return sum([line.flights.count for line in self._lines])
+        if not self._is_shared:
+            return self.in_flight
+        return sum([line.in_flight_in_all for line in self._lines])
 
     def _check_queue(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """Raises QueueFull if as many calls wait as may."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from redline.clock import SYSTEM, Clock
-from redline.limits.shared import Demand, Flights, OwnFlights
+from redline.limits.shared import Demand, Flights
 from redline.serve.admission.admission import REVIEW_S, Admission, Line, Room
 from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
@@ -75,9 +75,7 @@ class Gate:
         want: Callable[[], None] = _nothing,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._admission = Admission(
-            room, classes, most, clock.now_s(), flights or (lambda _: OwnFlights())
-        )
+        self._admission = Admission(room, classes, most, clock.now_s(), flights)
         self._want = want
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None

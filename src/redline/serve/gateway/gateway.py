@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+from collections.abc import Coroutine
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -51,12 +53,25 @@ _MODELS = "/v1/models"
 _TIERS = {"flex": "low", "priority": "high"}
 
 
-class Way(NamedTuple):
+class Way(msgspec.Struct, frozen=True):
     """Where a call goes, what belongs to it, and what it has of its tenant's limits."""
 
     backend: Backend
     call: Call
     started: Started
+
+
+class Caller(msgspec.Struct, frozen=True, gc=False):
+    """What the head of a call says, whatever is called.
+
+    readings: of the keyring, when the tenant was found. klass: the class that is asked for.
+    is_anew: no stored answer is wanted (RFC 9111, 5.2.1).
+    """
+
+    tenant: Tenant
+    readings: int
+    klass: str | None
+    is_anew: bool
 
 
 class Listening(NamedTuple):
@@ -212,7 +227,13 @@ class Gateway(Door):
             message = f"Tenant {tenant.name} may not see this: it needs admin = true."
             raise Refusal(message, status=403, code="not_an_admin")
 
-    async def _handle(self, exchange: Exchange) -> None:
+    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
+        # Most requests are calls: they are spared a coroutine.
+        is_call = exchange.path in self._calls
+        return super()._handle(exchange) if is_call else self._handle_other(exchange)
+
+    async def _handle_other(self, exchange: Exchange) -> None:
+        """Answers what is no call."""
         try:
             if exchange.path in self._dashboard.paths:
                 await self._dashboard.answer(exchange)
@@ -252,14 +273,17 @@ class Gateway(Door):
         """Identifies the tenant, parses and admits the call, then forwards it."""
         began_s = SYSTEM.now_s()
         # First: a client without a key must not send a body.
-        tenant = self.tenant_of(exchange)
+        caller = exchange.kept
+        if caller is None or caller.readings != self._keyring.readings:
+            caller = self._caller(exchange)
+        tenant: Tenant = caller.tenant
         raw = await self._whole_body(exchange, tenant)
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
             model=facts.model if self._lineup.has(facts.model) else OTHER,
-            klass=class_of(tenant, exchange, facts),
+            klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
             began_s=began_s,
         )
@@ -279,7 +303,7 @@ class Gateway(Door):
         except Refusal as refusal:
             self._refused(asking, refusal)
             raise
-        backend = target.anew if facts.stream or _asks_anew(exchange) else target.backend
+        backend = target.anew if facts.stream or caller.is_anew else target.backend
         exchange.holds(target.waits_for_slots)
         way = Way(backend, call, started)
         try:
@@ -346,7 +370,8 @@ class Gateway(Door):
             # The time for calls in flight is over.
             self._ended(asking, CUT)
             raise
-        way.started.settle(SYSTEM.now_s(), *self._meter.used(asking.asked, outcome))
+        used = self._meter.used(asking.asked, outcome)
+        way.started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome
 
@@ -355,13 +380,24 @@ class Gateway(Door):
         header = exchange.header
         return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
+    def _caller(self, exchange: Exchange) -> Caller:
+        """Whose call it is, read of its head. Raises Refusal without a key that is known."""
+        header, keyring = exchange.header, self._keyring
+        known = keyring.known(header(b"authorization"), header(b"x-api-key"))
+        klass = header(b"x-redline-class")
+        caller = Caller(known.tenant, keyring.readings, klass, _asks_anew(exchange))
+        if known.until_s == math.inf:
+            exchange.keep(caller)
+        return caller
+
     def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
         """The call within its tenant's limits, its body held. Raises Refusal if they do not allow
         it now.
         """
         self._held.take(tenant.name, size_bytes)
         estimate = self._meter.estimate(facts, size_bytes)
-        started = tenant.limits.try_start(SYSTEM.now_s(), *estimate)
+        limits = tenant.limits
+        started = limits.try_start(SYSTEM.now_s(), estimate.tokens, estimate.picodollars)
         if isinstance(started, Refused):
             self._held.release(tenant.name, size_bytes)
             raise started.refusal()
@@ -405,13 +441,13 @@ class Gateway(Door):
         return None
 
 
-def class_of(tenant: Tenant, exchange: Exchange, facts: BodyFacts) -> str:
+def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
     """The class that a call asks for, by its header `x-redline-class` or by its service tier.
 
-    One that its tenant may not ask for is passed over: the call has the tenant's usual class.
+    asked: the header. One that its tenant may not ask for is passed over: the call has the tenant's
+    usual class.
     """
     settings = tenant.settings
-    asked = exchange.header(b"x-redline-class")
     if asked is None and facts.service_tier is not None:
         asked = _TIERS.get(facts.service_tier)
     return asked if asked in settings.classes else settings.default_class

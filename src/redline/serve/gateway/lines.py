@@ -61,7 +61,8 @@ class Lines:
             call.avoid |= target.unfit
             call.unfit |= target.unfit
             outcome = await target.lines.send(request, call, sink)
-            started.settle(self._clock.now_s(), *self._meter.used(facts.model, outcome))
+            used = self._meter.used(facts.model, outcome)
+            started.settle(self._clock.now_s(), used.tokens, used.picodollars)
             return outcome
 
     async def aclose(self) -> None:
@@ -72,7 +73,8 @@ class Lines:
         limits = self._tenants.of(name).limits
         estimate = self._meter.estimate(facts, size_bytes)
         while True:
-            found = limits.try_start(self._clock.now_s(), *estimate)
+            now_s = self._clock.now_s()
+            found = limits.try_start(now_s, estimate.tokens, estimate.picodollars)
             if isinstance(found, Started) or found.retry_after_s == math.inf:
                 return found
             await asyncio.sleep(min(found.retry_after_s, _LONGEST_PAUSE_S))

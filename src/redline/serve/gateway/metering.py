@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from redline.apis import read_usage
 from redline.calls.cost import Price, Prices
-from redline.calls.tokens import BodyFacts, facts_of
+from redline.calls.tokens import BodyFacts, facts_of, kept_facts
 from redline.waist import Outcome, Request
 
 # Of a prompt in English, and of the JSON around it; an estimate, settled by the answer.
@@ -18,14 +16,14 @@ _FIRST_OUTPUT = 256
 _MEMORY = 64
 
 
-class Estimate(NamedTuple):
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """The estimate of one call. picodollars: None if no price of its model is known."""
 
     tokens: int
     picodollars: int | None
 
 
-class Used(NamedTuple):
+class Used(msgspec.Struct, frozen=True, gc=False):
     """The usage of one call; None for what is unknown."""
 
     tokens: int | None
@@ -40,7 +38,7 @@ def read_request(request: Request) -> tuple[BodyFacts, bytes]:
     raw = request.raw
     if raw is None:
         raw = msgspec.json.encode(request.body)
-    return facts_of(raw), raw
+    return kept_facts(request) or facts_of(raw), raw
 
 
 class Meter:

@@ -192,20 +192,19 @@ async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> No
 
 def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
     """The header lines of an answer that came with these headers."""
-    passed = {name: headers[name] for name in _PASSED if name in headers}
     try:
-        if "x-request-id" in passed:
-            return header_lines(passed)
-        fields = _usual_lines(*passed.items())
+        if "x-request-id" in headers:
+            return header_lines({name: headers[name] for name in _PASSED if name in headers})
+        fields = _type_line(headers.get("content-type"))
     except ValueError:
         return JSON
     return fields + _ID_LINE % request_id.encode() if request_id else fields
 
 
 @lru_cache(maxsize=64)
-def _usual_lines(*headers: tuple[str, str]) -> bytes:
-    """The header lines that all answers share. Raises ValueError."""
-    return header_lines(dict(headers))
+def _type_line(content_type: str | None) -> bytes:
+    """The header line of an answer's type, if it has one. Raises ValueError."""
+    return b"" if content_type is None else header_lines({"content-type": content_type})
 
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:

@@ -27,8 +27,11 @@ class InvalidKey(Refusal):
         super().__init__(message, status=401, code="invalid_api_key", headers=headers)
 
 
-class _Known(msgspec.Struct, frozen=True, gc=False):
-    """until_s: of the wall clock. reason: why the key is refused from then on."""
+class Known(msgspec.Struct, frozen=True, gc=False):
+    """What is known of a key. until_s: of the wall clock; inf for one that never expires.
+
+    reason: why the key is refused from then on.
+    """
 
     tenant: Tenant
     until_s: float = math.inf
@@ -38,8 +41,8 @@ class _Known(msgspec.Struct, frozen=True, gc=False):
 class Keyring:
     """The keys of a file. path: None for no keys: then all requests are one tenant's, `default`.
 
-    A key is looked up by its hash. What a comparison of hashes reveals by the time that it takes
-    does not help to guess a key.
+    readings: how often the file was read. A key is looked up by its hash. What a comparison of
+    hashes reveals by the time that it takes does not help to guess a key.
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
@@ -47,9 +50,10 @@ class Keyring:
         self._path = path
         self._tenants = tenants
         self._wall_s = clock.wall_s
-        self._known: dict[bytes, _Known] = {}
+        self._known: dict[bytes, Known] = {}
         self._version: tuple[int, ...] | None = None
-        self._default = tenants.of(DEFAULT_TENANT) if path is None else None
+        self._default = Known(tenants.of(DEFAULT_TENANT)) if path is None else None
+        self.readings = 0
         self.reload()
 
     def __len__(self) -> int:
@@ -65,6 +69,12 @@ class Keyring:
         """The tenant of these headers, `Authorization: Bearer KEY` or `x-api-key: KEY`.
 
         Each is None if there is no such header. Raises InvalidKey.
+        """
+        return self.known(authorization, api_key).tenant
+
+    def known(self, authorization: str | None, api_key: str | None = None) -> Known:
+        """What is known of the key of a request, as `tenant` finds it. Holds until `readings`
+        changes, or the key expires. Raises InvalidKey.
         """
         if self._default is not None:
             return self._default
@@ -86,7 +96,7 @@ class Keyring:
             raise _refused(secret)
         if known.until_s != math.inf and known.until_s <= self._wall_s():
             raise InvalidKey(known.reason)
-        return known.tenant
+        return known
 
     def reload(self) -> None:
         """Reads the file again. Raises ConfigError, and then keeps the keys that it has."""
@@ -94,7 +104,8 @@ class Keyring:
             return
         version = _version(self._path)
         keys = read_keys(self._path)
-        shared: dict[str, _Known] = {}
+        shared: dict[str, Known] = {}
+        self.readings += 1
         self._known = {bytes.fromhex(key.sha256): self._made(key, shared) for key in keys}
         self._version = version
 
@@ -105,16 +116,16 @@ class Keyring:
         self.reload()
         return True
 
-    def _made(self, key: Key, shared: dict[str, _Known]) -> _Known:
+    def _made(self, key: Key, shared: dict[str, Known]) -> Known:
         """The record of a key; keys of a tenant that never expire share one."""
         if key.revoked is not None:
             reason = f"The API key {key.id} has been revoked."
-            return _Known(self._tenants.of(key.tenant), -math.inf, reason)
+            return Known(self._tenants.of(key.tenant), -math.inf, reason)
         if key.expires is not None:
             reason = f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC."
-            return _Known(self._tenants.of(key.tenant), key.expires.timestamp(), reason)
+            return Known(self._tenants.of(key.tenant), key.expires.timestamp(), reason)
         if key.tenant not in shared:
-            shared[key.tenant] = _Known(self._tenants.of(key.tenant))
+            shared[key.tenant] = Known(self._tenants.of(key.tenant))
         return shared[key.tenant]
 
 

@@ -84,17 +84,24 @@ class Started:
         if self._is_over:
             return
         self._is_over = True
+        alone = self._limits.alone
+        if alone is OWN:
+            self._settle(now_s, tokens, picodollars)
+            return
+        with alone:
+            self._settle(now_s, tokens, picodollars)
+
+    def _settle(self, now_s: float, tokens: int | None, picodollars: int | None) -> None:
         limits = self._limits
         cost = self._picodollars if picodollars is None else picodollars
-        with limits.alone:
-            limits.ended(now_s - self._since_s)
-            if tokens is not None:
-                if tokens > self._tokens:
-                    limits.use_tokens(tokens - self._tokens, now_s)
-                elif tokens < self._tokens:
-                    for record in self._of_tokens:
-                        record.give_back(self._tokens - tokens)
-            limits.money.settle(self._day, self._picodollars, cost)
+        limits.ended(now_s - self._since_s)
+        if tokens is not None:
+            if tokens > self._tokens:
+                limits.use_tokens(tokens - self._tokens, now_s)
+            elif tokens < self._tokens:
+                for record in self._of_tokens:
+                    record.give_back(self._tokens - tokens)
+        limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
         """The call was not sent: nothing of it counts."""
@@ -166,6 +173,8 @@ class TenantLimits:
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
         price is known. A call that is refused counts nowhere.
         """
+        if self.alone is OWN:
+            return self._try_start(now_s, tokens, picodollars)
         with self.alone:
             return self._try_start(now_s, tokens, picodollars)
 
