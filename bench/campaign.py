@@ -34,6 +34,7 @@ import fuzz_gateway  # noqa: E402
 import fuzz_server  # noqa: E402
 import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
+import mutants  # noqa: E402
 import serve_soak  # noqa: E402
 import step_campaign  # noqa: E402
 import stream_campaign  # noqa: E402
@@ -58,6 +59,7 @@ _RUN = (
     "bench/fuzz_transport.py",
     "bench/limit_campaign.py",
     "bench/limits.py",
+    "bench/mutants.py",
     "bench/peers",
     "bench/record.py",
     "bench/serve_soak.py",
@@ -166,6 +168,11 @@ def engine_pipeline() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in engine_pipeline.parts()]
 
 
+def mutated_modules() -> list[Part]:
+    """300 changes of each module that carries invariants: tests notice nine of ten."""
+    return [Part(name, seed, work) for name, seed, work in mutants.parts()]
+
+
 def redis_streams() -> list[Part]:
     """10,000 messages, two consumers that are killed: each message once, and acknowledged."""
     return [Part(name, seed, work) for name, seed, work in stream_campaign.parts()]
@@ -201,6 +208,7 @@ CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "journal-kills": journal_kills,
     "kills": kills,
     "limit-servers": limit_servers,
+    "mutants": mutated_modules,
     "redis-streams": redis_streams,
     "vllm-launcher": vllm_launcher,
 }

@@ -74,90 +74,101 @@ Work = Callable[[Path], dict[str, Any]]
 
 
 class Module(NamedTuple):
-    """sources: patterns below src/redline. tests: paths below tests."""
+    """sources: patterns below src/redline. tests: files and folders."""
 
     sources: tuple[str, ...]
     tests: tuple[str, ...]
 
 
 _LIMITS = (
-    "property/test_limiter.py",
-    "property/test_limits.py",
-    "property/test_many_limits.py",
-    "unit/limits/test_blocking.py",
-    "unit/limits/test_feedback.py",
-    "unit/limits/test_guard.py",
-    "unit/limits/test_kept_sends.py",
-    "unit/limits/test_limiter.py",
-    "unit/limits/test_queue.py",
-    "unit/limits/test_rate.py",
-    "unit/limits/test_rules.py",
-    "unit/limits/test_sends.py",
-    "unit/limits/test_settings.py",
-    "unit/limits/test_shape.py",
-    "unit/limits/test_slots.py",
-    "unit/limits/test_window.py",
+    "tests/property/test_limiter.py",
+    "tests/property/test_limits.py",
+    "tests/property/test_many_limits.py",
+    "tests/unit/limits/test_blocking.py",
+    "tests/unit/limits/test_feedback.py",
+    "tests/unit/limits/test_guard.py",
+    "tests/unit/limits/test_kept_sends.py",
+    "tests/unit/limits/test_limiter.py",
+    "tests/unit/limits/test_queue.py",
+    "tests/unit/limits/test_rate.py",
+    "tests/unit/limits/test_rules.py",
+    "tests/unit/limits/test_sends.py",
+    "tests/unit/limits/test_settings.py",
+    "tests/unit/limits/test_shape.py",
+    "tests/unit/limits/test_slots.py",
+    "tests/unit/limits/test_window.py",
 )
 _JOBS = (
-    "sim/test_feed.py",
-    "sim/test_journal.py",
-    "sim/test_longest_wait.py",
-    "sim/test_parts.py",
-    "sim/test_retry.py",
-    "sim/test_runner.py",
+    "tests/sim/test_feed.py",
+    "tests/sim/test_journal.py",
+    "tests/sim/test_longest_wait.py",
+    "tests/sim/test_parts.py",
+    "tests/sim/test_retry.py",
+    "tests/sim/test_runner.py",
 )
 MODULES = {
     "limits/rule": Module(("limits/rule/*",), _LIMITS),
-    "limits/wait": Module(("limits/wait/*",), (*_LIMITS, "sim/test_waiters.py")),
+    "limits/wait": Module(("limits/wait/*",), (*_LIMITS, "tests/sim/test_waiters.py")),
     "calls: retry and endpoint": Module(
         ("calls/client/retry.py", "calls/wire/endpoint.py", "calls/http/backend.py"),
-        ("property/test_requests.py", "sim/test_feedback.py", "sim/test_retry.py", "unit/calls"),
+        (
+            "tests/property/test_requests.py",
+            "tests/real/test_http.py",
+            "tests/sim/test_feedback.py",
+            "tests/sim/test_retry.py",
+            "tests/unit/calls",
+        ),
     ),
     "journal": Module(
         ("journal/journal.py", "journal/lines.py", "journal/results_file.py"),
         (
-            "cli/test_changed_rows.py",
-            "cli/test_flawed_answers.py",
-            "cli/test_old_outputs.py",
-            "crash/test_continue.py",
-            "crash/test_keys.py",
-            "crash/test_lost_lines.py",
-            "crash/test_platter.py",
-            "crash/test_torn_tail.py",
-            "unit/journal",
+            "tests/cli/test_changed_rows.py",
+            "tests/cli/test_flawed_answers.py",
+            "tests/cli/test_old_outputs.py",
+            "tests/crash/test_continue.py",
+            "tests/crash/test_keys.py",
+            "tests/crash/test_lost_lines.py",
+            "tests/crash/test_platter.py",
+            "tests/crash/test_torn_tail.py",
+            "tests/unit/journal",
             *_JOBS,
         ),
     ),
-    "row identity": Module(("journal/identity.py",), ("unit/journal", *_JOBS)),
+    "row identity": Module(("journal/identity.py",), ("tests/unit/journal", *_JOBS)),
     "job runner": Module(
         ("job/work/runner.py",),
-        ("real/test_given_up.py", "real/test_python.py", "sim/test_webhook.py", *_JOBS),
+        (
+            "tests/real/test_given_up.py",
+            "tests/real/test_python.py",
+            "tests/sim/test_webhook.py",
+            *_JOBS,
+        ),
     ),
     "route: balance and health": Module(
         ("route/balance.py", "route/health.py"),
         (
-            "sim/test_pool.py",
-            "sim/test_withdraw.py",
-            "unit/route/test_balance.py",
-            "unit/route/test_call_facts.py",
-            "unit/route/test_health.py",
-            "unit/route/test_health_pages.py",
-            "unit/route/test_pool.py",
-            "unit/route/test_pool_room.py",
+            "tests/sim/test_pool.py",
+            "tests/sim/test_withdraw.py",
+            "tests/unit/route/test_balance.py",
+            "tests/unit/route/test_call_facts.py",
+            "tests/unit/route/test_health.py",
+            "tests/unit/route/test_health_pages.py",
+            "tests/unit/route/test_pool.py",
+            "tests/unit/route/test_pool_room.py",
         ),
     ),
     "engine: scheduler": Module(
         ("engine/schedule/*",),
-        ("unit/engine/test_core.py", "unit/engine/test_scheduler.py"),
+        ("tests/unit/engine/test_core.py", "tests/unit/engine/test_scheduler.py"),
     ),
     "engine: draft and verify": Module(
         ("engine/draft/*",),
         (
-            "unit/engine/test_core.py",
-            "unit/engine/test_draft_length.py",
-            "unit/engine/test_lookup.py",
-            "unit/engine/test_proposers.py",
-            "unit/engine/test_verification.py",
+            "tests/unit/engine/test_core.py",
+            "tests/unit/engine/test_draft_length.py",
+            "tests/unit/engine/test_lookup.py",
+            "tests/unit/engine/test_proposers.py",
+            "tests/unit/engine/test_verification.py",
         ),
     ),
 }
@@ -242,9 +253,8 @@ def prepared(name: str) -> Path:
             shutil.copy2(source, made / part)
     module = MODULES[name]
     sources = [f"src/redline/{pattern}" for pattern in module.sources]
-    tests = [f"tests/{path}" for path in module.tests]
     with (made / "pyproject.toml").open("a", encoding="utf-8") as config:
-        config.write(_CONFIG.format(sources=json.dumps(sources), tests=json.dumps(tests)))
+        config.write(_CONFIG.format(sources=json.dumps(sources), tests=json.dumps(module.tests)))
     return made.rename(folder)
 
 

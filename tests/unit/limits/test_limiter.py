@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from redline.errors import OverLimit
 from redline.limits import Cost, Grant, Limiter, Limits, Rate
 from redline.limits.rule import window as window_module
+from redline.limits.server import Stated
 from redline.testing import VirtualClock, virtual_run
 from support.catching import assert_caught
 from support.virtual_time import in_virtual_time
@@ -515,3 +517,64 @@ def test_a_rate_of_one_per_month_is_still_granted() -> None:
         return now_s()
 
     assert virtual_run(main(), limit_s=32 * 86400.0) == pytest.approx(31 * 86400)
+
+
+@in_virtual_time
+async def test_a_stated_request_limit_ends_the_search_for_one() -> None:
+    limiter = limiter_of(rate="auto", requests="40/1s")
+    limiter.search([Rate(10, 1.0)])
+    grant = await limiter.acquire()
+    grant.sent(now_s())
+    # Another kind of limit, or what is left of one that is not known, ends no search.
+    limiter.heard([Stated("tokens", 1000, 900, 1.0, 1.0)], grant)
+    limiter.heard([Stated("requests", None, 5, 1.0, 1.0)], grant)
+    assert limiter.is_searched
+    assert Rate(10, 1.0) in [rate for _, rate, _ in limiter.used(now_s())]
+    limiter.heard([Stated("requests", 20, 19, 1.0, 1.0)], grant)
+    assert not limiter.is_searched
+    rates = [rate for kind, rate, _ in limiter.used(now_s()) if kind == "requests"]
+    assert Rate(10, 1.0) not in rates
+    assert Rate(20, 1.0) in rates
+
+
+@pytest.mark.parametrize(
+    ("searched", "first"),
+    [(Rate(1, 60.0), ("requests", None)), (Rate(100, 1.0), ("requests", Rate(3, 60.0)))],
+)
+def test_the_limit_that_holds_the_head_is_named_unless_it_is_searched_for(
+    searched: Rate, first: object
+) -> None:
+    async def main() -> None:
+        limiter = limiter_of(rate="auto", requests="3/60s")
+        limiter.search([searched])
+        assert limiter.holding(now_s()) == []
+        (await limiter.acquire()).sent(now_s())
+        waiting = asyncio.create_task(limiter.acquire())
+        await settled()
+        assert limiter.holding(now_s())[0] == first
+        waiting.cancel()
+
+    virtual_run(main())
+
+
+@in_virtual_time
+async def test_a_limit_that_holds_a_call_is_said_in_words() -> None:
+    limiter = limiter_of(requests="10/1s", tokens="100/60s", profile="moving")
+    assert limiter.binds(Cost(100), now_s()) == ""
+    (await limiter.acquire(60)).sent(now_s())
+    assert limiter.binds(Cost(50), now_s()) == "100/60s tokens"
+    assert limiter.binds(Cost(10), now_s()) != "100/60s tokens"
+
+
+def test_another_process_counts_the_sends_that_were_kept(tmp_path: Path) -> None:
+    async def main() -> None:
+        for name, goes_at_once in (("a", True), ("a", False), ("b", True)):
+            limiter = limiter_of(requests="1/60s", profile="moving")
+            limiter.keep_sends(tmp_path, name)
+            grant = limiter.acquire_now(Cost())
+            assert (grant is not None) == goes_at_once
+            if grant is not None:
+                grant.sent(now_s())
+            await limiter.aclose()
+
+    virtual_run(main())
