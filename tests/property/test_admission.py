@@ -109,8 +109,8 @@ def assert_all_end(plans: list[Caller], kind: type[Pool] = Pool) -> None:
         async def call(plan: Caller) -> None:
             await asyncio.sleep(plan.arrive_s)
             try:
-                async with gate.admitted(
-                    klass=plan.klass,
+                with await gate.enter(
+                    plan.klass,
                     tenant=plan.tenant,
                     tokens=plan.tokens,
                     deadline_s=loop.time() + plan.deadline_in_s,

@@ -76,7 +76,7 @@ class Worker:
         came_s = loop.time()
         weight = calls.own / calls.count
         avoid = frozenset(self.slots) - {endpoint}
-        async with self.gate.admitted(klass=klass, tenant=tenant, weight=weight, avoid=avoid):
+        with await self.gate.enter(klass, tenant=tenant, weight=weight, avoid=avoid):
             assert self.slots[endpoint].take_free()
             if klass == "high":
                 self.waits_s.append(loop.time() - came_s)

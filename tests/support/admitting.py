@@ -68,8 +68,8 @@ class Site:
         loop = asyncio.get_running_loop()
         since_s = loop.time()
         try:
-            async with self.gate.admitted(
-                klass=klass, tenant=tenant, weight=weight, tokens=estimate
+            with await self.gate.enter(
+                klass, tenant=tenant, weight=weight, tokens=estimate
             ) as place:
                 sending = self.pool.send(
                     Request(body={"work": work_s}), Call(priority=PRIORITIES[klass])

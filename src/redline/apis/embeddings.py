@@ -13,7 +13,6 @@ from redline.apis.api import Api
 from redline.apis.choices import in_order
 from redline.apis.error_inside import judge_part
 from redline.apis.request_parts import Count, Inputs
-from redline.apis.usage import embedding_usage
 from redline.waist import Reply
 
 
@@ -77,5 +76,5 @@ def whole(vectors: list[Any], model: str, input_tokens: int) -> dict[str, Any]:
         {"object": "embedding", "index": index, "embedding": vector}
         for index, vector in enumerate(vectors)
     ]
-    usage = embedding_usage(input_tokens)
+    usage = {"prompt_tokens": input_tokens, "total_tokens": input_tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}

@@ -49,11 +49,6 @@ def completion_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
     }
 
 
-def embedding_usage(input_tokens: int) -> dict[str, Any]:
-    """The usage of embeddings."""
-    return {"prompt_tokens": input_tokens, "total_tokens": input_tokens}
-
-
 def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
     """The usage of a response, and of a batch."""
     return {

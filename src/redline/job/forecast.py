@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Request, TokenEstimator
+from redline.calls import TokenEstimator
 from redline.errors import BadRow, ConfigError, OverLimit, Rejected
 from redline.job.settings import Job
 from redline.job.work import Renderer
@@ -98,7 +98,11 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
         made.input_error = max(made.input_error, estimator.first_error(request))
         made.input_tokens += cost.input_tokens
         made.output_tokens += cost.output_tokens
-        made.first_request = made.first_request or _shown(request)
+        made.first_request = made.first_request or {
+            "method": request.method,
+            "url": request.url,
+            "body": request.body,
+        }
 
 
 def _done(job: Job) -> tuple[KeySet, KeySet]:
@@ -125,10 +129,6 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )
-
-
-def _shown(request: Request) -> dict[str, Any]:
-    return {"method": request.method, "url": request.url, "body": request.body}
 
 
 def _check_any(rules: Sequence[Rules], cost: Cost) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from redline.measure.figures import Figures
 from redline.measure.flow import Rate
 from redline.measure.knee import ENOUGH, Knee
-from redline.measure.spread import Quantiles
 from redline.process import counted
 
 _LEVEL = "{:>9}  {:>15}  {:>12}  {:>9}  {:>9}  {:>9}  {:>7}"
@@ -114,12 +113,9 @@ def _times(figures: Figures) -> list[str]:
         return []
     head = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
     return [head.format("", "p50", "p95", "p99", "mean", "max")] + [
-        head.format(name, *map(_time, _shown(found))) for name, found in rows
+        head.format(name, *map(_time, (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)))
+        for name, one in rows
     ]
-
-
-def _shown(found: Quantiles) -> tuple[float, ...]:
-    return found.p50_s, found.p95_s, found.p99_s, found.mean_s, found.max_s
 
 
 def level_lines(measured: Sequence[Figures]) -> list[str]:

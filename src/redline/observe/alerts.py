@@ -98,7 +98,8 @@ class Alerts:
         return ended
 
     def _step(self, rule: Rule, state: _State, seen: Seen) -> Alert | None:
-        known, begin_s, now_s = KNOWN_RULES[rule.name], *_span(seen.windows[-1])
+        known, window = KNOWN_RULES[rule.name], seen.windows[-1]
+        begin_s, now_s = window.begin_s, window.end_s
         value = known.figure(seen, rule.span_s)
         if value is not None and known.is_beyond(value, rule.threshold):
             state.within_s = None
@@ -121,10 +122,6 @@ class Alerts:
         alert, state.alert, state.within_s = state.alert, None, None
         shown = "unknown" if value is None else known.shown(value)
         return _ended(alert, alert.value if value is None else value, now_s, f"{shown} now")
-
-
-def _span(window: Window) -> tuple[float, float]:
-    return window.begin_s, window.end_s
 
 
 def _fired(rule: Rule, number: int, value: float, since_s: float, seen: Seen) -> Alert:

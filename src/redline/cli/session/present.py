@@ -43,7 +43,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     """The run in a few lines whose numbers add up, why it stopped, and how to continue."""
     stopped = report.stopped
-    if _has_not_begun(report) and isinstance(stopped, ConfigError):
+    if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
     lines = [_sum(report)]
     if report.input is not None and report.input.left and not report.is_complete:
@@ -225,10 +225,6 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         shown = msgspec.json.format(msgspec.json.encode(plan.first_request), indent=2).decode()
         lines.append(f"the first request:\n{shown}")
     return "\n".join(lines) + "\n"
-
-
-def _has_not_begun(report: Report) -> bool:
-    return not report.offered and not report.skipped
 
 
 def _sum(report: Report) -> str:

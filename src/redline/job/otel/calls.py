@@ -58,20 +58,27 @@ class _Series(msgspec.Struct, frozen=True):
     output_tokens: Measure
 
 
-class Measured:
-    """A backend whose attempts are measured. inner: each `send` of it is one attempt."""
+class _Around:
+    """A backend around another one."""
 
-    def __init__(self, inner: Backend, meter: Meter, origin: Origin) -> None:
+    def __init__(self, inner: Backend) -> None:
         self._inner = inner
-        self._meter = meter
-        self._origin = origin
-        self._series: dict[tuple[str, str, str | None, str | None], _Series] = {}
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return self._inner.load(now_s, request)
 
     async def aclose(self) -> None:
         await self._inner.aclose()
+
+
+class Measured(_Around):
+    """A backend whose attempts are measured. inner: each `send` of it is one attempt."""
+
+    def __init__(self, inner: Backend, meter: Meter, origin: Origin) -> None:
+        super().__init__(inner)
+        self._meter = meter
+        self._origin = origin
+        self._series: dict[tuple[str, str, str | None, str | None], _Series] = {}
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome = await self._inner.send(request, call, sink)
@@ -189,19 +196,13 @@ class Spans:
         return int((at_s + self._offset_s) * _NS)
 
 
-class Traced:
+class Traced(_Around):
     """A backend some of whose calls get a span. share: of them, above 0 and up to 1."""
 
     def __init__(self, inner: Backend, spans: Spans, share: float) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._spans = spans
         self._share = share
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._inner.load(now_s, request)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome = await self._inner.send(request, call, sink)

@@ -31,7 +31,7 @@ from redline.observe import (
     scores_of,
     summary_of,
 )
-from redline.timeline import Prediction, RunHistory, Sketch, Window, merged_sketches
+from redline.timeline import Prediction, RunHistory, Window, merged_sketches
 
 # Of the JSON.
 VERSION = 1
@@ -210,15 +210,11 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
         latency_p50_s=latency.quantile_s(0.5),
         latency_p95_s=latency.quantile_s(0.95),
         latency_p99_s=latency.quantile_s(0.99),
-        first_token_p50_s=_first_token(windows).quantile_s(0.5),
+        first_token_p50_s=merged_sketches(one.first_token for one in windows).quantile_s(0.5),
         spent_usd=_spent(runs, has_budget=files.has_budget),
         most_in_flight=most_in_flight,
         running_s=running_s,
     )
-
-
-def _first_token(windows: Sequence[Window]) -> Sketch:
-    return merged_sketches(one.first_token for one in windows)
 
 
 def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:

@@ -127,19 +127,6 @@ class Gate:
         self._arrived()
         return Place(self, line, waiter.flow, tokens)
 
-    def admitted(
-        self,
-        *,
-        klass: str,
-        tenant: str = "",
-        weight: float = 1.0,
-        tokens: float = 1.0,
-        deadline_s: float = math.inf,
-        avoid: frozenset[str] = _ALL,
-    ) -> Admitted:
-        """`async with` it: the call's place inside, left at the end. As `enter`."""
-        return Admitted(self, klass, (tenant, weight, tokens, deadline_s, avoid))
-
     def waits_for_slots(self) -> bool:
         """A call waits, and no slot is free."""
         return self._admission.is_full
@@ -217,33 +204,3 @@ class Gate:
     def _look_again(self) -> None:
         self._timer = None
         self._look()
-
-
-class Admitted:
-    """See `Gate.admitted`."""
-
-    __slots__ = ("_asked", "_gate", "_klass", "_place")
-
-    def __init__(
-        self, gate: Gate, klass: str, asked: tuple[str, float, float, float, frozenset[str]]
-    ) -> None:
-        self._gate = gate
-        self._klass = klass
-        self._asked = asked
-        self._place: Place | None = None
-
-    async def __aenter__(self) -> Place:
-        tenant, weight, tokens, deadline_s, avoid = self._asked
-        self._place = place = await self._gate.enter(
-            self._klass,
-            tenant=tenant,
-            weight=weight,
-            tokens=tokens,
-            deadline_s=deadline_s,
-            avoid=avoid,
-        )
-        return place
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._place is not None
-        self._place.leave()

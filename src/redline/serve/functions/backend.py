@@ -214,12 +214,10 @@ def _for_client(error: CallError | NoEndpoint, item: str) -> CallError | NoEndpo
         error.what = f"{item}: {error.what}"
     if isinstance(error, Rejected) and error.status is None:
         cause = error.__cause__
-        error.status = 500 if isinstance(cause, Exception) and not _is_of_item(cause) else 400
+        error.status = (
+            500 if isinstance(cause, Exception) and not isinstance(cause, ValueError) else 400
+        )
     return error
-
-
-def _is_of_item(cause: BaseException) -> bool:
-    return isinstance(cause, ValueError)
 
 
 async def _stream(question: Question, reply: Reply, call: Call, sink: Sink) -> None:

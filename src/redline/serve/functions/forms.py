@@ -154,16 +154,12 @@ def _texts(asked: Asked, replies: Sequence[Reply]) -> bytes:
     tokens = tokens_of(replies)
     whole = Reply(
         output=[reply.output for reply in replies],
-        finish_reason=[_reason(reply) for reply in replies],
+        finish_reason=[reply.finish_reasons[0] for reply in replies],
         tool_calls=replies[0].tool_calls,
     )
     if tokens is not None:
         whole.input_tokens, whole.output_tokens = tokens
     return body_of(asked, whole)
-
-
-def _reason(reply: Reply) -> str | None:
-    return reply.finish_reasons[0]
 
 
 def _plain(asked: Asked, replies: Sequence[Reply]) -> bytes:

@@ -10,7 +10,6 @@ import msgspec
 
 from redline.job.monitor import Family, Histogram
 from redline.serve.dashboard import (
-    BatchView,
     ClassView,
     EndpointView,
     Event,
@@ -70,7 +69,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         classes=_joined([one.classes for one in snapshots], _class),
         endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
         tenants=_joined([one.tenants for one in snapshots], _tenant),
-        batches=_all_batches(snapshots),
+        batches=[batch for one in snapshots for batch in one.batches],
         changes=_latest([one.changes for one in snapshots]),
         faults=_latest([one.faults for one in snapshots]),
         history=_history(snapshots),
@@ -123,10 +122,6 @@ def _tenant(one: TenantView, other: TenantView) -> TenantView:
         running=max(one.running, other.running),
         spent_usd=max(one.spent_usd or 0.0, other.spent_usd or 0.0) or None,
     )
-
-
-def _all_batches(snapshots: Sequence[Snapshot]) -> list[BatchView]:
-    return [batch for one in snapshots for batch in one.batches]
 
 
 def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:

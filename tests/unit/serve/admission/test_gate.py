@@ -70,7 +70,7 @@ def test_the_highest_class_goes_first_and_each_class_in_order() -> None:
         gate, order = gate_of(1), list[str]()
 
         async def call(klass: str, name: str) -> None:
-            async with gate.admitted(klass=klass):
+            with await gate.enter(klass):
                 order.append(name)
                 await asyncio.sleep(1.0)
 
@@ -280,7 +280,7 @@ def test_an_endpoint_that_is_full_holds_back_only_the_calls_that_need_it() -> No
 
         async def call(tenant: str, avoid: str) -> float:
             names = frozenset({avoid})
-            async with gate.admitted(klass="high", tenant=tenant, avoid=names):
+            with await gate.enter("high", tenant=tenant, avoid=names):
                 await pool.send(Request(body={"work": 10.0}), Call(avoid=names))
             return now_s()
 
@@ -351,7 +351,7 @@ def test_a_call_that_one_about_to_start_holds_back_starts_in_the_same_moment() -
 
         async def call(avoid: str) -> None:
             names = frozenset({avoid})
-            async with gate.admitted(klass="high", avoid=names):
+            with await gate.enter("high", avoid=names):
                 starts_s.append(now_s())
                 await pool.send(Request(body={"work": 1.1}), Call(avoid=names))
 
@@ -371,7 +371,7 @@ def test_calls_of_one_tenant_start_in_order_whatever_they_avoid() -> None:
         gate, order = gate_of(1), list[int]()
 
         async def call(number: int, *avoid: str) -> None:
-            async with gate.admitted(klass="high", avoid=frozenset(avoid)):
+            with await gate.enter("high", avoid=frozenset(avoid)):
                 order.append(number)
                 await asyncio.sleep(1.0)
 
