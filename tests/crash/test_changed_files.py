@@ -67,8 +67,8 @@ def changes(output: Path) -> dict[str, Callable[[], object]]:
         "was moved to": lambda: output.rename(output.with_name("mine.jsonl")),
         "was replaced by another file": replace,
         "was replaced": lambda: (output.unlink(), output.touch()),
-        "was cut": lambda: os.truncate(output, 0),
-        "was cut or": lambda: os.truncate(output, output.stat().st_size - 40),
+        "was truncated": lambda: os.truncate(output, 0),
+        "was truncated or": lambda: os.truncate(output, output.stat().st_size - 40),
         "was written to by something else": lambda: output.write_bytes(b"notes\n" * 900),
     }
 
@@ -113,7 +113,7 @@ def test_a_cut_file_is_continued_with_what_it_lacks(tmp_path: Path) -> None:
     assert job.lines() == {f"answer {number}" for number in range(COUNT) if number != 3}
 
 
-@pytest.mark.parametrize("kind", ["was removed", "was moved to", "was cut"])
+@pytest.mark.parametrize("kind", ["was removed", "was moved to", "was truncated"])
 def test_failures_that_are_taken_away_end_the_run_as_well(tmp_path: Path, kind: str) -> None:
     job = Job(tmp_path)
     failed = tmp_path / "labels.failed.jsonl"

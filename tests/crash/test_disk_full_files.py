@@ -246,7 +246,7 @@ def test_an_fsync_that_fails_acknowledges_nothing_more(
         report = bench.work(rps=100)
     assert isinstance(report.stopped, JournalError)
     assert report.stopped.what == f"cannot write {bench.output}: {os.strerror(number)}"
-    expected = "see to that disk" if number == errno.EIO else "make room"
+    expected = "check that disk" if number == errno.EIO else "make room"
     assert report.stopped.hint.startswith(expected)
     assert report.succeeded == len(bench.acknowledged) <= 10
     bench.assert_kept()

@@ -166,7 +166,7 @@ def test_a_run_whose_folder_is_moved_says_so_and_what_it_saved_has_moved_along(
     output = old / "labels.jsonl"
     report = meanwhile(output, lambda: old.rename(new), failing=failing)
     assert isinstance(report.stopped, JournalError)
-    assert report.stopped.hint.startswith("its folder is not there")
+    assert report.stopped.hint.startswith("its folder does not exist")
     assert 4 <= report.succeeded <= len(ids(new / "labels.jsonl"))
     assert not old.exists()
     assert meanwhile(new / "labels.jsonl", lambda: None, failing=failing).is_complete

@@ -202,7 +202,7 @@ async def test_batches_that_are_not_over_are_bounded(tmp_path: Path) -> None:
     ):
         for _ in range(2):
             await begun(client, lines(1))
-        with pytest.raises(openai.RateLimitError, match="2 batches are not over"):
+        with pytest.raises(openai.RateLimitError, match="2 batches are unfinished"):
             await begun(client, lines(1))
         await begun(other, lines(1))
 
@@ -275,7 +275,7 @@ async def test_paths_have_their_methods(tmp_path: Path) -> None:
 
 async def test_one_process_has_the_state(tmp_path: Path) -> None:
     async with world(tmp_path):
-        with pytest.raises(ConfigError, match="another redline serve"):
+        with pytest.raises(ConfigError, match="another running redline serve"):
             async with world(tmp_path):
                 raise AssertionError
     async with world(tmp_path):

@@ -328,7 +328,7 @@ def test_a_disk_that_is_full_ends_the_run_before_the_write() -> None:
         backend = metered(inner, worth(10), account=book)
         with pytest.raises(BudgetSpent) as caught:
             await backend.send(REQUEST, Call())
-        assert "cannot be written: No space left" in caught.value.what
+        assert "cannot be recorded: No space left" in caught.value.what
         assert backend.spending.committed == NOTHING
 
     virtual_run(main())

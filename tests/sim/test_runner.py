@@ -531,7 +531,7 @@ def test_a_call_that_goes_on_though_it_is_cancelled_is_left_behind() -> None:
         run.runner.abort()
         await task
         assert asyncio.get_running_loop().time() < 2.0
-        assert reasons(run) == 2 * ["its call goes on though it was cancelled"]
+        assert reasons(run) == 2 * ["its call continues although it was cancelled"]
         await asyncio.sleep(10.0)
         # The journal is closed by then.
         assert run.results == []

@@ -48,7 +48,7 @@ from redline.events import (
     Listener,
     RequestRepeated,
 )
-from redline.limits import Cost, Grant, Limiter
+from redline.limits import Cost, Grant
 from redline.waist import (
     Attempt,
     Attempts,
@@ -228,9 +228,8 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
-        # A limiter of its own is parked by nothing but an error, which the caller sees.
-        is_own = isinstance(limiter, Limiter)
-        if is_own and self._steering.is_stated and parked_until_s <= now_s:
+        # Limits that are not shared are parked by nothing but an error, which the caller sees.
+        if not limiter.is_shared and self._steering.is_stated and parked_until_s <= now_s:
             steady = min(slots.steady, ahead.count)
         return Load(
             state=state,

@@ -35,7 +35,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
-# What must be written before requests takes less than this, unless a disk is slow.
+# Requests of one turn leave sooner than this after the last of them was due, unless a disk is slow.
 _LONG_S = 0.005
 # Rows may name paths of their own; those of a run are few.
 _MOST_HEADS = 256
@@ -55,22 +55,23 @@ class Outbox:
         self._before_write = before_write
         self._now_s = clock.now_s
         self._due: list[Connection] = []
+        self._due_s = 0.0  # when the last of them was due
 
     def add(self, connection: Connection) -> None:
         """The request of the connection's exchange is due."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._leave)
         self._due.append(connection)
+        self._due_s = self._now_s()
 
     def _leave(self) -> None:
         due, self._due = self._due, []
         connection = due[0]
         try:
-            due_s = self._now_s()
             self._before_write()
-            if self._now_s() - due_s >= _LONG_S:
+            if self._now_s() - self._due_s >= _LONG_S:
                 for connection in due:
-                    connection.was_due(due_s)
+                    connection.was_due(self._due_s)
             for kept in unread(due):
                 kept.found_unread()
             for connection in due:

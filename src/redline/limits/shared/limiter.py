@@ -60,6 +60,7 @@ class SharedLimiter(Alarmed):
     are those that all processes stated: no header changes them, and none is searched for.
     """
 
+    is_shared = True
     is_unlimited = False
     is_searched = False
 

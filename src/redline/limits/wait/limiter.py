@@ -34,6 +34,8 @@ class Limiter(Alarmed):
             grant.settle(reply.usage.total_tokens)
     """
 
+    is_shared = False
+
     def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
         self.rules = Rules(limits)

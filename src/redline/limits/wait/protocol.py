@@ -24,6 +24,10 @@ class RateLimiter(Protocol):
         """Whether no limit is set, and no answer can set one: answers need not be reported."""
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes keep the same limits, so that it may be parked by their calls."""
+
+    @property
     def counts_tokens(self) -> bool:
         """A token limit is set, so estimates matter."""
 
