@@ -29,7 +29,7 @@ begin = Gatherer.__init__
 
 def without(self):
     begin(self)
-    self.every = sys.maxsize
+    self.due = sys.maxsize
 
 async def nothing(self, *parts):
     self._cpu.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -133,11 +135,60 @@ def test_waiting_for_a_grant_does_not_renew_the_time_that_a_connection_may_be_id
     run(main())
 
 
+def test_bytes_that_nothing_asked_for_are_found_beside_a_lost_connection(run: Run) -> None:
+    """The system gives the number of a lost connection's socket to the next one."""
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+        writer.write(answer(seen.target.encode()))
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            endpoint = Endpoint(base_url=server.base_url)
+
+            def stray() -> None:
+                # Before the writes of a turn, so that the loop cannot have read it.
+                while strays:
+                    os.write(strays.pop(), answer(b"stray"))
+                    time.sleep(0.05)
+
+            transport = Transport(endpoint, SYSTEM, lambda _: None, stray)
+            strays, granted = list[int](), asyncio.Event()
+
+            def ask(name: str, gate: asyncio.Event | None = None) -> asyncio.Task[bytes]:
+                asked = Asked(endpoint.timeouts, SYSTEM)
+                asked.gate = gate
+                asked.carry(transport.head("POST", name, {}, b""), b"")
+
+                async def body() -> bytes:
+                    return (await transport.exchange(asked)).body
+
+                return asyncio.create_task(body())
+
+            assert await ask("/1") == b"/1"
+            waiting = ask("/waits", granted)
+            await asyncio.sleep(0.05)
+            # The connection with which it waits is lost, and another one is made and kept.
+            writers[0].close()
+            await asyncio.sleep(0.05)
+            assert await ask("/2") == b"/2"
+            strays.append(writers[1].get_extra_info("socket").fileno())
+            asking = ask("/3")
+            granted.set()
+            async with asyncio.timeout(5):
+                assert await asking == b"/3"
+                assert await waiting == b"/waits"
+            await transport.aclose()
+
+    writers: list[asyncio.StreamWriter] = []
+    run(main())
+
+
 class Interrupted(BaseException):
     """What a signal raises in code that blocks the event loop."""
 
 
-@pytest.mark.parametrize("place", ["before the writes", "in a write"])
+@pytest.mark.parametrize("place", ["before the writes", "after a slow flush", "in a write"])
 def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place: str) -> None:
     async def main() -> None:
         is_armed = False
@@ -153,7 +204,17 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
                 if place == "in a write":
                     interrupted()
 
-        before = interrupted if place == "before the writes" else lambda: None
+            def was_due(self, due_s: float) -> None:
+                super().was_due(due_s)
+                if self.head.startswith(b"POST /2"):
+                    interrupted()
+
+        flushes = {
+            "before the writes": interrupted,
+            "after a slow flush": lambda: time.sleep(0.01),
+            "in a write": lambda: None,
+        }
+        before = flushes[place]
         async with RawServer(echo) as server:
             endpoint = Endpoint(base_url=server.base_url)
             transport = Transport(endpoint, SYSTEM, lambda _: None, before)

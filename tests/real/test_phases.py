@@ -93,7 +93,7 @@ async def test_of_a_stream_the_wait_is_told_from_the_rest(flags: Sequence[str], 
             begun_s = SYSTEM.now_s()
             body = {"model": "m", "messages": [{"role": "user", "content": f"say {number}"}]}
             outcome = await backend.send(Request(body=body), Call(), Reads())
-            gatherer.took((begun_s, SYSTEM.now_s(), outcome.tried))
+            gatherer.took(0, (begun_s, SYSTEM.now_s(), outcome.tried))
 
         await asyncio.gather(*map(ask, range(8)))
         await backend.aclose()

@@ -19,12 +19,16 @@ import openai
 import pytest
 
 from redline.calls import Endpoint
+from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, gateway_of
+from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
 from support.until import wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
+# For so many seconds an endpoint wants no calls.
+WAIT = {"Retry_After": "20"}
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
@@ -446,3 +450,40 @@ def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) 
         assert stopped["state"] == "degraded"
         one.go_on()
         wait_until(lambda: ask(0) is not None and one.stats()["in_flight"] == 0)
+
+
+async def test_calls_pass_by_an_endpoint_that_parks_as_it_is_asked_for_its_models() -> None:
+    """The list of models is asked of each endpoint, past the pool that shares out calls."""
+    asked = list[str]()
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.target.endswith("/models"):
+            asked.append(seen.headers["host"])
+            is_first = seen.headers["host"] == asked[0]
+            writer.write(answer({"data": []}, **({"status": 429} if is_first else {}), **WAIT))
+        else:
+            writer.write(answer(chat("yes")))
+
+    async with RawServer(handle) as one, RawServer(handle) as two:
+        limits = Limits(requests="1000/1s", concurrency=64)
+        endpoints = tuple(
+            Endpoint(base_url=server.base_url, name=name, limits=limits, proxy="")
+            for name, server in (("one", one), ("two", two))
+        )
+        async with gateway_of(GatewaySettings(endpoints=endpoints, port=0)) as served:
+            url = served.gateway.base_url
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+
+                async def ask(_: int) -> float:
+                    begun_s = time.monotonic()
+                    await client.chat.completions.create(model="m", messages=HELLO)
+                    return time.monotonic() - begun_s
+
+                # Both endpoints are known to answer, and are not looked at for each call any more.
+                for _ in range(6):
+                    await asyncio.gather(*map(ask, range(8)))
+                    await asyncio.sleep(0.15)
+                assert [model async for model in client.models.list()] == []
+                took_s = await asyncio.gather(*map(ask, range(20)))
+    assert len(asked) == 2
+    assert max(took_s) < float(WAIT["Retry_After"]) / 2

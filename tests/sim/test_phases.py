@@ -102,7 +102,7 @@ async def recorded(
             begun_s = clock.now_s()
             body = {"model": "m", "user": str(number), "messages": []}
             outcomes.append(await backend.send(Request(body=body), Call(), sink))
-            gatherer.took((begun_s, clock.now_s(), outcomes[-1].tried))
+            gatherer.took(0, (begun_s, clock.now_s(), outcomes[-1].tried))
             total_s += clock.now_s() - begun_s
 
     async with asyncio.TaskGroup() as group:
@@ -205,7 +205,7 @@ def test_the_wait_for_the_disk_is_a_phase_and_unknown_rows_wait_as_the_others() 
             outcome = await backend.send(Request(body={"messages": []}), Call())
             await backend.aclose()
         ended_s = clock.now_s()
-        gatherer.took((begun_s, ended_s, outcome.tried))
+        gatherer.took(0, (begun_s, ended_s, outcome.tried))
         await asyncio.sleep(DELAY_S)
         gatherer.became_durable(ended_s + DELAY_S, [ended_s, None])
         found = gatherer.window(clock.now_s(), Counters(), Totals())

@@ -290,6 +290,20 @@ class Pool:
             self._dispatch()
         return outcome
 
+    async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
+        """The outcome of a call that only this endpoint can answer, such as which models it has.
+
+        It waits for none of the pool's calls and counts as none of them.
+        """
+        outcome = await member.backend.send(request, call)
+        if isinstance(outcome.error, NoEndpoint | Retryable):
+            # It may have parked the endpoint, which calls of the pool are not to wait for.
+            member.distrust()
+            if member.is_parked(self._clock.now_s()):
+                member.backend.withdraw()
+                self._reconsider()
+        return outcome
+
     async def aclose(self) -> None:
         if self._reviewer is not None:
             self._reviewer.cancel()

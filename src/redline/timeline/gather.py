@@ -1,12 +1,14 @@
 """From samples and ended calls to windows. Synchronous; the caller brings the time.
 
 Calls are worked through many at once and with functions in C. Of more than some 1,000 calls a
-second that were tried, one in `every` is recorded and counts as that many: one alone costs a
-microsecond, and what is kept of all of them, until the next sample, fills the CPU's cache.
+second that were tried, one in several is recorded and counts as that many: one alone costs a
+microsecond, and what is kept of all of them, until the next sample, fills the CPU's cache. It is
+drawn at random, since calls may end in a rotation, such as over endpoints.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
@@ -83,15 +85,16 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows of what it is given.
 
-    took: to be called with one in `every` of the calls that have their outcome after attempts.
+    due: the number of the call that is to be recorded next, of those that have their outcome.
     """
 
     def __init__(self) -> None:
         self._begun_s = self._since_s = 0.0
         self._counters = Counters()
         self._ended: list[Ended] = []
-        self.took = self._ended.append
-        self.every = 1
+        self.due = 0
+        self._every = 1  # one of as many calls is recorded, on average
+        self._draw = random.Random(0).randrange
         self._first_answer_s: float | None = None
         self._durable_s = 0.0
         self._clear()
@@ -111,19 +114,31 @@ class Gatherer:
         self._begun_s = self._since_s = now_s
         self._counters = counters
 
-    def took_untried(self, call_s: float) -> None:
+    def took(self, number: int, ended: Ended) -> None:
+        """A call has its outcome, as the one of this number; it was due to be recorded."""
+        self._ended.append(ended)
+        self._pass(number)
+
+    def took_untried(self, number: int, call_s: float) -> None:
         """A call has its outcome without an attempt, `call_s` after it began."""
         self._window_calls += 1
         self._untried_s += call_s
+        if number >= self.due:
+            self._pass(number)
+
+    def _pass(self, number: int) -> None:
+        """The call of this number was due."""
+        self.due = number + (1 if self._every == 1 else self._draw(1, 2 * self._every))
 
     def sample(self, sample: Sample) -> None:
         """The state of the run now."""
         self._samples.append(sample)
         recorded = len(self._ended)
-        if recorded >= ENOUGH_CALLS or self.every > 1:
+        if recorded >= ENOUGH_CALLS or self._every > 1:
             self._work_through()
-            # An odd number: calls end in groups, whose sizes are often powers of two.
-            self.every = recorded * self.every // RECORDED_CALLS | 1
+            self._every = max(1, recorded * self._every // RECORDED_CALLS)
+            if self._every == 1:
+                self.due = 0
 
     def became_durable(self, now_s: float, complete_s: Sequence[float | None]) -> None:
         """The lines of rows are on disk; complete_s: when the attempts of each were over.
@@ -226,29 +241,29 @@ class Gatherer:
         ended = self._ended.copy()
         # The list itself is where the runner appends.
         self._ended.clear()
-        self._window_calls += len(ended) * self.every
+        self._window_calls += len(ended) * self._every
         attempts = list(chain.from_iterable(map(_TRIED, ended)))
         answered = attempts
         if errors := list(filter(_ERROR, attempts)):
             answered = [one for one in attempts if one.error is None]
             last = errors[-1].error
             self.note_error("" if last is None else last.what)
-        self._answered += len(answered) * self.every
+        self._answered += len(answered) * self._every
         if answered:
             self._note_latencies(answered)
-        self._phases.append(phases_of(ended).times(self.every))
+        self._phases.append(phases_of(ended).times(self._every))
 
     def _note_latencies(self, answered: Sequence[Attempt]) -> None:
         sent, complete = list(map(_SENT, answered)), list(map(_COMPLETE, answered))
         latencies = list(map(sub, complete, sent))
-        self._latency.append(Sketch.of(latencies, self.every))
+        self._latency.append(Sketch.of(latencies, self._every))
         if self._first_answer_s is None:
             self._first_answer_s = min(complete)
         if min(sent) < self._first_answer_s:
             pairs = zip(sent, latencies, strict=True)
             early_s = [s for at_s, s in pairs if at_s < self._first_answer_s]
-            self._first.append(Sketch.of(early_s, self.every))
+            self._first.append(Sketch.of(early_s, self._every))
         streamed = list(filter(_FIRST_TOKEN, answered))
         if streamed:
             times = map(sub, map(_FIRST_TOKEN, streamed), map(_SENT, streamed))
-            self._first_token.append(Sketch.of(times, self.every))
+            self._first_token.append(Sketch.of(times, self._every))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -35,6 +36,25 @@ def test_an_idle_endpoint_is_ready_and_nothing_binds() -> None:
         assert load.parked_until_s == -math.inf
 
     play(Limits(concurrency=4), story)
+
+
+def test_an_endpoint_with_stated_limits_has_steady_room_until_it_is_parked() -> None:
+    async def story(backend: HttpBackend) -> None:
+        load = backend.load(0.0)
+        assert load.steady == min(64, load.ahead_free) > 1
+        backend.limiter.park(5.0)
+        assert backend.load(0.0).steady == 0
+        assert backend.load(6.0).steady == load.steady
+
+    play(Limits(requests="1000/1s", concurrency=64), story)
+
+
+def test_an_endpoint_whose_limits_are_shared_or_searched_is_asked_each_time(tmp_path: Path) -> None:
+    async def story(backend: HttpBackend) -> None:
+        assert backend.load(0.0).steady == 0
+
+    play(Limits(requests="1000/1s", concurrency=64, share=str(tmp_path / "limits")), story)
+    play(Limits(rate="auto", concurrency=64), story)
 
 
 def test_room_is_behind_those_that_wait() -> None:

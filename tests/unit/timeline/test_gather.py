@@ -26,21 +26,26 @@ class Load:
         self._now_s = 0.0
         self._random = random.Random(7)
 
-    def run(self, per_s: float, for_s: float, group: int = 1) -> Window:
-        """The window of this time. group: calls that end together, each 0.1 ms after the last."""
+    def run(self, per_s: float, for_s: float, group: int = 1, cycle: int = 1) -> Window:
+        """The window of this time.
+
+        group: calls that end together, each 0.1 ms after the last. cycle: calls of different
+        latency that end in rotation.
+        """
         gatherer = self.gatherer
         self.latencies_s, self.recorded = [], 0
         for _ in range(round(for_s / SAMPLE_S)):
             for number in range(round(per_s * SAMPLE_S)):
                 latency_s = self._random.lognormvariate(-2, 0.5) + number % group * 1e-4
+                latency_s *= 2 ** (self._ended % cycle)
                 end_s = self._now_s + (number // group) * group / per_s
                 self.latencies_s.append(latency_s)
                 self._ended += 1
-                if self._ended % gatherer.every == 0:
+                if self._ended >= gatherer.due:
                     self.recorded += 1
                     sent_s = end_s - latency_s
                     attempt = Attempt("e", None, sent_s, sent_s + latency_s / 2, end_s)
-                    gatherer.took((sent_s - 0.01, end_s, (attempt,)))
+                    gatherer.took(self._ended, (sent_s - 0.01, end_s, (attempt,)))
             self._now_s += SAMPLE_S
             gatherer.sample(Sample(held=None))
         return gatherer.window(self._now_s, Counters(), Totals())
@@ -72,9 +77,8 @@ def test_few_calls_are_all_recorded() -> None:
 def test_all_calls_are_recorded_again_once_they_are_few() -> None:
     load = Load()
     load.run(20_000, 1)
-    assert load.gatherer.every > 10
+    assert load.recorded < 5_000
     load.run(100, 0.2)
-    assert load.gatherer.every == 1
     window = load.run(100, 1)
     assert load.recorded == window.calls == 100
 
@@ -83,9 +87,36 @@ def test_calls_without_attempts_do_not_hide_the_others() -> None:
     load = Load()
     load.run(20_000, 0.3)
     load.run(20, 0.2)
-    for _ in range(5_000):
-        load.gatherer.took_untried(1e-4)
+    for number in range(5_000):
+        load.gatherer.took_untried(number, 1e-4)
     window = load.run(20, 1)
     assert window.calls == 5_000 + 20
     assert window.latency.count == load.recorded == 20
     assert window.phases.client_s == pytest.approx(5_000 * 1e-4 + 20 * 0.01, rel=0.01)
+
+
+@pytest.mark.parametrize("cycle", [2, 3, 5])
+@pytest.mark.parametrize("per_s", [9_000, 10_000, 15_000, 25_000])
+def test_calls_that_end_in_a_rotation_are_all_represented(per_s: int, cycle: int) -> None:
+    load = Load()
+    load.run(per_s, 0.5, cycle=cycle)
+    window = load.run(per_s, 10, cycle=cycle)
+    total_s = math.fsum(load.latencies_s)
+    assert window.phases.first_byte_s + window.phases.answer_s == pytest.approx(total_s, rel=0.06)
+    assert window.calls == pytest.approx(len(load.latencies_s), rel=0.05)
+
+
+def test_calls_between_others_without_attempts_count_once() -> None:
+    load = Load()
+    gatherer, number = load.gatherer, 0
+    for _ in range(40):
+        for _ in range(2_000):
+            number += 1
+            if number % 2:
+                gatherer.took_untried(number, 1e-4)
+            elif number >= gatherer.due:
+                gatherer.took(number, (0.0, 1.0, (Attempt("e", None, 0.0, 0.5, 1.0),)))
+        gatherer.sample(Sample(held=None))
+    window = gatherer.window(4.0, Counters(), Totals())
+    assert window.answered == pytest.approx(40_000, rel=0.05)
+    assert window.calls == pytest.approx(80_000, rel=0.03)

@@ -228,7 +228,7 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
-        # Limits that are not shared are parked by nothing but an error, which the caller sees.
+        # Limits that are not shared are parked by nothing but an error, which a caller sees.
         if not limiter.is_shared and self._steering.is_stated and parked_until_s <= now_s:
             steady = min(slots.steady, ahead.count)
         return Load(

@@ -340,6 +340,7 @@ class Connection(asyncio.Protocol):
     def _lose(self) -> None:
         if not self._is_lost:
             self._is_lost, self._is_reusable = True, False
+            self.fd = -1  # the next connection may get its number
             self._unwritten = _NOTHING
             self.is_stale = self.is_stale or self._due is not None
             self._wake()

@@ -70,8 +70,8 @@ class Outbox:
         try:
             self._before_write()
             if self._now_s() - self._due_s >= _LONG_S:
-                for connection in due:
-                    connection.was_due(self._due_s)
+                for late in due:
+                    late.was_due(self._due_s)
             for kept in unread(due):
                 kept.found_unread()
             for connection in due:

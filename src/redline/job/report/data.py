@@ -226,7 +226,8 @@ def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
     for run in runs:
         known = [one.totals.spent_usd for one in run.windows if one.totals.spent_usd is not None]
         if not known:
-            if any(one.answered for one in run.windows):
+            # Of many calls, `answered` is an estimate.
+            if any(one.answered or one.done or one.output_tokens for one in run.windows):
                 return None
             continue
         is_of_all = has_budget and total_usd is not None and known[0] >= total_usd

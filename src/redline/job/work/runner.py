@@ -87,28 +87,26 @@ class Results(Protocol):
 
 
 class Record(Protocol):
-    """Keeps one in `every` of the calls that have their outcome after attempts."""
+    """Keeps some of the calls that have their outcome. due: the number of the next one."""
 
-    every: int
+    due: int
 
-    @property
-    def took(self) -> Callable[[Ended], object]:
-        """Is called with a call that is kept."""
-        ...
+    def took(self, number: int, ended: Ended) -> None:
+        """Keeps a call."""
 
-    def took_untried(self, call_s: float) -> None:
+    def took_untried(self, number: int, call_s: float) -> None:
         """A call has its outcome without an attempt, `call_s` after it began."""
 
 
 class Unrecorded:
     """Keeps none."""
 
-    every = sys.maxsize
+    due = sys.maxsize
 
-    def took(self, ended: Ended) -> None:
+    def took(self, number: int, ended: Ended) -> None:
         """Drops it."""
 
-    def took_untried(self, call_s: float) -> None:
+    def took_untried(self, number: int, call_s: float) -> None:
         """Drops it."""
 
 
@@ -437,9 +435,9 @@ class Runner:
                     self._pay(outcome)
                 self.ended = ended = self.ended + 1
                 if not (tried := outcome.tried):
-                    record.took_untried(now_s() - begun_s)
-                elif not ended % record.every:
-                    record.took((begun_s, now_s(), tried))
+                    record.took_untried(ended, now_s() - begun_s)
+                elif ended >= record.due:
+                    record.took(ended, (begun_s, now_s(), tried))
                 if self._is_left:
                     # It was left behind, and its journal is closed.
                     return

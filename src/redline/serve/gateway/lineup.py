@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from redline.calls import Backend, Endpoint, Shared, Stores
+from redline.calls import Backend, Call, Endpoint, Outcome, Request, Shared, Stores
 from redline.calls.cache import AnswerStore, Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
@@ -33,6 +34,8 @@ from redline.waist import Attempts, CacheUse
 # Given an endpoint, the number of its slots, and its pool: a name, and how many calls may be at all
 # of its endpoints together.
 SlotsOf = Callable[[Endpoint, int, tuple[str, int | None]], Slots]
+# Asks one endpoint, and no other one.
+Ask = Callable[[Request, Call], Awaitable[Outcome]]
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
@@ -201,10 +204,10 @@ class Lineup:
         named = dict.fromkeys(name for one in self.endpoints for name in one.models)
         return [*named] if self._pools else self.names
 
-    def unnamed(self) -> list[Backend]:
-        """Endpoints whose settings name no model."""
+    def unnamed(self) -> list[Ask]:
+        """Functions that ask one endpoint each, of those whose settings name no model."""
         return [
-            member.backend
+            partial(pool.ask, member)
             for group, pool in self._pools
             if group.is_open
             for member in pool.members

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from redline.calls import Backend, Call, Request
+from redline.calls import Call, Request
 from redline.clock import SYSTEM
-from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.lineup import Ask, Lineup
 
 _PATH = "/v1/models"
 # Servers load and unload models; each is asked at most once in this time.
@@ -55,16 +55,15 @@ class ModelList:
 
     async def _ask(self) -> None:
         """Asks every server whose models the settings do not name."""
-        backends = self._lineup.unnamed()
-        lists = await asyncio.gather(*(_listed(backend) for backend in backends))
+        lists = await asyncio.gather(*map(_listed, self._lineup.unnamed()))
         self._found = {entry["id"]: entry for entries in lists for entry in entries}
         self._asked_s = SYSTEM.now_s()
 
 
-async def _listed(backend: Backend) -> list[dict[str, Any]]:
+async def _listed(ask: Ask) -> list[dict[str, Any]]:
     """What a server lists; nothing if it does not answer in time, or not as it should."""
     call = Call(deadline_s=SYSTEM.now_s() + _ASK_S)
-    outcome = await backend.send(Request(method="GET", url=_PATH), call)
+    outcome = await ask(Request(method="GET", url=_PATH), call)
     call.let_go()
     if outcome.reply is None:
         return []
