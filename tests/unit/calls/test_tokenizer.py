@@ -55,8 +55,11 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         ]
         return {name: sys.modules.pop(name) for name in names}
 
+    # A thread of an earlier test may be about to import it.
+    wait_for_threads()
     before = forget()
     yield
+    wait_for_threads()
     forget()
     sys.modules.update(before)
 
