@@ -25,10 +25,10 @@ from typing import Any
 
 import opcodes
 import record
-from versions import TURNS, InFlight, Variant, compare, upper_bound, write_rows
+from versions import InFlight, Variant, compare, upper_bound, write_rows
 
 # Each of a hundred endpoints is asked a hundred times before what is compared begins.
-LOAD = InFlight(64, 0.0, 30_000, 10_000)
+LOAD = InFlight(64, 0.0, 30_000, 10_000, 5)
 # Rows of the two runs in which work is counted. By the end of the first, the latency of each of a
 # hundred endpoints is known.
 COUNTED = (2_500, 4_000)
@@ -89,7 +89,7 @@ def main() -> int:
     if given.opcodes or given.instructions:
         count(opcodes.instructions if given.instructions else opcodes.opcodes, given.top)
         return 0
-    settings = {"pairs": given.pairs, "turns": TURNS, "load": LOAD._asdict(), "bars": BARS}
+    settings = {"pairs": given.pairs, "load": LOAD._asdict(), "bars": BARS}
     result = record.Record("pool_cost", settings, {"sim": 0})
     result.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
     sizes = (1, *BARS)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import record
-from versions import IN_FLIGHT, LOADS, TURNS, Variant, compare, summarize, write_rows
+from versions import IN_FLIGHT, LOADS, Variant, compare, summarize, write_rows
 
 LOAD = "with --rps"
 OFF = """
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=1.05, help="the bound that is allowed")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
-    settings = {"pairs": given.pairs, "turns": TURNS, "load": LOAD, "most": given.most}
+    settings = {"pairs": given.pairs, "load": LOAD, "most": given.most}
     settings |= {name: counts._asdict() for name, counts in IN_FLIGHT.items()}
     kept = record.Record("recorder", settings, {"sim": 0})
     kept.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))

@@ -6,7 +6,7 @@ nearly all the time, and neither the client nor the server, which shares the two
 the time. The ratio is the newer commit's CPU seconds over the older one's; start-up, and at 1,000
 the connections, are taken off by a run of fewer rows. On a virtual machine the same run may cost
 10 to 15 % more or less than the one before, and what it costs drifts over minutes: so a pair is the
-mean of several short runs of each, in turn. With 10 pairs, all takes some 12 minutes if the cores
+mean of several short runs of each, in turn. With 10 pairs, all takes some 15 minutes if the cores
 are idle. The bound is the upper end of a one-sided 95 % interval for the mean of its logarithm;
 status 1 if one is above --most. For 4294e90 the bar is 0.65.
 """
@@ -30,20 +30,19 @@ import record
 
 
 class InFlight(NamedTuple):
-    """How many calls at once, the server's latency, and the rows of the two runs."""
+    """Calls at once, the server's latency, the rows of the two runs, and runs of each in a pair."""
 
     count: int
     latency_s: float
     many: int
     few: int
+    turns: int
 
 
 IN_FLIGHT = {
-    "64 in flight": InFlight(64, 0.0, 16_000, 2_000),
-    "1,000 in flight": InFlight(1_000, 0.4, 16_000, 4_000),
+    "64 in flight": InFlight(64, 0.0, 16_000, 2_000, 5),
+    "1,000 in flight": InFlight(1_000, 0.4, 12_000, 4_000, 2),
 }
-# Runs of each that a pair consists of.
-TURNS = 5
 # Without limits, and with one that never binds.
 LOADS = {"no limits": [], "with --rps": ["--rps", "1000000"]}
 FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-q"]
@@ -130,13 +129,13 @@ def compare(
         cpu_s(variant.source, rows[-1], variant.flags)  # warms up, and compiles what it imports
     for pair in range(pairs):
         spent_s = [0.0] * len(variants)
-        for turn in range(TURNS):
+        for turn in range(counts.turns):
             for at in range(len(variants))[:: 1 if (pair + turn) % 2 else -1]:
                 many_s, few_s = (
                     cpu_s(variants[at].source, path, variants[at].flags) for path in rows
                 )
                 spent_s[at] += many_s - few_s
-        calls = TURNS * (counts.many - counts.few)
+        calls = counts.turns * (counts.many - counts.few)
         found.append([round(1000 * each_s / calls, 5) for each_s in spent_s])
     return found
 
@@ -163,7 +162,7 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=1.03, help="the bound that is allowed")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
-    settings = {"pairs": given.pairs, "turns": TURNS, "loads": LOADS, "most": given.most}
+    settings = {"pairs": given.pairs, "loads": LOADS, "most": given.most}
     settings |= {name: counts._asdict() for name, counts in IN_FLIGHT.items()}
     settings |= {"old": given.old, "new": given.new}
     result = record.Record("versions", settings, {"sim": 0})
