@@ -143,7 +143,7 @@ def client(folder: Path) -> Planted:
 
     def before(row: dict[str, Any]) -> dict[str, Any]:
         begun_s = time.monotonic()
-        time.sleep(0.1)
+        time.sleep(0.3)
         worked.append(time.monotonic() - begun_s)
         return row
 
