@@ -16,6 +16,7 @@ over first. Needs mutmut, of the dev group.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -212,11 +213,12 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
     Raises RuntimeError with the log's end if mutmut fails.
     """
     folder = prepared(name)
-    if not verdicts(folder):
+    found = verdicts(folder)
+    if not found:
         # It makes the mutants, and stops since none bears this name.
         run_mutmut(folder, "run", "none", until_s=until_s)
-    names = drawn(sorted(verdicts(folder)), most)
-    found = verdicts(folder)
+        found = verdicts(folder)
+    names = drawn(sorted(found), most)
     if waiting := [one for one in names if found[one] in _UNJUDGED]:
         run_mutmut(folder, "run", "--max-children", "1", *waiting, until_s=until_s)
         found = verdicts(folder)
@@ -234,11 +236,28 @@ def judge(name: str, most: int, until_s: float) -> dict[str, Any]:
     }
 
 
+def version_of_copied() -> str:
+    """A name for the contents of all files that are copied, committed or not."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in _COPIED:
+        path = record.ROOT / part
+        files = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for file in files:
+            if file.is_file() and "__pycache__" not in file.parts:
+                digest.update(f"{file.relative_to(record.ROOT)}\0".encode())
+                digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def prepared(name: str) -> Path:
-    """A folder of its own with a copy of the project, made once for a commit."""
-    git = ["git", "-C", str(record.ROOT), "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
-    base = record.ROOT / "build" / "mutants" / commit
+    """A folder of its own with a copy of the project, made once for what is copied.
+
+    Copies of other versions of the project are removed.
+    """
+    base = record.ROOT / "build" / "mutants" / version_of_copied()
+    for old in base.parent.glob("*"):
+        if old != base:
+            shutil.rmtree(old)
     folder = base / "".join(c if c.isalnum() else "-" for c in name)
     if folder.exists():
         return folder

@@ -110,7 +110,7 @@ async def recorded(
             group.create_task(work())
     await backend.aclose()
     assert all(one.is_success for one in outcomes)
-    return gatherer.window(clock.now_s(), Counters(), Totals()), total_s
+    return gatherer.window(clock.now_s(), Counters(calls=len(outcomes)), Totals()), total_s
 
 
 async def at_endpoint(

@@ -299,9 +299,7 @@ class Pool:
         if isinstance(outcome.error, NoEndpoint | Retryable):
             # It may have parked the endpoint, which calls of the pool are not to wait for.
             member.distrust()
-            if member.is_parked(self._clock.now_s()):
-                member.backend.withdraw()
-                self._reconsider()
+            self._pass_by(member, self._clock.now_s())
         return outcome
 
     async def aclose(self) -> None:
@@ -605,11 +603,15 @@ class Pool:
             return True
         if is_down:
             return not self._is_elsewhere(member, now_s, but={Health.GONE, Health.DEGRADED})
+        self._pass_by(member, now_s)
+        self._avoid(member, call, now_s)
+        return True
+
+    def _pass_by(self, member: PoolMember, now_s: float) -> None:
+        """Calls that wait at the endpoint go to others, if it is parked."""
         if member.is_parked(now_s):
             member.backend.withdraw()
             self._reconsider()
-        self._avoid(member, call, now_s)
-        return True
 
     def _improved(self, member: PoolMember) -> None:
         """An endpoint that was degraded works again, or begins to."""

@@ -8,6 +8,7 @@ drawn at random, since calls may end in a rotation, such as over endpoints.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -46,6 +47,7 @@ _LONGEST_ERROR = 300
 class Counters(msgspec.Struct, kw_only=True):
     """What a run has counted so far; a window has the difference of two of them.
 
+    calls: that have their outcome.
     thread_s: CPU seconds of the event loop's thread, and those in
     which it was ready to run and had no CPU. cpu_s: CPU seconds of the whole process.
     """
@@ -53,6 +55,7 @@ class Counters(msgspec.Struct, kw_only=True):
     sent: int = 0
     retries: int = 0
     errors: dict[str, int] = {}
+    calls: int = 0
     done: int = 0
     failed: int = 0
     input_tokens: int = 0
@@ -101,7 +104,7 @@ class Gatherer:
 
     def _clear(self) -> None:
         self._samples: list[Sample] = []
-        self._answered = self._window_calls = 0
+        self._answered = 0
         self._untried_s = 0.0
         self._phases: list[Phases] = []
         self._latency: list[Sketch] = []
@@ -121,7 +124,6 @@ class Gatherer:
 
     def took_untried(self, number: int, call_s: float) -> None:
         """A call has its outcome without an attempt, `call_s` after it began."""
-        self._window_calls += 1
         self._untried_s += call_s
         if number >= self.due:
             self._pass(number)
@@ -136,7 +138,7 @@ class Gatherer:
         recorded = len(self._ended)
         if recorded >= ENOUGH_CALLS or self._every > 1:
             self._work_through()
-            self._every = max(1, recorded * self._every // RECORDED_CALLS)
+            self._every = max(1, math.ceil(recorded * self._every / RECORDED_CALLS))
             if self._every == 1:
                 self.due = 0
 
@@ -225,7 +227,7 @@ class Gatherer:
             cpu=rounded((new.cpu_s - old.cpu_s) / span_s),
             write_s=rounded(new.write_s - old.write_s),
             sync_s=rounded(new.sync_s - old.sync_s),
-            calls=self._window_calls,
+            calls=new.calls - old.calls,
             latency=merged_sketches(self._latency),
             first=merged_sketches(self._first),
             first_token=merged_sketches(self._first_token),
@@ -239,9 +241,8 @@ class Gatherer:
         if not self._ended:
             return
         ended = self._ended.copy()
-        # The list itself is where the runner appends.
+        # The list is filled again.
         self._ended.clear()
-        self._window_calls += len(ended) * self._every
         attempts = list(chain.from_iterable(map(_TRIED, ended)))
         answered = attempts
         if errors := list(filter(_ERROR, attempts)):

@@ -22,7 +22,7 @@ class Load:
         self.gatherer.begin(0.0, Counters())
         self.latencies_s: list[float] = []
         self.recorded = 0
-        self._ended = 0
+        self.ended = 0
         self._now_s = 0.0
         self._random = random.Random(7)
 
@@ -37,18 +37,18 @@ class Load:
         for _ in range(round(for_s / SAMPLE_S)):
             for number in range(round(per_s * SAMPLE_S)):
                 latency_s = self._random.lognormvariate(-2, 0.5) + number % group * 1e-4
-                latency_s *= 2 ** (self._ended % cycle)
+                latency_s *= 2 ** (self.ended % cycle)
                 end_s = self._now_s + (number // group) * group / per_s
                 self.latencies_s.append(latency_s)
-                self._ended += 1
-                if self._ended >= gatherer.due:
+                self.ended += 1
+                if self.ended >= gatherer.due:
                     self.recorded += 1
                     sent_s = end_s - latency_s
                     attempt = Attempt("e", None, sent_s, sent_s + latency_s / 2, end_s)
-                    gatherer.took(self._ended, (sent_s - 0.01, end_s, (attempt,)))
+                    gatherer.took(self.ended, (sent_s - 0.01, end_s, (attempt,)))
             self._now_s += SAMPLE_S
             gatherer.sample(Sample(held=None))
-        return gatherer.window(self._now_s, Counters(), Totals())
+        return gatherer.window(self._now_s, Counters(calls=self.ended), Totals())
 
 
 @pytest.mark.parametrize("group", [1, 8, 64, 100])
@@ -57,21 +57,24 @@ def test_figures_of_many_calls_are_those_of_all(group: int) -> None:
     load.run(20_000, 0.5, group)
     window = load.run(20_000, 10, group)
     assert load.recorded < len(load.latencies_s) / 10
-    assert window.calls == pytest.approx(len(load.latencies_s), rel=0.01)
-    assert window.answered == window.calls == window.latency.count
+    assert window.calls == len(load.latencies_s)
+    assert window.answered == window.latency.count
+    assert window.answered == pytest.approx(window.calls, rel=0.05)
     for q in (0.5, 0.95, 0.99):
         true_s = statistics.quantiles(load.latencies_s, n=100)[round(q * 100) - 1]
         found_s = window.latency.quantile_s(q)
         assert found_s == pytest.approx(true_s, rel=0.03 if q < 0.99 else 0.06)
     total_s = math.fsum(load.latencies_s)
     assert window.phases.first_byte_s + window.phases.answer_s == pytest.approx(total_s, rel=0.03)
-    assert window.phases.client_s / window.calls == pytest.approx(0.01, rel=0.01)
+    assert window.phases.client_s / window.calls == pytest.approx(0.01, rel=0.05)
 
 
-def test_few_calls_are_all_recorded() -> None:
+def test_a_thousand_calls_a_second_are_all_recorded_and_of_more_only_some() -> None:
     load = Load()
-    window = load.run(900, 10)
-    assert load.recorded == window.calls == len(load.latencies_s) == 9_000
+    window = load.run(1_000, 10)
+    assert load.recorded == window.calls == len(load.latencies_s) == 10_000
+    assert load.run(1_500, 10).calls == 15_000
+    assert load.recorded < 10_500
 
 
 def test_all_calls_are_recorded_again_once_they_are_few() -> None:
@@ -87,8 +90,9 @@ def test_calls_without_attempts_do_not_hide_the_others() -> None:
     load = Load()
     load.run(20_000, 0.3)
     load.run(20, 0.2)
-    for number in range(5_000):
-        load.gatherer.took_untried(number, 1e-4)
+    for _ in range(5_000):
+        load.ended += 1
+        load.gatherer.took_untried(load.ended, 1e-4)
     window = load.run(20, 1)
     assert window.calls == 5_000 + 20
     assert window.latency.count == load.recorded == 20
@@ -103,7 +107,7 @@ def test_calls_that_end_in_a_rotation_are_all_represented(per_s: int, cycle: int
     window = load.run(per_s, 10, cycle=cycle)
     total_s = math.fsum(load.latencies_s)
     assert window.phases.first_byte_s + window.phases.answer_s == pytest.approx(total_s, rel=0.06)
-    assert window.calls == pytest.approx(len(load.latencies_s), rel=0.05)
+    assert window.answered == pytest.approx(len(load.latencies_s), rel=0.05)
 
 
 def test_calls_between_others_without_attempts_count_once() -> None:
@@ -117,6 +121,7 @@ def test_calls_between_others_without_attempts_count_once() -> None:
             elif number >= gatherer.due:
                 gatherer.took(number, (0.0, 1.0, (Attempt("e", None, 0.0, 0.5, 1.0),)))
         gatherer.sample(Sample(held=None))
-    window = gatherer.window(4.0, Counters(), Totals())
+    window = gatherer.window(4.0, Counters(calls=number), Totals())
     assert window.answered == pytest.approx(40_000, rel=0.05)
-    assert window.calls == pytest.approx(80_000, rel=0.03)
+    assert window.calls == 80_000
+    assert window.phases.client_s == pytest.approx(40_000 * 1e-4, rel=0.01)

@@ -15,7 +15,6 @@ _WIDTH, _LEFT, _RIGHT = 960, 64, 24
 _PANEL, _TOP, _GAP, _BAND = 150, 96, 44, 18
 _LEGEND_LINE = 20
 _INNER = _WIDTH - _LEFT - _RIGHT
-# Of the text, a character is about so wide.
 _LONGEST_TITLE = 110
 _MOST_SHARES = 6
 _UNITS = ((300.0, 1.0, "seconds"), (3 * 3600.0, 60.0, "minutes"), (math.inf, 3600.0, "hours"))

@@ -275,6 +275,7 @@ class Sampler:
             sent=tally.attempts,
             retries=tally.retries,
             errors=dict(tally.errors),
+            calls=self._sampled.runner.ended,
             done=tally.succeeded,
             failed=tally.failed,
             input_tokens=tally.input_tokens,

@@ -54,7 +54,7 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 class Target(msgspec.Struct, frozen=True):
     """Who answers calls for a model.
 
-    backend: of interactive calls. again: the same without the cache. lines: of calls of
+    backend: of interactive calls. anew: the same without the cache. lines: of calls of
     batches, which are retried elsewhere. unfit: endpoints of the pool that do not have the
     model. waits_for_slots: a call waits for a slot of theirs.
     """

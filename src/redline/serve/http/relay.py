@@ -22,8 +22,6 @@ from redline.serve.http.requests import Bounds
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
-# Of an answer's headers, those that its reader is to see.
-_PASSED = ("content-type", "x-request-id")
 _CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
@@ -194,7 +192,9 @@ def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
     """The header lines of an answer that came with these headers."""
     try:
         if "x-request-id" in headers:
-            return header_lines({name: headers[name] for name in _PASSED if name in headers})
+            return _type_line(headers.get("content-type")) + header_lines(
+                {"x-request-id": headers["x-request-id"]}
+            )
         fields = _type_line(headers.get("content-type"))
     except ValueError:
         return JSON

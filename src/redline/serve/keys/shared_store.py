@@ -243,8 +243,8 @@ class SharedStore:
         self._table.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._table.__exit__(*_)
+    def __exit__(self, *error: object) -> None:
+        self._table.__exit__(*error)
 
     def flights(self, tenant: str) -> Flights:
         return SharedFlights(self._table, f"tenant/{tenant}/flights", self._worker)
