@@ -75,10 +75,10 @@ def asked_of(request: Request) -> Asked | None:
         return found
     raw = request.raw
     if raw is not None and "body" not in kept:
-        chat = kept.get("chat") or read_chat(raw)
+        chat = kept_facts(request) or read_chat(raw)
         if chat is not None:
+            keep_facts(request, chat)
             found = _asked_in(chat, request.url, len(raw))
-            kept["asked"] = _ONE_ANSWER
     if found is None:
         body = request.body
         if not isinstance(body, dict):
