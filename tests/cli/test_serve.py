@@ -194,7 +194,7 @@ def test_a_start_says_what_stands_in_its_way_and_what_to_do(cli: Cli) -> None:
     assert "cannot listen: Cannot assign requested address" in told.err
     assert "the host is an address of this machine" in told.err
     told = cli(*sim, "0", "--state", "junk")
-    assert "the state cannot be kept in junk" in told.err
+    assert "the state cannot be saved in junk" in told.err
     assert "--state" in told.err
 
 

@@ -273,7 +273,7 @@ def test_a_fleet_replaces_a_replica_that_dies(tmp_path: Path) -> None:
         ({"command": ("sleep", "5")}, r"command has no \{port\}"),
         ({"command": ("no-such-command", "{port}")}, "command does not exist: no-such-command"),
         ({"trial": "/v1/chat/completion"}, "unknown trial: /v1/chat/completion"),
-        ({"cwd": Path("no/such/folder")}, "cwd is no folder: no/such/folder"),
+        ({"cwd": Path("no/such/folder")}, "cwd is not a folder: no/such/folder"),
         ({"start_s": 0.0}, "start_s must be above 0"),
     ],
 )

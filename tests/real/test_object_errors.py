@@ -95,7 +95,7 @@ BUCKET = "check the name of the bucket, and which store it is in: AWS_ENDPOINT_U
         ),
         ("s3://data/in", "{} is a folder", "name one object in it; a URL is one input"),
         ("s3://data/", "{} is a folder", "name one object in it; a URL is one input"),
-        ("s4://data/a", "{}: s4:// is no kind of URL that fsspec knows", "did you mean s3?"),
+        ("s4://data/a", "{}: s4:// is not a kind of URL that fsspec knows", "did you mean s3?"),
     ],
 )
 @pytest.mark.usefixtures("shared")

@@ -64,7 +64,7 @@ def load(output: Output) -> Manifest | None:
     except (ValueError, RecursionError) as error:
         raise JournalError(
             f"{path_of(output)} is damaged: {error}",
-            hint="go on with these settings by --force, or start over with --restart",
+            hint="continue with these settings by --force, or start over with --restart",
         ) from error
 
 

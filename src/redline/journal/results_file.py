@@ -57,8 +57,8 @@ class ResultsFile:
 
     Opening reads every line once: `on_found` gets all that are sound, in order. What is read is
     durable once that is over, because a process that died may have written it without.
-    Damage that a sudden death leaves behind is fixed: a torn last line is cut off, and lines whose
-    bytes a power loss has turned into zeros are moved to a file beside this one, such as
+    Damage that a sudden death leaves behind is repaired: a torn last line is cut off, and lines
+    whose bytes a power loss has turned into zeros are moved to a file beside this one, such as
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
     written to the file; so does a file that another redline writes to.
 
@@ -121,8 +121,8 @@ class ResultsFile:
     def check(self) -> None:
         """Reads the last group back from the file of that name. May be called in any thread.
 
-        Lines are written at their own offsets even if the file was cut, so missing parts read as
-        zeros, which JSON never contains.
+        Lines are written at their own offsets even if the file was truncated, so missing parts
+        read as zeros, which JSON never contains.
         Raises ResultsLost if the file is another one, or lacks something of the group.
         """
         group = self._group
@@ -152,7 +152,7 @@ class ResultsFile:
                 raise ResultsLost(f"{self.path} was written to by something else")
 
     def rescue(self, error: ResultsLost) -> None:
-        """Gives the lines a name again if they have none; says in `error` if they are. Blocks.
+        """Gives the lines a name again if they have none; says where they are in `error`. Blocks.
 
         No writer may be left. A file that now has the name is left alone. Raises JournalError.
         """
@@ -164,7 +164,7 @@ class ResultsFile:
             where = self.path
             error.hint = (
                 f"{again} with the rows that are missing; if it refuses a damaged line, "
-                f"`redline repair {self.path}` takes that out"
+                f"`redline repair {self.path}` moves that out"
             )
         elif moved is not None:
             where = moved

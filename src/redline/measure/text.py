@@ -58,7 +58,7 @@ def notes(figures: Figures) -> list[str]:
     if figures.inter_token is not None and figures.inter_token.error:
         found.append(f"quantiles are within {figures.inter_token.error:.0%} of the exact ones")
     if figures.cut:
-        found.append(f"{counted(figures.cut, 'request')} in flight were abandoned")
+        found.append(f"{counted(figures.cut, 'request')} in flight were dropped")
     if figures.ended:
         found.append(f"the load ended before its time: {figures.ended}")
     return found

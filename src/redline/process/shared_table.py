@@ -138,7 +138,7 @@ class SharedTable:
         words, at = self.words, self.words[_END]
         start = at + _HEAD_WORDS
         if (start + size) * _WORD_BYTES > _SIZE_BYTES:
-            raise RedlineError("the memory that workers share is full", hint="start them anew")
+            raise RedlineError("the memory that workers share is full", hint="restart the gateway")
         words[at], words[at + 1] = size, kind
         words[at + 2], words[at + 3] = key
         # From here on it is there.

@@ -10,7 +10,7 @@ Everything here decides at once and takes `now_s`, so that tests turn the clock 
 | `bucket`  | the bucket holds enough; it refills with N per W seconds and never holds more     |
 
 `fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
-slowapi and flask-limiter are. Windows of `counter` begin at whole multiples of W.
+slowapi and flask-limiter are built. Windows of `counter` begin at whole multiples of W.
 
 If an answer is counted when it ends, a count may rise above its limit. Then nothing
 fits until it is back.

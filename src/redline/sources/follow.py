@@ -72,7 +72,7 @@ class FollowedFile:
     def read(self, most_bytes: int) -> bytes:
         """The next lines, waited for; none if the file has ended, or once it is closed.
 
-        Raises CorruptInput if the file was cut, or cannot be read.
+        Raises CorruptInput if the file was truncated, or cannot be read.
         """
         while True:
             with self._lock:
@@ -121,7 +121,7 @@ class FollowedFile:
         size = os.fstat(self._fd).st_size
         if size < self._at:
             raise CorruptInput(
-                f"{self.name} was cut to {size:,} bytes while it was followed",
+                f"{self.name} was truncated to {size:,} bytes while it was followed",
                 where="after 0 rows",
                 hint="rows that had not been read are lost; the same command reads it from its "
                 "beginning. If it is a rotated log, have it renamed instead of truncated",

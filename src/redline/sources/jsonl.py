@@ -91,7 +91,7 @@ def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
 class LineRows(StreamRows):
     """The rows of JSON Lines: one object per line, blank lines skipped.
 
-    A line that is not JSON object is a bad row. Raises ConfigError if the whole input is one
+    A line that is not a JSON object is a bad row. Raises ConfigError if the whole input is one
     JSON array or one object over many lines, is cut short, or holds no row.
     """
 

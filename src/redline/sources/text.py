@@ -95,7 +95,7 @@ class ByteStream:
             yield from self._chunks
 
     def read_fraction(self) -> float | None:
-        """Bytes read of bytes there, compressed ones if it is; None for a pipe."""
+        """Bytes read of bytes there, counted as compressed if the file is; None for a pipe."""
         return self._blocks.read_fraction()
 
     def check(self) -> None:

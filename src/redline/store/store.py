@@ -206,7 +206,7 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
         known = sorted(fsspec.available_protocols())
         if url.scheme not in known:
             raise ConfigError(
-                f"{url.name}: {url.scheme}:// is no kind of URL that fsspec knows",
+                f"{url.name}: {url.scheme}:// is not a kind of URL that fsspec knows",
                 hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
             )
         # The driver first, by itself: what it lacks is no answer of a store.

@@ -101,7 +101,7 @@ def test_a_file_that_is_cut_ends_the_run_and_says_so(path: Path) -> None:
     error = reader.next()
     reader.close()
     assert isinstance(error, CorruptInput)
-    assert error.what == f"{path} was cut to 9 bytes while it was followed"
+    assert error.what == f"{path} was truncated to 9 bytes while it was followed"
 
 
 def test_what_is_still_written_to_a_renamed_file_is_read(

@@ -217,7 +217,7 @@ class _Call:
     def add(self, arguments: str) -> Iterator[bytes]:
         if self._is_closed:
             if arguments.strip():
-                raise BadReply("a streamed tool call goes on after its arguments were whole")
+                raise BadReply("a streamed tool call continues after its arguments were complete")
             return
         if arguments := self._joiner.add(arguments):
             self._scan(arguments)

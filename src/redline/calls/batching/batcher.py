@@ -172,7 +172,7 @@ class DynamicBatcher:
             self._counts.refused_one()
             raise RateLimited(
                 f"{queue.items} items already wait to be sent in batches, the most allowed",
-                hint="retry later, or send less at once",
+                hint="ask again later, or send less at once",
                 status=429,
             )
         loop = asyncio.get_running_loop()

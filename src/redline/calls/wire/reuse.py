@@ -2,7 +2,7 @@
 
 HTTP/1.1 ties an answer to its request by their order alone. The first answer on a connection
 belongs to the first request; a later one may be left over from what was asked before. So what comes
-on a kept connection may say nothing about the request that was written on it, which is then sent
+on a reused connection may say nothing about the request that was written on it, which is then sent
 once more, on a new connection:
 
   what comes                                   because
@@ -95,7 +95,7 @@ class Reuse:
             self._check_refusal(answer, connection)
         if connection.unasked and is_kept:
             self._set(-math.inf)
-            raise Repeat(BadReply("a second answer came on a kept connection"))
+            raise Repeat(BadReply("a second answer came on a reused connection"))
         if self._credit < _MOST_CREDIT:
             self.answered()
 
@@ -109,7 +109,7 @@ class Reuse:
         """Raises Repeat for a refusal that ends the connection."""
         status = answer.status
         if 400 <= status < 500 and status != 429 and _is_last(answer, connection):
-            raise self._doubted(f"HTTP {status} on a kept connection", b"")
+            raise self._doubted(f"HTTP {status} on a reused connection", b"")
 
     def answered(self) -> None:
         """An exchange has its own answer."""

@@ -48,8 +48,8 @@ _OWN = (
     flag(
         "replay",
         "TRACE",
-        "Send requests when those of redline run --trace FILE arrived, without --rows also as "
-        "long ones.",
+        "Send requests at the arrival times of those of redline run --trace FILE; without --rows, "
+        "also of the same lengths.",
     ),
     flag("seed", "N", "Seed of random arrivals and synthetic prompts. Default 0."),
     flag(

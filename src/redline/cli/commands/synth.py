@@ -48,8 +48,8 @@ PARAMS = (
     flag(
         "schema",
         "FILE",
-        "Keep only JSON that is valid under this JSON Schema, or by package.module:Model, a "
-        "pydantic one; the output is that JSON.",
+        "Keep only JSON that is valid under this JSON Schema, or under "
+        "package.module:Model, a pydantic model; the output is that JSON.",
     ),
     flag(
         "similarity",

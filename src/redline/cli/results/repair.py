@@ -20,7 +20,7 @@ PARAMS = (Word("results", "OUT", "The results file of a run."),)
 
 
 def repair(ctx: Context, results: str) -> None:
-    """Take the lines out of OUT, and of its failures, that a run refuses.
+    """Move the lines that a run refuses out of OUT and its failures.
 
     These are lines that were damaged or cut short, lines of something else, and a second line for
     a row in OUT, of which the first stays. They go into a file beside theirs, such as

@@ -4,7 +4,7 @@ A step's new tokens are in one row, whatever sequence each belongs to, so that t
 linear layers see them all at once. Attention takes them apart again. Sequences with a few new
 tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
 fused attention is slower on a CPU. Those with one and those with many do not: the short would be
-filled up to the long. A long piece of a prompt continues its own through the fused one.
+filled up to the long. A long piece of a prompt goes through the fused one by itself.
 """
 
 from __future__ import annotations

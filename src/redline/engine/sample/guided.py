@@ -159,7 +159,7 @@ def _any_token(mask: bytes) -> bytes:
 
 def _lost(matcher: Any) -> Rejected:
     reason = _on_one_line(matcher.get_error() or matcher.stop_reason())
-    what = f"the answer cannot go on in the schema of `response_format`: {reason}"
+    what = f"the answer cannot continue in the schema of `response_format`: {reason}"
     return Rejected(what, hint="try a simpler schema")
 
 

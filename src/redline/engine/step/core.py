@@ -64,7 +64,7 @@ class Ask(NamedTuple):
     """One sequence that is asked for.
 
     most_tokens: of prompt and answer. choice: which of the `n` answers to its request it is.
-    guide: what the answer must follow, this your own.
+    guide: what the answer must follow; not shared with other answers.
     """
 
     prompt: list[int]

@@ -3,7 +3,7 @@
 A row may have several lines: it was repeated, changed, tried again, or is in both files because a
 run ended early. The rules are those of the journal:
 
-  two results of equal content      the first; `redline repair` takes the second out
+  two results of equal content      the first; `redline repair` moves the second out
   two results of different content  the later one: the row was changed and asked again
   two failures                      the later one
   a result and a failure            the result: the row was retried

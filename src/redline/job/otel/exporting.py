@@ -116,7 +116,7 @@ class CountedSpans:
             self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Whether nothing is kept here."""
+        """True: nothing is kept here."""
         return True
 
 

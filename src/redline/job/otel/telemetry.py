@@ -258,7 +258,7 @@ class Telemetry:
         if outages > _MOST_TOLD:
             self._notices = {}
         elif is_out:
-            text = f"is out of reach: {self._reach.reason}; the job goes on without it"
+            text = f"is out of reach: {self._reach.reason}; the job continues without it"
             self._notices = {f"{TELEMETRY}{outages}": f"OpenTelemetry{self._where} {text}"}
             self._shown_until_s = math.inf
         else:

@@ -70,7 +70,7 @@ class Mirror:
         self._state = _State(output.url.name)
 
     def stop(self) -> None:
-        """Ends what continues; an object that is being written stays what it was."""
+        """Ends what is under way; an object that is being written stays what it was."""
         self._stopped.set()
 
     @property
@@ -260,7 +260,8 @@ class Mirror:
         path = self.output.path
         return kind(
             f"{self.url.name} was changed by something else, and holds what {path} does not",
-            hint=f"both are kept: to go on from the object, move {path.parent}/{path.stem}* away; "
+            hint=f"both are kept: to continue from the object, move {path.parent}/{path.stem}* "
+            "away; "
             "to keep what is here, move the object away; then run the same command again",
         )
 

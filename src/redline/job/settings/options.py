@@ -251,7 +251,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         _flag(
             "URL",
-            "HTTP proxy. Default: that of HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
+            "HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
             of_endpoint=True,
         ),
     ] = None
@@ -273,9 +273,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     output_tokens: Annotated[
         Sequence[Rate] | None, _rates("Limit on output tokens alone. Repeatable.")
     ] = None
-    rps: Annotated[Rate | None, _per(1.0, "Requests a second: short for --requests N/1s.")] = None
-    rpm: Annotated[Rate | None, _per(60.0, "Requests a minute: short for --requests N/60s.")] = None
-    tpm: Annotated[Rate | None, _per(60.0, "Tokens a minute: short for --tokens N/60s.")] = None
+    rps: Annotated[Rate | None, _per(1.0, "Requests per second: short for --requests N/1s.")] = None
+    rpm: Annotated[Rate | None, _per(60.0, "Requests per minute: short for --requests N/60s.")] = (
+        None
+    )
+    tpm: Annotated[Rate | None, _per(60.0, "Tokens per minute: short for --tokens N/60s.")] = None
     concurrency: Annotated[
         int | str | None,
         _limit(

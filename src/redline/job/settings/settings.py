@@ -263,7 +263,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             return
         if self.call is not None:
             raise ConfigError(
-                "a budget cannot be kept for a function of your own",
+                "a budget cannot be enforced for a function of your own",
                 hint="give an endpoint instead of a function, or limit its rows",
             )
         model = self.prompting.params.get("model", self.prompting.model)

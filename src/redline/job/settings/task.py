@@ -69,7 +69,7 @@ class Remembering(Protocol):
     def recall(self, results: Path, failures: Path) -> None:
         """Reads what earlier runs have left; `failures` may be missing.
 
-        Called once before the first row, in a thread, when the output is locked and fixed.
+        Called once before the first row, in a thread, when the output is locked and repaired.
         """
         ...
 

@@ -66,7 +66,7 @@ class Bill:
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
     def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
-        """A row has its answer, maybe at a batch's price; False if no later row can show it."""
+        """A row has its answer, maybe at a batch's price; False once the run's cost is unknown."""
         prices = self._prices
         price = prices.at(endpoint, reply.model) or prices.at(endpoint, self._model)
         usage = read_usage(reply.usage, has_output=False)

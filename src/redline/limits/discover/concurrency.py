@@ -15,7 +15,7 @@ cannot tell: a batching server gets slower with every call and still does more w
   state      limit              leaves it
   climbing   up by 1 an answer  at the level before the server stopped answering, to standing
   standing   the level          after its rounds of rest, to trying
-  trying     level * or / step  won: the level moves and the same way is retried, to trying
+  trying     level * or / step  won: the level moves, the same direction is tried again, to trying
                                 lost: back to the level, the other way next, to standing
   any        -                  refused: cut, to standing; no answer since the last cut: to climbing
 """
@@ -121,7 +121,7 @@ class AdaptiveConcurrency:
     """Calls that may be in flight to one server, led to its knee. Decides only; waits nowhere.
 
     least, most: bounds of `limit`, at least 1. first: where it begins, moved into the bounds.
-    Raises ConfigError for bounds that cannot be combined.
+    Raises ConfigError for bounds that contradict each other.
     """
 
     def __init__(self, *, least: int = 1, most: int = 1000, first: int = 8) -> None:

@@ -16,7 +16,7 @@ And what was lost a moment ago, if u is small, may be caught up with hardly any 
 counter. A pace alone cannot know that: it has to keep free whatever it may ever catch up.
 
 The past is kept in steps of W / 512, each with its amount and the highest D in it. The floor is
-found again every W / 128, and when that much of the limit has been given back. It is never below
+computed again every W / 128, and when that much of the limit has been given back. It is never below
 the exact one, and hardly above it.
 """
 

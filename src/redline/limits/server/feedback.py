@@ -275,7 +275,7 @@ class _Pressure:
     certain                           less is sent, by 4 x what is above 1 %, at most what was
                                       rejected and a twentieth
 
-    Adding and cutting shares of your own, all who do so come to use the same (Chiu and Jain 1989).
+    All who add and cut shares of their own rate come to use the same (Chiu and Jain 1989).
     """
 
     _TOLERATED = 0.01

@@ -123,7 +123,7 @@ class FileLedger:
         except OSError as error:
             self._close()
             raise ConfigError(
-                f"the shared limits cannot be kept in {self._path}: {error.strerror or error}",
+                f"the shared limits cannot be saved in {self._path}: {error.strerror or error}",
                 hint="name a file in a folder that exists and can be written",
             ) from error
         except ConfigError:

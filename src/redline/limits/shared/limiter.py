@@ -155,7 +155,7 @@ class SharedLimiter(Alarmed):
         return []
 
     def park(self, until_s: float) -> bool:
-        """Holds grants until `until_s` (monotonic). True if that is later than before.
+        """Gives no grants before `until_s` (monotonic). True if that is later than before.
 
         The other processes learn of it with their next lease.
         """

@@ -122,7 +122,7 @@ class Limiter(Alarmed):
         return [(line.kind, line.stated, line.window.used(now_s)) for line in self.rules.lines]
 
     def park(self, until_s: float) -> bool:
-        """Holds grants until `until_s` (monotonic). True if that is later than before."""
+        """Gives no grants before `until_s` (monotonic). True if that is later than before."""
         if until_s <= self._parked_until_s:
             return False
         self._parked_until_s = until_s

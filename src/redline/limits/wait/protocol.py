@@ -88,7 +88,7 @@ class RateLimiter(Protocol):
         """
 
     def park(self, until_s: float) -> bool:
-        """Holds grants until `until_s` (monotonic). True if that is later than before."""
+        """Gives no grants before `until_s` (monotonic). True if that is later than before."""
 
     def shook_hands(self, took_s: float) -> None:
         """A connection to the endpoint was made in `took_s`."""

@@ -98,7 +98,8 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.start_s <= 86_400:
             raise ConfigError(f"start_s must be above 0 and at most 86,400, not {self.start_s:g}")
         if not self.cwd.is_dir():
-            raise ConfigError(f"cwd is no folder: {self.cwd}", hint="it is where the command runs")
+            what = f"cwd is not a folder: {self.cwd}"
+            raise ConfigError(what, hint="it is where the command runs")
         # Imported here: it brings modules for archives.
         import shutil
 

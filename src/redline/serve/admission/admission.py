@@ -364,7 +364,7 @@ class Admission:
         waiting = flow.waiting if is_tenants else line.queue.waiting
         wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
         raise QueueFull(
-            f"{waiting} calls of {whose} are waiting, the most that are allowed",
+            f"{waiting} calls of {whose} are waiting, the most allowed",
             hint="send fewer calls at once",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )

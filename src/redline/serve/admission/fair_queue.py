@@ -2,7 +2,7 @@
 
 Each tenant has a virtual time: the tokens that its calls have used, and an estimate of those in
 flight, by its weight. The next call is one of the tenant whose virtual time is the lowest. A tenant
-that comes again starts at what the others have used: a tenant cannot save up for later. Estimates
+that is new or was idle starts at what the others have used: no tenant saves up for later. Estimates
 count only while a call is in flight, so that wrong ones put off no tenant for long.
 
 P. Goyal, H. Vin and H. Cheng, Start-time Fair Queueing, ACM SIGCOMM 1996.

@@ -1,4 +1,4 @@
-"""The gate in front of the endpoints: a call continues, waits for its turn, or is refused."""
+"""The gate in front of the endpoints: a call passes, waits for its turn, or is refused."""
 
 from __future__ import annotations
 

@@ -234,7 +234,7 @@ class Batches:
             raise Refusal(what, param="input_file_id")
         waiting = sum(life.record.tenant == tenant for life in self._lives.values())
         if waiting >= settings.tenant_batches:
-            what = f"{waiting} batches are unfinished, the most that are allowed."
+            what = f"{waiting} batches are unfinished, the most allowed."
             headers = {"retry-after": "60"}
             raise Refusal(what, status=429, code="too_many_batches", headers=headers)
         now_s = int(self._clock.wall_s())
@@ -278,7 +278,7 @@ class Batches:
             if life.record.is_over:
                 self._lives.pop(life.record.id, None)
             if not task.cancelled() and (error := task.exception()) is not None:
-                what = {"message": f"{life.record.id} cannot go on", "exception": error}
+                what = {"message": f"{life.record.id} cannot continue", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(what)
 
         task.add_done_callback(over)
@@ -327,7 +327,7 @@ class Batches:
             lock = LockedFile(os.open(self._state / "lock", flags, 0o600))
         except OSError as error:
             raise ConfigError(
-                f"the state cannot be kept in {self._state}: {error.strerror}",
+                f"the state cannot be saved in {self._state}: {error.strerror}",
                 hint="name a folder that can be written: --state",
             ) from error
         if not lock.try_lock():

@@ -218,7 +218,7 @@ class Life:
         )
 
     async def _fail(self, why: str) -> None:
-        problem = Problem("internal_error", f"The batch cannot go on: {why}.")
+        problem = Problem("internal_error", f"The batch cannot continue: {why}.")
         self._record.fail([problem], self._world.clock.wall_s())
         await self._saved()
 

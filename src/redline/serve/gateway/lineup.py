@@ -326,7 +326,7 @@ class Lineup:
         )
 
     async def _replace(self, pool: Pool, old: Sequence[Endpoint], new: Sequence[Endpoint]) -> None:
-        """Endpoints leave a pool and join it; one that is stated again does both."""
+        """Endpoints leave a pool and join it; one whose settings have changed does both."""
         for endpoint in new:
             if all(endpoint.label != one.label for one in old):
                 pool.add(self._seat(endpoint, new))

@@ -139,7 +139,7 @@ def _check_folder(folder: Path) -> None:
     if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
         reason = "cannot be written" if found.is_dir() else "is not a folder"
         raise ConfigError(
-            f"the state cannot be kept in {folder}: {found} {reason}",
+            f"the state cannot be saved in {folder}: {found} {reason}",
             hint="name a folder that can be written: --state",
         )
 

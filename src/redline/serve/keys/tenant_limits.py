@@ -218,7 +218,7 @@ class TenantLimits:
             *self._money_refusals(picodollars),
         ]
         if self._most is not None and self.in_flight >= self._most:
-            what = f"it has {counted(self._most, 'call')} in flight, the most that are allowed"
+            what = f"it has {counted(self._most, 'call')} in flight, the most allowed"
             reasons.append(self._because(what, self._call_s / self._most))
         return max(reasons, key=lambda reason: reason.retry_after_s)
 

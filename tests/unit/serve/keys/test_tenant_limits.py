@@ -140,7 +140,7 @@ def test_concurrency_and_how_long_calls_take() -> None:
         started(limits, 8.0 * number).settle(8.0 * number + 8.0)
     calls = [started(limits, 1000.0) for _ in range(2)]
     told = refused(limits, 1000.0)
-    assert told.what == "Tenant acme: it has 2 calls in flight, the most that are allowed."
+    assert told.what == "Tenant acme: it has 2 calls in flight, the most allowed."
     assert told.retry_after_s == pytest.approx(4.0, rel=0.01), "2 calls of 8 s each"
     calls[0].settle(1001.0)
     started(limits, 1001.0)
