@@ -88,7 +88,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("rpm = 600", "base_url = 'http://a/v1'", "unknown setting: base_url", REPLICA, ""),
         ("rpm = 600", "trial = '/v1/embedding'", "unknown trial: /v1/embedding", REPLICA, "dings?"),
         ("rpm = 600", "start_s = 0", "start_s must be above 0", REPLICA, ""),
-        ("rpm = 600", "cwd = 'nowhere'", "cwd is no folder", REPLICA, ""),
+        ("rpm = 600", "cwd = 'nowhere'", "cwd is not a folder", REPLICA, ""),
         ("max_replicas = 4", "max_replica = 4", "unknown setting: max_replica", SCALE, "replicas?"),
         ("max_replicas = 4", "max_replicas = 4.5", "max_replicas must be a whole", SCALE, ""),
         ("min_replicas = 0", "min_replicas = 5", "max_replicas must be at least 5", SCALE, ""),

@@ -309,7 +309,7 @@ async def test_an_outage_is_told_once_and_its_end_too() -> None:
             report = await execute(made, Parts(display=display))
     assert report.not_exported is None
     assert list(display.told.values()) == [
-        f"OpenTelemetry at 127.0.0.1:{port} is out of reach: connection refused; the job goes on "
+        f"OpenTelemetry at 127.0.0.1:{port} is out of reach: connection refused; the job continues "
         "without it",
         f"OpenTelemetry at 127.0.0.1:{port} takes data again",
     ]

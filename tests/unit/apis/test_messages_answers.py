@@ -368,7 +368,7 @@ def test_a_call_goes_on_after_its_end() -> None:
     stream = MessageStream()
     for event in (piece(0, "{}", "c", "a"), piece(1, "{}", "d", "a"), piece(0, " \n")):
         stream.feed(event_bytes(event))
-    with pytest.raises(BadReply, match="whole"):
+    with pytest.raises(BadReply, match="after its arguments were complete"):
         stream.feed(event_bytes(piece(0, "{}")))
 
 

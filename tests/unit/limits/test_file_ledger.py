@@ -92,7 +92,7 @@ def test_a_file_whose_maker_died_is_made_again(tmp_path: Path, made: bytes) -> N
 
 def test_a_path_that_cannot_be_written_is_an_error_of_the_settings(tmp_path: Path) -> None:
     for path in (tmp_path / "no" / "f", tmp_path):
-        with pytest.raises(ConfigError, match="cannot be kept in"):
+        with pytest.raises(ConfigError, match="cannot be saved in"):
             opened(path, clock())
 
 
