@@ -29,7 +29,7 @@ def f(
 
 @pytest.fixture(scope="module")
 def code_size() -> ModuleType:
-    return script("bench/code_size.py", "record", "versions")
+    return script("bench/code_size.py", "record", "imports", "versions")
 
 
 def test_only_tokens_of_code_count(code_size: ModuleType) -> None:
