@@ -31,14 +31,14 @@ Ask = Callable[[], Awaitable[bytes]]
 @asynccontextmanager
 async def through_redline(url: str) -> AsyncIterator[Ask]:
     from redline.calls import Endpoint
-    from redline.calls.wire import Exchange, Transport
+    from redline.calls.wire import Exchange, Timing, Transport
     from redline.clock import SYSTEM
     from redline.limits import Cost, Limiter, Limits
 
     limiter = Limiter(Limits())
     cost = Cost()
 
-    class Free(Exchange):
+    class Free(Exchange, eq=False):
         """Nothing limits it."""
 
         def acquire_now(self) -> Any:
@@ -54,7 +54,7 @@ async def through_redline(url: str) -> AsyncIterator[Ask]:
     transport = Transport(endpoint, SYSTEM, lambda took_s: None)
 
     async def ask() -> bytes:
-        exchange = Free(endpoint.timeouts, SYSTEM)
+        exchange = Free(Timing(endpoint.timeouts, SYSTEM))
         exchange.carry(transport.head("POST", PATH, {}, BODY), BODY)
         answer = await transport.exchange(exchange)
         assert answer.status == 200

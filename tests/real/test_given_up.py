@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
-from redline.calls.wire import Connection, Outbox, Transport, pool
+from redline.calls.wire import Connection, Outbox, Timing, Transport, pool
 from redline.clock import SYSTEM
 from redline.errors import Disconnected
 from redline.limits import Limits
@@ -117,7 +117,7 @@ def test_waiting_for_a_grant_does_not_renew_the_time_that_a_connection_may_be_id
             asker = Asker(server.base_url)
 
             def asked(gate: asyncio.Event | None) -> Asked:
-                one = Asked(asker.timeouts, SYSTEM)
+                one = Asked(Timing(asker.timeouts, SYSTEM))
                 one.gate = gate
                 one.carry(transport.head("GET", "/x", {}, None), None)
                 return one
@@ -156,7 +156,7 @@ def test_bytes_that_nothing_asked_for_are_found_beside_a_lost_connection(run: Ru
             strays, granted = list[int](), asyncio.Event()
 
             def ask(name: str, gate: asyncio.Event | None = None) -> asyncio.Task[bytes]:
-                asked = Asked(endpoint.timeouts, SYSTEM)
+                asked = Asked(Timing(endpoint.timeouts, SYSTEM))
                 asked.gate = gate
                 asked.carry(transport.head("POST", name, {}, b""), b"")
 
@@ -199,7 +199,7 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
                 is_armed = False
                 raise Interrupted
 
-        class Blocked(Asked):
+        class Blocked(Asked, eq=False):
             def on_sent(self, sent_s: float) -> None:
                 if place == "in a write":
                     interrupted()
@@ -220,7 +220,7 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
             transport = Transport(endpoint, SYSTEM, lambda _: None, before)
 
             async def ask(number: int) -> bytes:
-                asked = Blocked(endpoint.timeouts, SYSTEM)
+                asked = Blocked(Timing(endpoint.timeouts, SYSTEM))
                 asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
                 return (await transport.exchange(asked)).body
 
@@ -247,7 +247,7 @@ def test_requests_of_two_endpoints_leave_together_if_they_share_an_outbox(run: R
             both = [Transport(endpoint, SYSTEM, lambda _: None, outbox=outbox) for _ in range(2)]
 
             async def ask(number: int) -> bytes:
-                asked, transport = Asked(endpoint.timeouts, SYSTEM), both[number % 2]
+                asked, transport = Asked(Timing(endpoint.timeouts, SYSTEM)), both[number % 2]
                 asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
                 return (await transport.exchange(asked)).body
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from redline.calls import Endpoint, Timeouts
-from redline.calls.wire import Answer, Exchange, Transport
+from redline.calls.wire import Answer, Exchange, Timing, Transport
 from redline.clock import SYSTEM
 
 _NO_HEADERS: Mapping[str, str] = {}
@@ -23,7 +23,7 @@ class FreeGrant:
         pass
 
 
-class Asked(Exchange):
+class Asked(Exchange, eq=False):
     """An exchange whose grant comes once `gate` is set, at once where there is none."""
 
     gate: asyncio.Event | None = None
@@ -95,7 +95,7 @@ class Asker:
         return await self.transport.exchange(self._exchange(sent or wire()), take)
 
     def _exchange(self, sent: Asking) -> Exchange:
-        asked = Asked(self.timeouts, SYSTEM)
+        asked = Asked(Timing(self.timeouts, SYSTEM))
         asked.gate = self._gate
         head = self.transport.head(sent.method, sent.path, sent.headers, sent.body)
         asked.carry(head, sent.body, sent.deadline_s)

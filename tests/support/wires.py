@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from redline.calls import Timeouts
-from redline.calls.wire import Deadlines, ReplyMemory
+from redline.calls.wire import Deadlines, ReplyMemory, Timing
 from redline.clock import SYSTEM
 from redline.errors import CallError
 from support.asking import Asked
@@ -175,7 +175,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
         transport = FakeTransport()
         connection = connected()
     transport.written = b""
-    asked = Asked(_TIMEOUTS, SYSTEM)
+    asked = Asked(Timing(_TIMEOUTS, SYSTEM))
     asked.carry(b"head", case.asked)
     assert asked.may_leave()
     connection.open(asked, is_streamed=case.reads != "whole")
@@ -234,7 +234,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
 
 def _is_asked_before(connection: Any, data: bytes) -> bool:
     """The connection has had this answer, and may serve another exchange."""
-    asked = Asked(_TIMEOUTS, SYSTEM)
+    asked = Asked(Timing(_TIMEOUTS, SYSTEM))
     assert asked.may_leave()
     connection.open(asked, is_streamed=False)
     connection.leave()
@@ -246,7 +246,7 @@ def _asks_again(connection: Any, transport: FakeTransport) -> None:
     """The next exchange on the connection gets its own answer."""
     assert not transport.is_paused
     assert connection.is_open
-    asked = Asked(_TIMEOUTS, SYSTEM)
+    asked = Asked(Timing(_TIMEOUTS, SYSTEM))
     assert asked.may_leave()
     connection.open(asked, is_streamed=False)
     connection.leave()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Timeouts
-from redline.calls.wire import MOST_HEADER_BYTES, Connection, Deadlines, ReplyMemory
+from redline.calls.wire import MOST_HEADER_BYTES, Connection, Deadlines, ReplyMemory, Timing
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, Disconnected, TimedOut
 from support.answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
@@ -142,7 +142,7 @@ class Asking:
         self.connection.connection_made(self.transport)
 
     def write(self, body: bytes = b"", *, is_streamed: bool = False) -> None:
-        asked = Asked(Timeouts(), SYSTEM)
+        asked = Asked(Timing(Timeouts(), SYSTEM))
         asked.carry(b"head", body)
         assert asked.may_leave()
         self.connection.open(asked, is_streamed=is_streamed)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Timeouts
-from redline.calls.wire import Connection, Deadlines, ReplyMemory
+from redline.calls.wire import Connection, Deadlines, ReplyMemory, Timing
 from redline.calls.wire import reply_memory as intake
 from redline.clock import SYSTEM
 from redline.testing import ManualClock
@@ -211,7 +211,7 @@ class Line:
         self.alarm = Alarm()
         self.connection = Connection(lambda _: None, shared, self.alarm)
         self.connection.connection_made(self.transport)
-        self.asked = Asked(ALLOWED, clock)
+        self.asked = Asked(Timing(ALLOWED, clock))
         assert self.asked.may_leave()
         self.connection.open(self.asked, is_streamed=False)
         self.connection.leave()

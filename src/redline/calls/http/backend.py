@@ -70,7 +70,7 @@ _NOTHING = Cost()
 _ENCODE = msgspec.json.Encoder().encode
 
 
-class _Attempt(Exchange):
+class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, and what is to be learned from it.
 
     is_ahead: it holds a place among those that wait for their grant with a connection in hand.
@@ -79,25 +79,15 @@ class _Attempt(Exchange):
     that is to be streamed. wait: once it has to wait for something.
     """
 
+    backend: HttpBackend
+    request: Request
+    call: Call
+    cost: Cost = _NOTHING
     sending: Sending | None = None
-    is_ahead = False
-    in_flight = 0
-    cost: Cost
+    is_ahead: bool = False
+    in_flight: int = 0
     reader: StreamReader | None = None
     wait: Wait | None = None
-
-    def __init__(self, backend: HttpBackend, request: Request, call: Call) -> None:
-        # As Exchange sets it; its constructor would be one more call for each attempt.
-        self._timing = backend.timing
-        self._backend = backend
-        self.request = request
-        self.call = call
-        self.deadline_s = call.deadline_s
-        self.may_repeat = not call.once
-        # What is read of every attempt is quicker to find here than in the classes.
-        self.grant = self.sent_s = self.first_byte_s = None
-        self.failed = self.wait = self.reader = self.sending = None
-        self.cost = _NOTHING
 
     def load(self, request: Request) -> None:
         """Takes up a request as bytes. Raises BadRow for one that has no such form."""
@@ -111,7 +101,7 @@ class _Attempt(Exchange):
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise BadRow(f"the request is not JSON: {error}") from error
-        self.head = self._backend.head(request.method, request.url, request.headers, body)
+        self.head = self.backend.head(request.method, request.url, request.headers, body)
         self.body = body or b""
 
     def give_back(self) -> None:
@@ -120,28 +110,28 @@ class _Attempt(Exchange):
             self.grant.release()
 
     async def get_ready(self) -> None:
-        self._backend.begin_wait(self)
+        self.backend.begin_wait(self)
         # Its connection may have been lost since it had its grant.
         if self.grant is None:
-            await self._backend.go_ahead(self)
+            await self.backend.go_ahead(self)
 
     async def wait_for_grant(self) -> None:
-        self._backend.begin_wait(self).connected_s = self._timing.now_s()
+        self.backend.begin_wait(self).connected_s = self.timing.now_s()
         await super().wait_for_grant()
         if self.is_ahead:
-            self._backend.leave_ahead(self)
+            self.backend.leave_ahead(self)
 
     def acquire_now(self) -> Grant | None:
-        grant = self._backend.limiter.acquire_now(self.cost)
+        grant = self.backend.limiter.acquire_now(self.cost)
         if grant is None and self.cost.is_bound:
-            self.cost = self._backend.estimate(self)
-            grant = self._backend.limiter.acquire_now(self.cost)
+            self.cost = self.backend.estimate(self)
+            grant = self.backend.limiter.acquire_now(self.cost)
         return grant
 
     async def acquire(self) -> Grant:
-        grant = await self._backend.limiter.acquire(self.cost, self.call.priority)
+        grant = await self.backend.limiter.acquire(self.cost, self.call.priority)
         assert self.wait is not None
-        self.wait.granted_s = self._timing.now_s()
+        self.wait.granted_s = self.timing.now_s()
         return grant
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
@@ -152,7 +142,7 @@ class _Attempt(Exchange):
                 self.chunk_taker = self.reader.chunk_taker
 
     def on_sent(self, sent_s: float) -> None:
-        self._backend.wrote(self, self.call, sent_s)
+        self.backend.wrote(self, self.call, sent_s)
 
 
 class HttpBackend:
@@ -263,7 +253,9 @@ class HttpBackend:
         outcome: Outcome | None = None
         if self._models:
             request = renamed(request, self._models)
-        attempt = _Attempt(self, request, call)
+        attempt = _Attempt(
+            self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
+        )
         try:
             if self._finds_limits:
                 self._steering.begin(request.body)
@@ -324,7 +316,9 @@ class HttpBackend:
 
         One attempt, which waits for its grant and for no slot, and is not counted.
         """
-        attempt = _Attempt(self, request, call)
+        attempt = _Attempt(
+            self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
+        )
         try:
             attempt.load(request)
             try:

@@ -8,7 +8,7 @@ connection in hand, and the stamp is the time of the write.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
@@ -92,39 +92,41 @@ def do_nothing() -> None:
     """Called before a write if there is nothing to do before it."""
 
 
-class Exchange(ABC):
+class Exchange(msgspec.Struct, eq=False):
     """One exchange's clocks and grant. The grant is the caller's to release or to settle.
 
-    may_repeat: a transport may raise Repeat. is_kept: the request was written on a connection that
-    had carried others. failed: what became of it there, if it was written at failed_sent_s; it
-    is then to be written on a new one. doubted: the body of the answer that it is repeated for.
+    may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
+    its headers. grant: for one write. due_s: since when the request waited for results that were
+    being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
+    what became of it there, if it was written at failed_sent_s; it is then to be written on a new
+    one. doubted: the body of the answer that it is repeated for.
+    take_now: takes a part of a streamed body without waiting, or not, and says which. chunk_taker:
+    what passes on chunks of it as they are on the wire, and returns how many bytes of the body
+    those were, 0 if it has not passed them on; None while nothing does.
     """
 
-    # What an exchange begins with; one is made for each attempt, and most of it is never changed.
-    _alarm: Alarm | None = None
-    deadline_s = math.inf
-    head = body = b""
-    is_head = False  # the request is a HEAD: its answer ends with its headers
-    phase = "connect"
-    _held_up_s = 0.0  # by redline itself, since the write
-    _paused: tuple[str, float] | None = None  # in which phase, and since when
-    grant: Grant | None = None  # for one write
-    due_s: float | None = None  # if it then had to wait for results that were being saved
+    # A Struct: an object with a dict would get one of its own for each attempt, because CPython
+    # 3.11 and 3.12 share no keys that are first set once many objects have been made.
+    timing: Timing
+    deadline_s: float = math.inf
+    may_repeat: bool = False
+    head: bytes = b""
+    body: bytes = b""
+    is_head: bool = False
+    alarm: Alarm | None = None
+    phase: str = "connect"
+    held_up_s: float = 0.0  # by redline itself, since the write
+    paused: tuple[str, float] | None = None  # in which phase, and since when
+    grant: Grant | None = None
+    due_s: float | None = None
     sent_s: float | None = None
     first_byte_s: float | None = None
-    may_repeat = False
-    is_kept = False
+    is_kept: bool = False
     failed: CallError | None = None
-    failed_sent_s = 0.0
-    doubted = b""
-    # Takes a part of a streamed body without waiting, or not, and says which.
+    failed_sent_s: float = 0.0
+    doubted: bytes = b""
     take_now: Callable[[bytes], bool] | None = None
-    # What passes on chunks of it as they are on the wire, and returns how many bytes of the body
-    # those were, 0 if it has not passed them on; None while nothing does.
     chunk_taker: Callable[[], Callable[[bytes], int] | None] | None = None
-
-    def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
-        self._timing = Timing(timeouts, clock)
 
     @abstractmethod
     def acquire_now(self) -> Grant | None:
@@ -168,19 +170,19 @@ class Exchange(ABC):
 
     def follow(self, alarm: Alarm) -> None:
         """Ends when `alarm` rings, until it is written."""
-        self._alarm = alarm
+        self.alarm = alarm
 
     def again(self, repeat: Repeat) -> None:
         """The request is sent once more; a second write needs a second grant."""
         self.may_repeat = self.is_kept = False
         self.failed, self.doubted = repeat.error, repeat.body
         self.failed_sent_s = self.sent_s or 0.0
-        self.grant = self.first_byte_s = self._alarm = self._paused = self.due_s = None
-        self._held_up_s = 0.0
+        self.grant = self.first_byte_s = self.alarm = self.paused = self.due_s = None
+        self.held_up_s = 0.0
 
     def connecting(self) -> None:
         """A connection is to be made."""
-        self._enter("connect", self._timing.now_s() + self._timing.timeouts.connect_s)
+        self._enter("connect", self.timing.now_s() + self.timing.timeouts.connect_s)
 
     def may_leave(self) -> bool:
         """True if it holds its grant, or there is one to be had without waiting."""
@@ -199,12 +201,12 @@ class Exchange(ABC):
 
         is_kept: the connection has carried others. Raises CallError if it must not be written.
         """
-        grant, timing = self.grant, self._timing
+        grant, timing = self.grant, self.timing
         assert grant is not None
         sent_s = self.sent_s = timing.now_s()
         grant.sent(sent_s)
         self.is_kept = is_kept
-        self._alarm = alarm
+        self.alarm = alarm
         self.phase, first_s = timing.first
         until_s = sent_s + first_s
         if self.deadline_s <= until_s:
@@ -214,10 +216,10 @@ class Exchange(ABC):
 
     def headers_came(self) -> None:
         """The first byte of the answer is here."""
-        self.first_byte_s = self._timing.now_s()
+        self.first_byte_s = self.timing.now_s()
         if self.phase == "first_byte" and self.sent_s is not None:
-            attempt_s = self._timing.timeouts.attempt_s
-            self._enter("attempt", self.sent_s + attempt_s + self._held_up_s)
+            attempt_s = self.timing.timeouts.attempt_s
+            self._enter("attempt", self.sent_s + attempt_s + self.held_up_s)
 
     def waiting(self) -> None:
         """From here on, nothing but the row's deadline counts."""
@@ -225,35 +227,35 @@ class Exchange(ABC):
 
     def pause(self) -> None:
         """Redline itself does not read on; the time until `resume` is not the server's."""
-        self._paused = (self.phase, self._timing.now_s())
+        self.paused = (self.phase, self.timing.now_s())
         self.waiting()
 
     def resume(self) -> None:
         """The clock continues where `pause` stopped it."""
-        assert self._paused is not None
+        assert self.paused is not None
         assert self.sent_s is not None
-        phase, since_s = self._paused
-        self._held_up_s += self._timing.now_s() - since_s
+        phase, since_s = self.paused
+        self.held_up_s += self.timing.now_s() - since_s
         if phase == "first_byte" and self.first_byte_s is not None:
             # What TLS had read before the pause has come since.
             phase = "attempt"
         if phase != "row":
-            allowed_s = getattr(self._timing.timeouts, f"{phase}_s")
-            self._enter(phase, self.sent_s + allowed_s + self._held_up_s)
+            allowed_s = getattr(self.timing.timeouts, f"{phase}_s")
+            self._enter(phase, self.sent_s + allowed_s + self.held_up_s)
 
     def timed_out(self, hint: str = "") -> TimedOut:
         """The error of the phase whose clock ran out. hint: for all but the row's own."""
         if self.phase == "row":
             return TimedOut("row")
-        return TimedOut(self.phase, getattr(self._timing.timeouts, f"{self.phase}_s"), hint=hint)
+        return TimedOut(self.phase, getattr(self.timing.timeouts, f"{self.phase}_s"), hint=hint)
 
     def _enter(self, phase: str, until_s: float) -> None:
         if until_s < self.deadline_s:
             self.phase = phase
         else:
             self.phase, until_s = "row", self.deadline_s
-        if self._alarm is not None:
-            self._alarm.ring_at(until_s)
+        if self.alarm is not None:
+            self.alarm.ring_at(until_s)
 
 
 def answer_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
