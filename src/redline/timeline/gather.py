@@ -88,7 +88,8 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows of what it is given.
 
-    due: the number of the call that is to be recorded next, of those that have their outcome.
+    due: the number from which on the next call is recorded, of those that have their outcome; 0 while
+    all are.
     """
 
     def __init__(self) -> None:
@@ -120,17 +121,18 @@ class Gatherer:
     def took(self, number: int, ended: Ended) -> None:
         """A call has its outcome, as the one of this number; it was due to be recorded."""
         self._ended.append(ended)
-        self._pass(number)
+        if self._every > 1:
+            self._pass(number)
 
     def took_untried(self, number: int, call_s: float) -> None:
         """A call has its outcome without an attempt, `call_s` after it began."""
         self._untried_s += call_s
-        if number >= self.due:
+        if self._every > 1 and number >= self.due:
             self._pass(number)
 
     def _pass(self, number: int) -> None:
         """The call of this number was due."""
-        self.due = number + (1 if self._every == 1 else self._draw(1, 2 * self._every))
+        self.due = number + self._draw(1, 2 * self._every)
 
     def sample(self, sample: Sample) -> None:
         """The state of the run now."""
