@@ -88,8 +88,7 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows of what it is given.
 
-    due: the number from which on the next call is recorded, of those that have their outcome; 0 while
-    all are.
+    due: the number from which on the next call that has its outcome is recorded; 0 while all are.
     """
 
     def __init__(self) -> None:
