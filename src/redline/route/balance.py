@@ -68,7 +68,6 @@ class Figures:
     together: answers that the means above take up at once; left: until they do; fresh_s: the
     latencies of those that they have not taken up.
     steady: calls in flight below which it has room for another one, 0 if it is to be asked.
-    epoch: that of its breaker, if it gets calls and nothing is wrong with it, and -1 otherwise.
     """
 
     name: str = ""
@@ -93,7 +92,6 @@ class Figures:
     left: int = 1
     fresh_s: float = 0.0
     steady: int = 0
-    epoch: int = -1
     _drained_tokens: float = field(default=0.0, init=False)
     _busy_s: float = field(default=0.0, init=False)
 

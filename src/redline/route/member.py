@@ -114,16 +114,7 @@ class PoolMember(Figures):
 
     def distrust(self) -> None:
         """Makes each call ask the backend whether it could take the call."""
-        self.steady, self.epoch = 0, -1
-
-    def opens(self) -> None:
-        """It gets calls, as far as is known."""
-        if self.steady:
-            self.epoch = self.breaker.epoch
-
-    def closes(self) -> None:
-        """It gets no calls for a while."""
-        self.epoch = -1
+        self.steady = 0
 
     def comes(self) -> None:
         """A call is about to reach its backend."""
