@@ -279,10 +279,8 @@ class Pool:
             self._spare += 1
             member.in_flight -= 1
             member.expected_s -= member.call_s
+            member.fresh += 1
             member.fresh_s += outcome.latency_s
-            member.left = left = member.left - 1
-            if not left:
-                self._take_up(member)
         elif not self._is_over(member, outcome, request, call, epoch):
             outcome = await self._send(request, call, sink)
         return outcome
@@ -389,15 +387,11 @@ class Pool:
 
     def _take_up(self, member: PoolMember) -> None:
         """Counts the fresh answers of an endpoint, which have come in the usual way, if any."""
-        traffic, fresh = self._traffic, member.together - member.left
-        if not fresh:
-            return
-        member.breaker.answered(fresh)
-        traffic.answered += fresh
-        traffic.served_s += member.fresh_s
-        if not member.answers:
-            self._review_at_once()
-        member.take_up(self._clock.now_s())
+        if member.fresh:
+            member.breaker.answered(member.fresh)
+            self._traffic.answered += member.fresh
+            self._traffic.served_s += member.fresh_s
+            member.take_up(self._clock.now_s())
 
     def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
