@@ -31,11 +31,8 @@ import msgspec
 
 from redline.waist import Request
 
-# Answers that a mean counts.
+# Answers that a mean counts, or all since the last review if those are more.
 MEMORY = 16
-# After the first answers of an endpoint, a mean takes up this many more at once, or fewer at a
-# review: it costs more than everything else that a pool does for a call.
-TOGETHER = 8
 # A latency counts for half when the latest answer is this old, in seconds.
 FORGET_S = 60.0
 # The same in calls of the fastest endpoint, if that is less: the first answer of a server that has
@@ -65,10 +62,8 @@ class Figures:
     call_s: what each of its calls is expected to add to the time until it answers another one, and
     expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
     `review`, and of the calls that have begun and ended since.
-    together: answers that the means above take up at once; left: until they do; fresh_s: the
-    latencies of those that they have not taken up.
+    fresh: answers that the means above have not taken up; fresh_s: the sum of their latencies.
     steady: calls in flight below which it has room for another one, 0 if it is to be asked.
-    epoch: that of its breaker, if it gets calls and nothing is wrong with it, and -1 otherwise.
     """
 
     name: str = ""
@@ -89,11 +84,9 @@ class Figures:
     call_s: float = 1.0
     expected_s: float = 1.0
     others: int = 0
-    together: int = 1
-    left: int = 1
+    fresh: int = 0
     fresh_s: float = 0.0
     steady: int = 0
-    epoch: int = -1
     _drained_tokens: float = field(default=0.0, init=False)
     _busy_s: float = field(default=0.0, init=False)
 
@@ -110,23 +103,22 @@ class Figures:
     def answered(self, latency_s: float, now_s: float) -> None:
         """A call has been answered."""
         self.in_flight -= 1
-        self.left -= 1
+        self.fresh += 1
         self.fresh_s += latency_s
         self.take_up(now_s)
 
     def take_up(self, now_s: float) -> None:
         """Adds new answers to the means. There must be at least one."""
-        fresh = self.together - self.left
+        fresh = self.fresh
         self.answers = answers = self.answers + fresh
         self.answered_s = now_s
-        of = answers if answers < MEMORY else MEMORY
+        of = max(fresh, min(answers, MEMORY))
         self.latency_s = latency_s = self.latency_s + (self.fresh_s - fresh * self.latency_s) / of
         self.call_s = call_s = latency_s / self.weight
         self.expected_s = (self.in_flight + self.others + 1) * call_s
         if self.availability < 1:
             self.availability = 1 - (1 - self.availability) * (1 - 1 / MEMORY) ** fresh
-        self.fresh_s = 0.0
-        self.together = self.left = TOGETHER if answers >= MEMORY else 1
+        self.fresh, self.fresh_s = 0, 0.0
 
     def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
         """Time has passed. usual_s: the latency of an endpoint whose own is unknown.
@@ -143,7 +135,7 @@ class Figures:
 
     def forget(self) -> None:
         """How fast it was says nothing of how fast it will be."""
-        self.answers, self.together, self.left = 0, 1, 1
+        self.answers = self.fresh = 0
         self.latency_s = self.fresh_s = 0.0
         self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
 

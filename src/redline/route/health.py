@@ -204,8 +204,8 @@ class Breaker:
 
     def _forget(self) -> None:
         """Lets old results count for half once there are many."""
-        if self.calls >= 2 * MEMORY:
-            self.calls /= 2
+        while self.calls >= 2 * MEMORY:
+            self.calls -= MEMORY
             self.failures /= 2
 
     def _ended(self, epoch: int) -> bool:

@@ -108,22 +108,17 @@ class PoolMember(Figures):
         return bisect_left(range(most), True, key=is_full)
 
     def trust(self, now_s: float) -> None:
-        """Has its backend say once for many calls whether it takes them, if nothing is wrong."""
-        if not self.steady and self.breaker.is_settled and not self.is_out:
+        """Has its backend say once for many calls whether it takes them, if nothing is wrong.
+
+        Not before its first answer, which tells its latency at once; later ones do at a review.
+        """
+        is_known = self.answers > 0 and self.breaker.is_settled
+        if is_known and not self.steady and not self.is_out:
             self.steady = self.backend.load(now_s).steady
 
     def distrust(self) -> None:
         """Makes each call ask the backend whether it could take the call."""
-        self.steady, self.epoch = 0, -1
-
-    def opens(self) -> None:
-        """It gets calls, as far as is known."""
-        if self.steady:
-            self.epoch = self.breaker.epoch
-
-    def closes(self) -> None:
-        """It gets no calls for a while."""
-        self.epoch = -1
+        self.steady = 0
 
     def comes(self) -> None:
         """A call is about to reach its backend."""

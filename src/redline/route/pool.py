@@ -103,7 +103,7 @@ class Pool:
         self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
         # Those that could take a call, as far as is known: one that is chosen is asked.
         self._open: dict[str, PoolMember] = {}
-        # Draws of those, without end; None if they are not the same any more.
+        # Draws of those, without end; None if they are not the same any more, or not as they were.
         self._draws: Iterator[list[PoolMember]] | None = None
         # The same, while calls may be sent in the usual way; None while calls wait.
         self._usual: Iterator[list[PoolMember]] | None = None
@@ -269,25 +269,20 @@ class Pool:
         self._spare = spare - 1
         member.in_flight = in_flight + 1
         member.expected_s += member.call_s
-        epoch = member.epoch
+        epoch = member.breaker.epoch
         try:
             outcome = await member.backend.send(request, call, sink)
         except BaseException:
             self._cancelled(member, epoch)
             raise
-        if outcome.error is not None or member.epoch != epoch:
-            if self._is_over(member, outcome, request, call, epoch):
-                return outcome
-            return await self._send(request, call, sink)
-        self._spare += 1
-        member.in_flight -= 1
-        member.expected_s -= member.call_s
-        member.fresh_s += outcome.latency_s
-        member.left = left = member.left - 1
-        if not left:
-            self._take_up(member)
-        if self._usual is None:
-            self._dispatch()
+        if outcome.error is None and usual is self._usual:
+            self._spare += 1
+            member.in_flight -= 1
+            member.expected_s -= member.call_s
+            member.fresh += 1
+            member.fresh_s += outcome.latency_s
+        elif not self._is_over(member, outcome, request, call, epoch):
+            outcome = await self._send(request, call, sink)
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
@@ -298,7 +293,7 @@ class Pool:
         outcome = await member.backend.send(request, call)
         if isinstance(outcome.error, NoEndpoint | Retryable):
             # It may have parked the endpoint, which calls of the pool are not to wait for.
-            member.distrust()
+            self._distrust(member)
             self._pass_by(member, self._clock.now_s())
         return outcome
 
@@ -392,15 +387,11 @@ class Pool:
 
     def _take_up(self, member: PoolMember) -> None:
         """Counts the fresh answers of an endpoint, which have come in the usual way, if any."""
-        traffic, fresh = self._traffic, member.together - member.left
-        if not fresh:
-            return
-        member.breaker.answered(fresh)
-        traffic.answered += fresh
-        traffic.served_s += member.fresh_s
-        if not member.answers:
-            self._review_at_once()
-        member.take_up(self._clock.now_s())
+        if member.fresh:
+            member.breaker.answered(member.fresh)
+            self._traffic.answered += member.fresh
+            self._traffic.served_s += member.fresh_s
+            member.take_up(self._clock.now_s())
 
     def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
@@ -444,8 +435,6 @@ class Pool:
         review(members, now_s)
         for one in members:
             one.trust(now_s)
-            if one.name in self._open:
-                one.opens()
         self._review_s = now_s + REVIEW_S
         if self._reviewer is not None:
             self._reviewer.cancel()
@@ -543,14 +532,12 @@ class Pool:
         elif member.name not in self._open:
             member.forget_timer()
             self._open[member.name] = member
-            member.opens()
             self._draws = self._usual = None
         self._dispatch()
 
     def _drop(self, member: PoolMember) -> None:
         """The endpoint takes no call until it is looked at again."""
         if self._open.pop(member.name, None) is not None:
-            member.closes()
             self._draws = self._usual = None
 
     def _close(self, member: PoolMember, now_s: float) -> None:
@@ -582,7 +569,7 @@ class Pool:
             return self._is_alone(member)
         is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
         if isinstance(error, NoEndpoint | Retryable):
-            member.distrust()
+            self._distrust(member)
         if is_down or _is_failure(error):
             member.failed()
             if breaker.failed(epoch, now_s, is_down=is_down):
@@ -721,9 +708,14 @@ class Pool:
             else:
                 self._weigh()
 
+    def _distrust(self, member: PoolMember) -> None:
+        """The endpoint is asked before each call, and the calls that it has end one by one."""
+        member.distrust()
+        self._draws = self._usual = None
+
     def _degraded(self, member: PoolMember) -> None:
         """The endpoint gets no calls for a while. Those that it has not written go to others."""
-        member.distrust()
+        self._distrust(member)
         self._take_up(member)
         # When it is back, it is not known to be slow, or no call would try it.
         member.forget()

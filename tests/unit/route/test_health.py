@@ -266,3 +266,10 @@ class TestUsualShare:
         assert breaker.calls == 2 * MEMORY - 1
         breaker.answered(1)
         assert (breaker.calls, breaker.failures) == (MEMORY, (2 * MEMORY - 1) / 4)
+
+    def test_answers_that_are_counted_together_weigh_as_much_as_one_by_one(self) -> None:
+        one, other = seen([(100, 50), (100, 50)])
+        for _ in range(1_000):
+            call(one, 0.0, is_success=True)
+        other.answered(1_000)
+        assert (one.calls, one.failures) == (other.calls, other.failures)

@@ -139,13 +139,13 @@ def test_an_endpoint_that_has_failed_a_call_is_asked_again_whether_it_has_room()
             if closed_s or now_s < begun_s + 10:
                 return None
             closed_s.append(now_s)
+            assert closing.on_room is not None
+            loop.call_later(5.01, closing.on_room)
             return HTTP_500
 
         closing = Closing("closing", slots=100, fails=fails)
         pool = pool_of([ModelServer("good", slots=100)])
         pool.add(Seat(name=closing.name, make=closing.seated))
-        assert closing.on_room is not None
-        loop.call_later(15.01, closing.on_room)
         outcomes = await run_rows(pool, 8_000, at_once=32)
         assert all(outcome.is_success for outcome in outcomes)
         assert not [at_s for at_s in given if closed_s[0] < at_s < closed_s[0] + 5]
