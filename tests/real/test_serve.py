@@ -202,6 +202,68 @@ def test_hangup_changes_the_endpoints_and_loses_no_call(tmp_path: Path) -> None:
     assert "settings read: no longer: one" in err
 
 
+@pytest.mark.parametrize("models", ["", 'models = { m = "sim" }'])
+def test_calls_wait_on_while_their_only_endpoint_gets_another_name(
+    tmp_path: Path, models: str
+) -> None:
+    with SimProcess("--latency", "0.5") as sim:
+
+        def toml(name: str) -> str:
+            return f'[endpoints.{name}]\nbase_url = "{sim.base_url}"\nconcurrency = 2\n{models}\n'
+
+        with Serve(tmp_path, toml=toml("old")) as serve, ThreadPoolExecutor(6) as threads:
+            client = client_of(serve)
+
+            def ask(_: int) -> str | None:
+                whole = client.chat.completions.create(model="m", messages=HELLO, timeout=8.0)
+                return whole.choices[0].message.content
+
+            asking = [threads.submit(ask, number) for number in range(6)]
+            wait_until(lambda: sim.stats()["in_flight"] == 2)
+            serve.write(toml("new"))
+            serve.process.send_signal(signal.SIGHUP)
+            assert [one.result() for one in asking] == ["You said: hello"] * 6
+            _, err = serve.end()
+    assert "settings read: new: new" in err
+
+
+def test_an_endpoint_comes_back_though_its_calls_have_not_ended(tmp_path: Path) -> None:
+    with fleet_of(3, "--latency", "1.5") as sims:
+
+        def toml(*numbers: int) -> str:
+            return "".join(
+                f'[endpoints.sim-{number}]\nbase_url = "{sims[number].base_url}"\n'
+                for number in numbers
+            )
+
+        with Serve(tmp_path, toml=toml(0, 1, 2)) as serve, ThreadPoolExecutor(12) as threads:
+            client, is_over = client_of(serve), threading.Event()
+
+            def ask(_: int) -> None:
+                while not is_over.is_set():
+                    client.chat.completions.create(model="m", messages=HELLO)
+
+            asking = [threads.submit(ask, number) for number in range(12)]
+            wait_until(lambda: all(sim.stats()["in_flight"] for sim in sims))
+            serve.write(toml(2))
+            serve.process.send_signal(signal.SIGHUP)
+            time.sleep(0.3)
+            before = [sim.stats()["received"] for sim in sims]
+            serve.write(toml(0, 1, 2))
+            serve.process.send_signal(signal.SIGHUP)
+            try:
+                wait_until(
+                    lambda: all(
+                        sim.stats()["received"] > count
+                        for sim, count in zip(sims, before, strict=True)
+                    )
+                )
+            finally:
+                is_over.set()
+            for one in asking:
+                one.result()
+
+
 def test_a_class_that_comes_only_at_a_start_is_refused_on_sighup(tmp_path: Path) -> None:
     with SimProcess() as sim:
         toml = f"""

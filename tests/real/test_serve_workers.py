@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from support.serve_process import Serve, keys_of
-from support.sim_process import SimProcess
+from support.sim_process import SimProcess, fleet_of
 from support.until import wait_until
 from support.worker_lines import Line, Load, close_lines, lines_on_one, workers_of
 
@@ -210,6 +210,31 @@ def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> No
             assert load.statuses[0] == 16
         assert sim.stats()["answered"] == sim.stats()["received"]
         assert err.count("settings read: ") == 2
+
+
+def test_the_bound_of_a_pool_holds_after_its_first_endpoint_has_left(tmp_path: Path) -> None:
+    with fleet_of(3, "--latency", "0.1") as (one, two, three):
+
+        def toml(**sims: SimProcess) -> str:
+            heads = "[serve]\nworkers = 2\nconcurrency = 4\n"
+            return heads + "".join(
+                f'[endpoints.{name}]\nbase_url = "{sim.base_url}"\n' for name, sim in sims.items()
+            )
+
+        with Serve(tmp_path, toml=toml(one=one, two=two)) as serve:
+            lines = spread(serve.url, 8)
+            with Load(lines) as load:
+                wait_until(lambda: load.statuses[200] > 16)
+                serve.write(toml(two=two, three=three))
+                serve.process.send_signal(signal.SIGHUP)
+                wait_until(lambda: three.stats()["answered"] > 0)
+                wait_until(lambda: one.stats()["in_flight"] == 0)
+                before, began_s = load.statuses[200], time.monotonic()
+                time.sleep(2.0)
+                rate = (load.statuses[200] - before) / (time.monotonic() - began_s)
+            # Four at once take 0.1 s each.
+            assert 20 <= rate <= 42
+            assert serve.end()[0] == 0
 
 
 def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Path) -> None:

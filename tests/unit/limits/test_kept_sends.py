@@ -82,6 +82,11 @@ def test_a_full_window_of_records_is_kept_whole(tmp_path: Path) -> None:
         first.clock.advance(0.00026)
     counted = first.window.used(first.clock.now_s())
     assert 3900 < counted < 4100
+    shutil.copytree(tmp_path, tmp_path / "killed")
+    killed = Process(tmp_path / "killed", first.clock.wall_s(), rate=Rate(100_000, 1.0))
+    # A claim is as much as was sent within a 64th of the window.
+    assert counted - 1 <= killed.window.used(killed.clock.now_s()) <= counted * (1 + 1 / 32)
+    first.dies()
     second = Process(tmp_path, first.clock.wall_s(), rate=Rate(100_000, 1.0))
     assert second.window.used(second.clock.now_s()) == pytest.approx(counted, abs=1)
 
@@ -323,7 +328,7 @@ def test_sends_of_one_moment_are_counted_ahead_and_then_exactly(
     first = Process(tmp_path / "first", 1000.0, rate=rate)
     for _ in range(60):
         first.send()
-    assert writes <= 12
+    assert writes <= 16
     shutil.copytree(tmp_path / "first", tmp_path / "killed")
     killed = Process(tmp_path / "killed", 1001.0, rate=rate)
     assert 60 <= killed.window.used(killed.clock.now_s()) <= 120
@@ -347,3 +352,118 @@ def test_an_endpoints_old_name_is_read_if_the_new_one_has_no_file(tmp_path: Path
     for name, used in (("old", 4), ("other", 0)):
         process = Process(folder, 1003.0, name=name)
         assert process.window.used(process.clock.now_s()) == used
+
+
+class Killed(Exception):
+    """The process was killed while it wrote."""
+
+
+def sends_until_killed(process: Process, chance: random.Random) -> list[list[tuple[float, int]]]:
+    """Sends and settles at many paces until it is killed; the states that it may have left behind.
+
+    Those before its last step, and those after, unless that was a send, which has not left then.
+    """
+    window, clock = process.window, process.clock
+    bookings: list[Any] = []
+    while True:
+        before = window.sends(clock.now_s())
+        settles = bool(bookings) and chance.random() < 0.5
+        try:
+            if settles:
+                window.settle(bookings.pop(chance.randrange(len(bookings))), chance.randint(0, 60))
+            else:
+                booking = window.book(chance.randint(1, 40), clock.now_s())
+                window.sent(booking, clock.now_s())
+                bookings.append(booking)
+        except Killed:
+            return [before, window.sends(clock.now_s())] if settles else [before]
+        clock.advance(chance.choice([0.0, 0.0, 0.0001, 0.002, 0.03, 0.4]))
+
+
+def shortfall(claimed: list[tuple[float, int]], left: list[tuple[float, int]]) -> int:
+    """By how much the claim is below what was sent since some moment, at most."""
+    return max(
+        sum(amount for at_s, amount in left if at_s >= since_s)
+        - sum(amount for at_s, amount in claimed if at_s >= since_s - 1e-4)
+        for since_s, _ in left
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_death_at_any_write_leaves_no_fewer_sends_and_none_earlier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Each write is cut after each of its pages, as a kill may cut it."""
+    rate, write = Rate(1_000_000, 8.0), os.pwrite
+    first = Process(tmp_path, 1000.0, rate=rate)
+    left_pages = random.Random(seed).randrange(600)
+
+    def cutting(fd: int, data: Any, offset: int) -> int:
+        nonlocal left_pages
+        rest, at = bytes(data), offset
+        while rest:
+            if not left_pages:
+                raise Killed
+            left_pages -= 1
+            length = 4096 - at % 4096
+            write(fd, rest[:length], at)
+            rest, at = rest[length:], at + length
+        return len(data)
+
+    monkeypatch.setattr(os, "pwrite", cutting)
+    states = sends_until_killed(first, random.Random(seed))
+    monkeypatch.undo()
+    second = Process(tmp_path, first.clock.wall_s(), rate=rate)
+    shift_s = first.clock.now_s() - second.clock.now_s()
+    claimed = [
+        (sent_s + shift_s, amount) for sent_s, amount in second.window.sends(second.clock.now_s())
+    ]
+    assert min(shortfall(claimed, left) for left in states) <= 0
+
+
+def test_after_a_burst_a_death_leaves_the_exact_number_again(tmp_path: Path) -> None:
+    rate = Rate(1000, 60.0)
+    first = Process(tmp_path, 1000.0, rate=rate)
+    for _ in range(60):
+        first.send()
+    for number in range(61, 70):
+        first.clock.advance(0.3)
+        first.send()
+        shutil.copytree(tmp_path, tmp_path / f"killed-{number}")
+        killed = Process(tmp_path / f"killed-{number}", first.clock.wall_s(), rate=rate)
+        assert killed.window.used(killed.clock.now_s()) == number
+
+
+def test_deaths_in_a_row_do_not_add_up_what_was_claimed(tmp_path: Path) -> None:
+    rate = Rate(100_000, 60.0)
+    first = Process(tmp_path, 1000.0, rate=rate)
+    for _ in range(60):
+        first.send()
+    for number in range(10):
+        again = Process(tmp_path, 1000.001 + number / 1000, rate=rate)
+        assert 60 <= again.window.used(again.clock.now_s()) <= 120
+
+
+def test_a_buckets_pace_is_kept_in_few_writes_and_never_below_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes, write = 0, os.pwrite
+
+    def counting(*given: Any) -> int:
+        nonlocal writes
+        writes += 1
+        return write(*given)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    rate, chance = Rate(60_000, 60.0), random.Random(1)
+    first = Process(tmp_path, 1000.0, rate=rate, profile="bucket")
+    for number in range(2000):
+        first.send()
+        first.clock.advance(chance.choice([0.0, 0.0005, 0.002]))
+        if number % 50 == 0:
+            folder = tmp_path / f"killed-{number}"
+            shutil.copytree(tmp_path, folder, ignore=shutil.ignore_patterns("killed-*"))
+            killed = Process(folder, first.clock.wall_s(), rate=rate, profile="bucket")
+            killed.recent.close()
+            assert 0 <= killed.wait_s(60_000) - first.wait_s(60_000) + 1e-6 <= 0.1 + 2e-6
+    assert writes <= 300

@@ -1,15 +1,23 @@
 """Sends that outlive the process: a run that is killed and started again does not overshoot.
 
-Each window has a small file: a ring of its records, (wall time, amount), behind a header of (magic,
-pace). A send is one `pwrite` into the page cache, which survives the death of the process, though
-not of the machine; a machine takes longer to start than most windows last. Nothing is synced.
-If many sends share a record, their number is written ahead, twice what it is: a death then
-leaves a count that is too high by half of one record at most.
+Each window has a small file: its pace, a claim, and a ring of its records, each (wall time,
+amount). It is in the page cache, which survives the death of the process, though not of the
+machine; a machine takes longer to start than most windows last. Nothing is synced.
+
+A write for each send would be among the dearest steps of a call. The claim is an entry for what is
+not in the ring yet: so much may change before the next write, and be sent until its stamp. A death
+leaves a count that is never too low, and too high by no more than what changed within about a
+64th of a window, or a tenth of a second if that is less. While few calls are sent, nothing is
+claimed, and each is written.
+
+A shared mapping would need no writes. But a store to one ends the process (SIGBUS) if the disk is
+full (btrfs) or away (NFS), and some file systems have none.
 """
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import struct
 import time
@@ -23,11 +31,18 @@ from redline.limits.rule.window import GRAIN, Record, Window
 _MAGIC = b"redline1"
 _HEADER = struct.Struct("<8sd")
 _ENTRY = struct.Struct("<dd")
-_PACK_ENTRY, _ENTRY_BYTES, _FIRST_OFFSET = _ENTRY.pack, _ENTRY.size, _HEADER.size
+_ENTRY_BYTES = _ENTRY.size
+_CLAIM_OFFSET = _HEADER.size
+_FIRST_OFFSET = _CLAIM_OFFSET + _ENTRY_BYTES
 # A window holds at most 4,097 records and those that are not swept out yet (limits/rule/window.py);
 # a larger ring loses none of them.
-_SLOTS = 4200
-_SIZE = _HEADER.size + _SLOTS * _ENTRY.size
+_SLOTS = 4199
+_SIZE = _FIRST_OFFSET + _SLOTS * _ENTRY_BYTES
+# A claim lasts for this share of a window, at most _CLAIM_MOST_S, and at least as long as a record.
+_CLAIM_SHARE = 1 / 64
+_CLAIM_MOST_S = 0.1
+# While fewer changes come in that time, each is written and nothing is claimed.
+_CLAIM_FROM = 8
 # Beyond two windows, which hold all that a file can say: room for a clock that was corrected.
 _EXPIRED_S = 60.0
 
@@ -72,9 +87,10 @@ class RecentSends:
             self._folder.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(".new")
             to_wall_s = self._clock.wall_s() - self._clock.now_s()
-            ring = _Ring(fresh, to_wall_s, window.rate.window_s * GRAIN)
+            ring = _Ring(fresh, to_wall_s, window.rate.window_s)
             self._rings[window] = (ring, path)
             window.attach(ring)
+            ring.start()
             fresh.replace(path)
         except OSError:
             return
@@ -126,89 +142,135 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. Times are wall times: a monotonic clock begins again with the machine.
+    """A window's Keeper. In the file are wall times: a monotonic clock begins again with a machine.
 
-    grain_s: how long the sends of one record may lie apart.
+    At every moment the file says at least as much as was sent, and at least as late: a change that
+    has not been written is covered by the claim, and a claim is replaced after what it covered has
+    been written.
+
+    window_s: the window's length, of which a claim lasts a share.
     """
 
-    def __init__(self, path: Path, to_wall_s: float, grain_s: float) -> None:
+    def __init__(self, path: Path, to_wall_s: float, window_s: float) -> None:
         self._to_wall_s = to_wall_s
-        self._grain_s = grain_s
-        self._last: Record | None = None
-        # Of the last record: its amount, and what the file says ahead of it; 0 if it is exact.
-        self._amount = self._told = 0
+        self._claim_s = max(window_s * GRAIN, min(window_s * _CLAIM_SHARE, _CLAIM_MOST_S))
+        self._image = bytearray(_SIZE)
+        _HEADER.pack_into(self._image, 0, _MAGIC, 0.0)
+        self._changed: dict[int, Record] = {}  # by number, since they were written
+        # How much more may change before a write, and until when it may be sent. Before `start`
+        # nothing is written.
+        self._left = self._until_s = math.inf
+        self._claimed = 0  # as the file has it
+        # Since when changes are counted, how many there were, and by how much in all.
+        self._from_s = -math.inf
+        self._changes = self._added = 0
+        # The pace: as it is, and as the file has it.
+        self._full_at_s = self._told_full_at_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._fd: int | None = os.open(path, flags, 0o600)
         # Written whole at first, so that a full disk is met here and not at a send.
         try:
-            written = os.pwrite(
-                self._fd, _HEADER.pack(_MAGIC, 0.0) + bytes(_SIZE - _HEADER.size), 0
-            )
-            if written < _SIZE:
+            if os.pwrite(self._fd, self._image, 0) < _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
-            self.close()
+            self._abandon()
             # A disk that is nearly full needs its last room for results.
             path.unlink(missing_ok=True)
             raise
 
-    def begin(self, record: Record) -> None:
-        if self._told:
-            self._correct()
-        self._last = record
-        self._amount = amount = record.amount
-        fd = self._fd
-        if fd is None:
-            return
-        try:
-            # As _tell has it, without its call: each send comes here.
-            data = _PACK_ENTRY(record.sent_s + self._to_wall_s, amount)
-            os.pwrite(fd, data, _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES)
-        except OSError:
-            self.close()
+    def start(self) -> None:
+        """Writes what was kept so far, and nothing ahead of it; from now on each change counts."""
+        latest_s = max((record.sent_s for record in self._changed.values()), default=-math.inf)
+        self._write_records()
+        self._left, self._until_s, self._changes, self._added = 0, latest_s, 0, 0
 
-    def keep(self, record: Record) -> None:
-        amount = record.amount
-        if record is self._last:
-            if amount > self._amount:
-                self._amount = amount
-                if amount > self._told:
-                    self._told = 2 * amount
-                    self._tell(record, self._told, record.first_s + self._grain_s)
-                return
-            self._amount, self._told = amount, 0
-        self._tell(record, amount, record.sent_s)
+    def begin(self, record: Record) -> None:
+        self.keep(record, record.amount)
+
+    def keep(self, record: Record, change: int) -> None:
+        if self._fd is None:
+            return
+        self._changed[record.number] = record
+        # What an amount falls by does not endanger the limit; it counts so that it is written, too.
+        change = abs(change)
+        self._left -= change
+        self._added += change
+        self._changes += 1
+        if self._left < 0 or record.sent_s > self._until_s:
+            self._write(record.sent_s)
 
     def keep_pace(self, full_at_s: float) -> None:
-        if self._fd is not None:
-            try:
-                os.pwrite(self._fd, _HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
-            except OSError:
-                self.close()
+        told_s, self._full_at_s = self._told_full_at_s, full_at_s
+        if not full_at_s <= told_s <= full_at_s + self._claim_s:
+            # It has soon moved on again if it has just moved past what the file says.
+            is_busy = 0 < full_at_s - told_s <= self._claim_s
+            self._tell_pace(full_at_s + (self._claim_s / 2 if is_busy else 0.0))
 
     def close(self) -> None:
-        if self._fd is not None and self._told:
-            self._correct()
+        """Leaves what was sent, and no more."""
+        self._write_records()
+        if self._claimed:
+            self._claim(0, self._until_s)
+        if self._full_at_s != self._told_full_at_s:
+            self._tell_pace(self._full_at_s)
+        self._abandon()
+
+    def _write(self, sent_s: float) -> None:
+        """Writes the records that have changed, then a claim for what may follow.
+
+        It claims as much as has changed lately. So a burst costs a write each time it has doubled,
+        and a steady flow about one for each claim_s. sent_s: of the send that has changed.
+        """
+        self._write_records()
+        since_s = sent_s - self._from_s
+        is_busy = self._changes >= _CLAIM_FROM and since_s <= 2 * self._claim_s
+        ahead = min(self._added, MAX_COUNT) if is_busy else 0
+        if since_s > self._claim_s:
+            self._from_s, self._changes, self._added = sent_s, 0, 0
+        self._until_s = max(self._until_s, self._from_s + self._claim_s if ahead else sent_s)
+        if ahead or self._claimed:
+            self._claim(ahead, self._until_s)
+        self._left = ahead
+
+    def _write_records(self) -> None:
+        changed = self._changed
+        if not changed:
+            return
+        # The later of two that share a slot counts: the other one has left the window.
+        for number in sorted(changed):
+            record = changed[number]
+            offset = _FIRST_OFFSET + number % _SLOTS * _ENTRY_BYTES
+            stamp_s = record.sent_s + self._to_wall_s
+            _ENTRY.pack_into(self._image, offset, stamp_s, record.amount)
+        (first, low), (last, high) = divmod(min(changed), _SLOTS), divmod(max(changed), _SLOTS)
+        if first != last:
+            low, high = 0, _SLOTS - 1
+        start, end = _FIRST_OFFSET + low * _ENTRY_BYTES, _FIRST_OFFSET + (high + 1) * _ENTRY_BYTES
+        changed.clear()
+        self._put(memoryview(self._image)[start:end], start)
+
+    def _claim(self, amount: int, until_s: float) -> None:
+        self._claimed = amount
+        self._put(_ENTRY.pack(until_s + self._to_wall_s, amount), _CLAIM_OFFSET)
+
+    def _tell_pace(self, full_at_s: float) -> None:
+        self._told_full_at_s = full_at_s
+        self._put(_HEADER.pack(_MAGIC, full_at_s + self._to_wall_s), 0)
+
+    def _put(self, data: bytes | memoryview, offset: int) -> None:
+        if self._fd is None:
+            return
+        try:
+            os.pwrite(self._fd, data, offset)
+        except OSError:
+            # A disk that fails ends the run by its journal. These bytes only matter after a death.
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._changed.clear()
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
-
-    def _correct(self) -> None:
-        """The last record gets no more sends: the file says its amount, and no more."""
-        last, told, self._told = self._last, self._told, 0
-        if last is not None and told != last.amount:
-            self._tell(last, last.amount, last.sent_s)
-
-    def _tell(self, record: Record, amount: int, sent_s: float) -> None:
-        fd = self._fd
-        if fd is None:
-            return
-        data = _PACK_ENTRY(sent_s + self._to_wall_s, amount)
-        try:
-            os.pwrite(fd, data, _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES)
-        except OSError:
-            # A disk that fails ends the run by its journal. These bytes only matter after a death.
-            self.close()
 
 
 def _recall(path: Path, window: Window, clock: Clock) -> None:
@@ -229,7 +291,7 @@ def _entries(
     data: bytes, now_s: float, to_wall_s: float, span_s: float
 ) -> Iterator[tuple[float, int]]:
     """(stamp, amount) of the sends that are younger than span_s."""
-    for wall_s, amount in _ENTRY.iter_unpack(data[_HEADER.size :]):
+    for wall_s, amount in _ENTRY.iter_unpack(data[_CLAIM_OFFSET:]):
         sent_s = wall_s - to_wall_s
         # A stamp in the future comes from a wall clock that was set back meanwhile; also NaN.
         if 0 < amount <= MAX_COUNT and sent_s > now_s - span_s:

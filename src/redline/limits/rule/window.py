@@ -161,7 +161,7 @@ class Keeper(Protocol):
     """Keeps a window's sends beyond the process."""
 
     def begin(self, record: Record) -> None: ...  # later than those before it
-    def keep(self, record: Record) -> None: ...  # after a change of one that was begun
+    def keep(self, record: Record, change: int) -> None: ...  # its amount has changed by that
     def keep_pace(self, full_at_s: float) -> None: ...
 
 
@@ -368,7 +368,7 @@ class Window:
             if now_s > record.sent_s:
                 record.sent_s = now_s
             if self._keeper is not None:
-                self._keeper.keep(record)
+                self._keeper.keep(record, amount)
         else:
             number = self._number
             if number >= self._sweep_at:
@@ -446,8 +446,8 @@ class Window:
                 self._held += difference
                 if self._held > self._calm:
                     self._crowd(records[-1].sent_s)
-                if self._keeper is not None:
-                    self._keeper.keep(record)
+                if difference and self._keeper is not None:
+                    self._keeper.keep(record, difference)
 
     def take(self, amount: int, now_s: float) -> None:
         """Another user of the limit has used `amount` of it just now."""

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeGuard
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -83,6 +84,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: tuple[Endpoint, ...]
     unfit: dict[str, frozenset[str]]
     is_open: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its first model, or nothing: alike in all workers, and while endpoints come and go.
+
+        No two groups have the same.
+        """
+        return min(self.unfit, default="")
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
@@ -169,6 +178,7 @@ class Lineup:
         self._outbox = Outbox(do_nothing)
         self._pools: list[tuple[Group, Pool]] = []
         self._leaving = set[asyncio.Task[None]]()
+        self._changing = WeakKeyDictionary[Pool, asyncio.Lock]()
         self.attempts: dict[str, Attempts] = {}
         self.ways: list[Way] = []
         self._gate_of: dict[str, Gate] = {}
@@ -237,15 +247,16 @@ class Lineup:
         groups = grouped(endpoints)
         before, self._pools = self._pools, []
         for group in groups:
-            heir = next((one for one in before if _overlap(one[0], group)), None)
-            if heir is None:
+            kept = _predecessor(group, before)
+            if kept is None:
                 self._pools.append((group, self._pool(group)))
                 continue
-            before.remove(heir)
-            self._pools.append((group, heir[1]))
-            self._later(self._replace(heir[1], heir[0].endpoints, group.endpoints))
+            before.remove(kept)
+            old, pool = kept
+            self._pools.append((group, pool))
+            self._later(pool, partial(self._replace, pool, old, group))
         for old, pool in before:
-            self._later(self._end(pool, old.endpoints))
+            self._later(pool, partial(self._end, pool, old))
         self._aim()
 
     async def aclose(self) -> None:
@@ -258,16 +269,16 @@ class Lineup:
             await pool.aclose()
 
     def _pool(self, group: Group) -> Pool:
-        seats = [self._seat(one, group.endpoints) for one in group.endpoints]
+        seats = [self._seat(one, group) for one in group.endpoints]
         pooling = self._pooling
         strategy = strategy_of(pooling.balance, random.Random())
         most = pooling.most if pooling.slots is None else None
         return Pool(seats, strategy, most=most, may_be_empty=True)
 
-    def _seat(self, endpoint: Endpoint, group: Sequence[Endpoint]) -> Seat:
-        """group: all endpoints of its pool."""
+    def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
+        """group: of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
-        make, pool = self._pooling.slots, (group[0].label, self._pooling.most)
+        make, pool = self._pooling.slots, (group.name, self._pooling.most)
 
         def slots(one: Endpoint, count: int) -> Slots:
             assert make is not None
@@ -300,7 +311,7 @@ class Lineup:
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
 
     def _way(self, group: Group, pool: Pool) -> Way:
-        gate = self._gates.gate(pool, group.endpoints[0].label, lambda: self._want(pool, gate))
+        gate = self._gates.gate(pool, group.name, lambda: self._want(pool, gate))
         return Way(pool, gate, Failover(pool))
 
     def _want(self, pool: Pool, gate: Gate) -> None:
@@ -325,26 +336,46 @@ class Lineup:
             ttl_s=answers.ttl_s,
         )
 
-    async def _replace(self, pool: Pool, old: Sequence[Endpoint], new: Sequence[Endpoint]) -> None:
-        """Endpoints leave a pool and join it; one whose settings have changed does both."""
-        for endpoint in new:
-            if all(endpoint.label != one.label for one in old):
-                pool.add(self._seat(endpoint, new))
-        for endpoint in old:
-            if endpoint not in new:
-                await pool.remove(endpoint.label)
-                for changed in new:
-                    if changed.label == endpoint.label:
-                        pool.add(self._seat(changed, new))
+    async def _replace(self, pool: Pool, old: Group, new: Group) -> None:
+        """Endpoints leave a pool and join it; one whose settings have changed does both in turn.
 
-    async def _end(self, pool: Pool, old: Iterable[Endpoint]) -> None:
+        The same server under the same key is one endpoint, whatever its name.
+        """
+        labels = {one.label for one in old.endpoints}
+        leaving = [one for one in old.endpoints if one not in new.endpoints]
+        accounts = {account_of(one): one.label for one in leaving}
+        following: dict[str, list[Endpoint]] = {one.label: [] for one in leaving}
+        for endpoint in new.endpoints:
+            if endpoint.label in following:
+                following[endpoint.label].append(endpoint)
+            elif endpoint.label not in labels:
+                before = accounts.get(account_of(endpoint))
+                if before is None:
+                    pool.add(self._seat(endpoint, new))
+                else:
+                    following[before].append(endpoint)
+
+        async def replace(label: str) -> None:
+            await pool.remove(label)
+            for endpoint in following[label]:
+                pool.add(self._seat(endpoint, new))
+
+        # At once, as the calls of one may take long.
+        await asyncio.gather(*map(replace, following))
+
+    async def _end(self, pool: Pool, old: Group) -> None:
         """A pool that no model leads to any more ends its calls, and itself."""
-        for endpoint in old:
-            await pool.remove(endpoint.label)
+        await asyncio.gather(*(pool.remove(one.label) for one in old.endpoints))
         await pool.aclose()
 
-    def _later(self, change: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(change)
+    def _later(self, pool: Pool, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Makes a change of a pool, after those before it."""
+
+        async def make() -> None:
+            async with self._changing.setdefault(pool, asyncio.Lock()):
+                await change()
+
+        task = asyncio.get_running_loop().create_task(make())
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
@@ -370,6 +401,13 @@ class FunctionLineup(Lineup):
         self._targets = {function.name: self._open}
 
 
-def _overlap(some: Group, other: Group) -> bool:
-    labels = {one.label for one in other.endpoints}
-    return any(one.label in labels for one in some.endpoints)
+def _predecessor(group: Group, before: Sequence[tuple[Group, Pool]]) -> tuple[Group, Pool] | None:
+    """The pool whose calls may go to this group: the one with its models, or with its endpoints."""
+    models, labels = set(group.unfit), {one.label for one in group.endpoints}
+    for kept in before:
+        if models & set(kept[0].unfit) or (group.is_open and kept[0].is_open):
+            return kept
+    for kept in before:
+        if any(one.label in labels for one in kept[0].endpoints):
+            return kept
+    return None
