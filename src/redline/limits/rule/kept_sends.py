@@ -28,7 +28,7 @@ _PACK_ENTRY, _ENTRY_BYTES, _FIRST_OFFSET = _ENTRY.pack, _ENTRY.size, _HEADER.siz
 # a larger ring loses none of them.
 _SLOTS = 4200
 _SIZE = _HEADER.size + _SLOTS * _ENTRY.size
-# Beyond two windows, which hold all that a file can say: room for a clock that was corrected.
+# A file of which nothing counts after two windows is kept this much longer: a clock may be corrected.
 _EXPIRED_S = 60.0
 
 
@@ -50,7 +50,7 @@ class RecentSends:
         self._drop_expired()
 
     def keep(self, kind: str, window: Window) -> None:
-        """Gives `window` what was sent before, and keeps what it sends from now on.
+        """Adds the kept sends to `window`, and keeps its sends from now on.
 
         kind: what the window counts, such as `requests`.
         """
@@ -66,7 +66,7 @@ class RecentSends:
         self.attach(kind, window)
 
     def attach(self, kind: str, window: Window) -> None:
-        """Keeps what `window` counts now and what it sends from now on."""
+        """Keeps the sends that `window` counts now, and those from now on."""
         path = self._path(kind, window.rate)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +80,7 @@ class RecentSends:
             return
 
     def drop(self, window: Window) -> None:
-        """`window` is gone, and another one has what it sent."""
+        """Stops keeping `window`, whose sends another window has taken over."""
         kept = self._rings.pop(window, None)
         if kept is not None:
             ring, path = kept
@@ -93,9 +93,9 @@ class RecentSends:
             ring.close()
 
     def _drop_expired(self) -> None:
-        """Removes the files of windows that have passed, whatever URL, key and limit they are of.
+        """Removes the files of windows that have passed, whatever their URL, key and limit.
 
-        Otherwise a run whose server has another port each time would leave one behind each time.
+        Otherwise a server whose port changes would leave files behind with each run.
         """
         for path in self._folder.glob("*s.sends"):
             try:
@@ -109,9 +109,10 @@ class RecentSends:
         return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
 
     def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
-        """The file of this kind with the shortest window not below the rate's, or the longest.
+        """The file of this kind with the shortest window not below the rate's, otherwise with the
+        longest.
 
-        The limits may have been stated otherwise last time.
+        The limits may have been configured differently last time.
         """
         stem = f"{name}-{kind}-"
         found: list[tuple[bool, float, Path]] = []
@@ -126,9 +127,9 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. Times are wall times: a monotonic clock begins again with the machine.
+    """A window's Keeper. Times are wall times: a monotonic clock starts again with the machine.
 
-    grain_s: how long the sends of one record may lie apart.
+    grain_s: how far apart the sends of one record may be.
     """
 
     def __init__(self, path: Path, to_wall_s: float, grain_s: float) -> None:
@@ -139,7 +140,7 @@ class _Ring:
         self._amount = self._told = 0
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._fd: int | None = os.open(path, flags, 0o600)
-        # Written whole at first, so that a full disk is met here and not at a send.
+        # Written completely at first, so that a full disk is noticed here and not at a send.
         try:
             written = os.pwrite(
                 self._fd, _HEADER.pack(_MAGIC, 0.0) + bytes(_SIZE - _HEADER.size), 0
@@ -148,7 +149,7 @@ class _Ring:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self.close()
-            # A disk that is nearly full needs its last room for results.
+            # A disk that is nearly full needs its last space for results.
             path.unlink(missing_ok=True)
             raise
 
@@ -161,7 +162,7 @@ class _Ring:
         if fd is None:
             return
         try:
-            # As _tell has it, without its call: each send comes here.
+            # As in _tell, without the call: every send passes here.
             data = _PACK_ENTRY(record.sent_s + self._to_wall_s, amount)
             os.pwrite(fd, data, _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES)
         except OSError:
@@ -194,7 +195,7 @@ class _Ring:
             self._fd = None
 
     def _correct(self) -> None:
-        """The last record gets no more sends: the file says its amount, and no more."""
+        """Writes the exact amount of the last record, which gets no more sends."""
         last, told, self._told = self._last, self._told, 0
         if last is not None and told != last.amount:
             self._tell(last, last.amount, last.sent_s)
@@ -207,12 +208,12 @@ class _Ring:
         try:
             os.pwrite(fd, data, _FIRST_OFFSET + record.number % _SLOTS * _ENTRY_BYTES)
         except OSError:
-            # A disk that fails ends the run by its journal. These bytes only matter after a death.
+            # If the disk fails, the run ends by its journal. These bytes matter only after a kill.
             self.close()
 
 
 def _recall(path: Path, window: Window, clock: Clock) -> None:
-    """Gives `window` the sends in `path`; a file that is damaged or foreign says nothing."""
+    """Adds the sends in `path` to `window`; a damaged or foreign file is ignored."""
     data = path.read_bytes()
     if len(data) != _SIZE or not data.startswith(_MAGIC):
         return
@@ -220,7 +221,7 @@ def _recall(path: Path, window: Window, clock: Clock) -> None:
     span_s = window.rate.window_s + window.guard_s
     window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)))
     pace_s = _HEADER.unpack_from(data)[1] - to_wall_s
-    # A pace further ahead than a window is a clock that was set back.
+    # A pace further ahead than a window comes from a clock that was set back.
     if now_s < pace_s <= now_s + span_s:
         window.resume_pace(pace_s)
 
