@@ -44,7 +44,6 @@ _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
 # If refusals far apart continue below this share of the rate, more than half as often as before,
 # other users of the same key cause them: the trims are taken back, and up to three times as many
 # are tolerated.
-# three times as many are borne.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
 # Refusals this far apart, in calls, are independent.
 _FORGOTTEN = 1_000

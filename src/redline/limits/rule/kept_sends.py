@@ -28,7 +28,7 @@ _PACK_ENTRY, _ENTRY_BYTES, _FIRST_OFFSET = _ENTRY.pack, _ENTRY.size, _HEADER.siz
 # a larger ring loses none of them.
 _SLOTS = 4200
 _SIZE = _HEADER.size + _SLOTS * _ENTRY.size
-# A file of which nothing counts after two windows is kept this much longer: a clock may be corrected.
+# After two windows, nothing in a file counts. It is kept this much longer, as clocks are corrected.
 _EXPIRED_S = 60.0
 
 
