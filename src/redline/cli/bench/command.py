@@ -144,7 +144,7 @@ async def _measure(
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
-    """Runs the benchmark that the flags describe. Raises ConfigError."""
+    """The benchmark that the flags describe. Raises ConfigError."""
     if flags.get("concurrency") == "auto":
         raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
     kinds = [name for name in _RATES if name in options]

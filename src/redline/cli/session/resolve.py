@@ -42,7 +42,7 @@ _RIVALS = (
     *(("cache", "no_cache"), ("cache_dir", "no_cache")),
 )
 _NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
-# Each of these flags on the command line enables the cache.
+# Each of these flags on the command line requires a cache.
 _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
