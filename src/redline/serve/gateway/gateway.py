@@ -54,7 +54,7 @@ _TIERS = {"flex": "low", "priority": "high"}
 
 
 class Way(msgspec.Struct, frozen=True):
-    """The target of a call, what is released when it ends, and its share of its tenant's limits."""
+    """The backend of a call, the call, and what it has taken from its tenant's limits."""
 
     backend: Backend
     call: Call

@@ -136,7 +136,7 @@ def _check(endpoints: Sequence[Endpoint]) -> None:
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """Where answers are kept, and which ones: see `Cached`. use: counts lookups and hits."""
+    """Where answers are kept, and which ones: see `Cached`. use: counts lookups."""
 
     store: AnswerStore
     use: CacheUse
