@@ -1,4 +1,4 @@
-"""What redline has to know of an API to call it, and to read what it answers."""
+"""What redline must know about an API to call it and to read its answers."""
 
 from __future__ import annotations
 

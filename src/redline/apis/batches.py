@@ -16,11 +16,12 @@ from redline.apis.loose_json import number
 from redline.errors import BadReply
 
 FILES, BATCHES = "/v1/files", "/v1/batches"
-# The window that the API knows; other servers take none or another one, and read this as theirs.
+# The window that the API supports; other servers accept none or another one, and treat this as
+# theirs.
 WINDOW = "24h"
-# The statuses of a batch that does not change any more.
+# The final statuses of a batch.
 ENDED = frozenset(("failed", "completed", "expired", "cancelled"))
-# What OpenAI takes: in one file, and of lines in one batch.
+# OpenAI's bounds: bytes of one file, and lines of one batch.
 MOST_FILE_BYTES = 200 * 1024 * 1024
 MOST_LINES = 50_000
 # Code and message of a line without an answer, by the status that its batch has ended with.
@@ -61,7 +62,9 @@ class RequestLine(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """Why a batch failed. line: of its file, from 1; None if the reason concerns all of it."""
+    """The reason why a batch failed. line: of its file, from 1; None if it concerns the whole
+    file.
+    """
 
     code: str | None = None
     message: str | None = None
@@ -77,7 +80,7 @@ class LineChecker:
         self._names: set[str] = set()
 
     def read(self, raw: bytes, line: int) -> RequestLine | Problem:
-        """The request of a line, or what is wrong with it. line: its number, from 1."""
+        """The request of a line, or its problem. line: its number, from 1."""
         try:
             asked = _ASKED.decode(raw)
             found = msgspec.json.decode(raw)
@@ -104,7 +107,7 @@ class LineChecker:
 
 
 def _misshapen(reason: str, line: int) -> Problem:
-    """What is wrong with a line of JSON that is not a request."""
+    """The problem of a JSON line that is not a request."""
     if missing := _MISSING.search(reason):
         return _absent(missing[1], line)
     wrong = _WRONG.search(reason)
@@ -134,7 +137,7 @@ class Batch(msgspec.Struct):
     request_counts: Any = None
 
     def __post_init__(self) -> None:
-        # What redline can do without must not make the rest unreadable.
+        # Fields that redline does not need must not make the rest unreadable.
         is_time = isinstance(self.created_at, int | float)
         self.created_at = float(self.created_at) if is_time else 0.0
         self.metadata = self.metadata if isinstance(self.metadata, dict) else {}
@@ -259,7 +262,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 def read_line(raw: bytes) -> ResultLine:
-    """Raises BadReply for what names no row."""
+    """The line. Raises BadReply for one that names no row."""
     try:
         return _LINE.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -15,7 +15,7 @@ from redline.apis.request_parts import Count, Messages
 
 
 class Function(Struct, frozen=True):
-    """What a tool is called by, and the JSON schema of its arguments."""
+    """The name of a tool, and the JSON schema of its arguments."""
 
     name: str
     parameters: Object | None = None
@@ -107,13 +107,13 @@ def tool_call(name: str, tool: str, arguments: str) -> Object:
 
 
 def call_piece(index: int, position: int, call: Object) -> Object:
-    """What an event says of a choice's tool call at this position. call: what is new of it."""
+    """A choice's tool call at this position, as an event contains it. call: its new part."""
     delta = {"tool_calls": [{"index": position, **call}]}
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def event_of(whole: Object) -> Object:
-    """The only event of a stream that has the whole answer in it."""
+    """The single event of a stream that contains the whole answer."""
     choices = []
     for choice in whole.get("choices") or []:
         rest = dict(choice)

@@ -1,7 +1,8 @@
-"""What chat and completions have in common: answers with choices, read and written.
+"""The common part of chat and completions: answers with choices, read and written.
 
 A choice is `{"index", "message" or "text", "logprobs", "finish_reason"}`; in the events of a chat's
-stream, `delta` is what is new of its message. Servers mix the two APIs, so one reader takes both.
+stream, `delta` is the new part of its message. Servers mix the two APIs, so that one reader handles
+both.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from redline.waist import Reply
 
 Object = dict[str, Any]
 
-# Above what any endpoint answers to one request: a larger number is a false one.
+# Above the number of answers of any endpoint to one request: a larger number is an error.
 _MOST_CHOICES = 100_000
 # Indices in a message.
 _MOST_NAMED = 5
 
 
 class ChoicesRequest(msgspec.Struct, kw_only=True):
-    """What requests of both have in common."""
+    """The fields that requests of both APIs share."""
 
     model: str
     stream: bool | None = None
@@ -37,7 +38,7 @@ class ChoicesRequest(msgspec.Struct, kw_only=True):
 
 
 class SampledRequest(ChoicesRequest, kw_only=True):
-    """The same, with what bounds and seeds the answers."""
+    """The same, with the fields that bound and seed the answers."""
 
     n: Annotated[int, msgspec.Meta(ge=1, le=128)] | None = None
     max_tokens: Count | None = None
@@ -72,7 +73,7 @@ class _Reply(_Envelope, kw_only=True):
     error: Any = None
 
 
-# The same fields, as nearly every answer has them: one choice, with text and without an error.
+# The same fields in their most common form: one choice, with text and without an error.
 class _UsualMessage(msgspec.Struct, gc=False):
     content: Annotated[str, msgspec.Meta(min_length=1)]
     refusal: Literal[""] | None = None
@@ -110,12 +111,12 @@ _convert = msgspec.convert
 
 
 def choices(body: Object) -> int:
-    """Answers to one request: `n` to each of its prompts; at most 100,000."""
+    """The number of answers to a request: `n` for each of its prompts; at most 100,000."""
     return _copies(number(body.get("n")), body)
 
 
 def drafts(body: Object) -> int:
-    """Answers that are billed: `best_of` of them are written, whether they are sent or not."""
+    """The number of billed answers: `best_of` of them are written, whether they are sent or not."""
     n, best_of = number(body.get("n")), number(body.get("best_of"))
     return _copies(n if best_of is None else max(n or 1, best_of), body)
 
@@ -186,7 +187,7 @@ def has_ended(body: bytes) -> bool:
     try:
         endings = _ENDINGS.decode(body)
     except msgspec.ValidationError:
-        # Some plain JSON that has neither.
+        # Some plain JSON without either of them.
         return True
     choices = endings.choices or ()
     return not endings.error and all(choice.finish_reason is not None for choice in choices)
@@ -200,7 +201,7 @@ P = TypeVar("P", bound=_Part)
 
 
 def in_order(found: list[P], asked: int | None, name: str) -> list[P]:
-    """The parts of an answer by their index. Raises BadReply if they are not those asked for.
+    """The parts of an answer, sorted by index. Raises BadReply if they are not the requested ones.
 
     asked: their number; None if it is not known. name: of one part, for a message.
     """
@@ -242,7 +243,7 @@ def _choice_text(choice: _Choice) -> Any:
 
 
 def text_of(content: Any) -> Any:
-    """The content as it is, but the texts of a list of parts joined."""
+    """The content unchanged; for a list of parts, their texts joined."""
     if not isinstance(content, list):
         return content
     texts = (part.get("text") for part in content if isinstance(part, dict))
@@ -260,7 +261,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     reason = choice.finish_reason
     if output in (None, "") and not _tool_calls(choice) and reason in (None, "stop"):
         return "empty"
-    # Some servers send the number that their own API gives the reason.
+    # Some servers send the number by which their own API states the reason.
     return str(reason) if isinstance(reason, int) else reason
 
 
@@ -279,7 +280,7 @@ class WriteChoice(Protocol):
 
 
 class WritePiece(Protocol):
-    """Makes what an event says of a choice. text: what is new; empty for none."""
+    """Makes a choice of an event. text: the new part; empty for none."""
 
     def __call__(
         self,
@@ -292,10 +293,10 @@ class WritePiece(Protocol):
 
 
 class Form(NamedTuple):
-    """What one of the two APIs writes differently.
+    """The differences between the two APIs when writing.
 
     id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event. opening:
-    makes the piece that comes before the text of the choice with this index; None if none does.
+    makes the piece that comes before the text of the choice with this index; None if there is none.
     """
 
     id_prefix: str
@@ -339,7 +340,7 @@ class ChoicesWriter(NamedTuple):
         return event
 
     def last(self, usage: Object) -> list[Object]:
-        """The event after all choices, if the usage was asked for."""
+        """The event after all choices, if the client requested usage."""
         return [{**self.event(), "usage": usage}] if self.includes_usage else []
 
     def encoder(self) -> Callable[[Object], bytes]:

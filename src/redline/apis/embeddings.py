@@ -41,7 +41,7 @@ _REPLY = msgspec.json.Decoder(_Reply)
 
 
 def inputs(body: dict[str, Any]) -> int | None:
-    """Vectors that a request asks for; None if the body does not say."""
+    """The number of vectors that a request asks for; None if the body does not show it."""
     value = body.get("input")
     if isinstance(value, list):
         # A list of numbers is one input, given as token ids.

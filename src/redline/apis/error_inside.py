@@ -1,4 +1,4 @@
-"""Errors that come inside an answer of HTTP 200, judged by the status they carry.
+"""Errors inside an answer with HTTP 200, judged by the status that they contain.
 
 Gateways send one if the model behind them fails after they have begun to answer (OpenRouter's page
 on errors).
@@ -19,7 +19,7 @@ from redline.apis.loose_json import encoded, number
 from redline.errors import BadReply, CallError, NoEndpoint, ServerFailed
 
 _LONGEST_QUOTE = 300
-# What ends a choice that the model did not: OpenRouter and Mistral say `error`, Z.ai
+# Finish reasons of choices that the model did not end: OpenRouter and Mistral send `error`, Z.ai
 # `network_error`, DeepSeek `insufficient_system_resource`, vLLM and SGLang `abort`.
 _BROKEN = frozenset({"error", "network_error", "insufficient_system_resource", "abort"})
 
@@ -41,7 +41,7 @@ _CODES = {
     529: ("overloaded_error",),
 }
 _STATUS_OF = {code: status for status, codes in _CODES.items() for code in codes}
-# Fields beside `error` that are no answer.
+# Fields beside `error` that do not make an answer.
 _ENVELOPE = {
     *("code", "detail", "error", "id", "message", "object", "param", "request_id", "status"),
     *("status_code", "type", "user_id"),
@@ -79,7 +79,7 @@ def is_error_event(event: dict[str, Any]) -> bool:
 
 
 def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallError | NoEndpoint:
-    """The error of an answer that is one; value: its JSON, with the error in `error` or itself.
+    """The error that an answer contains. value: its JSON, with the error in `error` or itself.
 
     headers, wall_s: as in `judge`.
     """
@@ -117,7 +117,7 @@ def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | N
 
 
 def judge_choice(index: int, error: Any, finish_reason: Any) -> CallError | NoEndpoint | None:
-    """The error of a choice that broke off; None for one that is whole."""
+    """The error of a choice that broke off; None for a complete one."""
     if error:
         return judge_part(f"choice {index} broke off", error)
     if isinstance(finish_reason, str) and finish_reason.lower() in _BROKEN:

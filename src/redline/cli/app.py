@@ -23,7 +23,7 @@ from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 
-# Name: the module, see `Group`, and what the command does.
+# By name: the module, see `Group`, and a description of the command.
 _COMMANDS = {
     "run": ("run", "Send every row of a file to an endpoint."),
     "eval": ("evaluate", "Ask the questions of a test set and score the answers."),
@@ -43,7 +43,7 @@ _COMMANDS = {
     "sim": ("sim", "Simulate a provider for trials."),
     "route": ("route", "Compare ways to balance calls over endpoints."),
 }
-# What other programs call them.
+# Names in other programs.
 _SYNONYMS = {
     "run": "start exec execute batch process resume continue",
     "eval": "evaluate test score",
@@ -156,7 +156,7 @@ def _status(arguments: list[str]) -> int:
         tell(error_text(error))
         return USAGE
     except BrokenPipeError:
-        # The reader of our output has what it wanted.
+        # The reader of our output needs no more of it.
         forget_stdout()
         return 0
     except GivenUp as error:

@@ -1,4 +1,4 @@
-"""What a server takes at most, and how long it waits for its clients."""
+"""Bounds of a server, and how long it waits for its clients."""
 
 from __future__ import annotations
 

@@ -42,20 +42,20 @@ from redline.httpserver.framing import (
 from redline.httpserver.heads import TEXT, date_line, shown, status_line
 from redline.httpserver.request_form import RequestForm
 
-# The parser gets at most so much at once, so that few requests can follow the 16th.
+# The parser gets at most this many bytes at once, so that few requests can follow the 16th.
 _PIECE_BYTES = 16 * 1024
 _MOST_WAITING = 16
-# A client that lays out its requests in ever new ways is left to llhttp.
+# Requests of a client whose layout keeps changing are left to llhttp.
 _MOST_FORMS = 8
 _LINGER_S = 2.0
-# Less progress than that in unread_s is none.
+# Less progress within unread_s counts as none.
 _LEAST_TAKEN_BYTES = 64 * 1024
 
 _NO_LINE = ("", "/", b"", True)
 
 _OVER = State.OVER
 
-# A plain function answers at once, or returns the coroutine that does.
+# A plain function that answers at once, or returns a coroutine that does.
 Handler = Callable[[Exchange], Coroutine[Any, Any, None] | None]
 
 
@@ -64,7 +64,9 @@ class _StopError(Exception):
 
 
 class Service:
-    """What the connections of a server share. date: the header line, renewed every second."""
+    """The state shared by the connections of a server. date: the header line, renewed every
+    second.
+    """
 
     def __init__(self, handle: Handler, bounds: HttpBounds) -> None:
         self.handle = handle
@@ -80,7 +82,7 @@ class Service:
         self.is_draining = True
 
     def sweep(self, now_s: float) -> None:
-        """Ends what is overdue."""
+        """Ends connections and requests that are overdue."""
         self.date = date_line()
         late = [c for c in self.connections if c.read_by_s <= now_s or c.write_by_s <= now_s]
         for connection in late:
@@ -92,9 +94,9 @@ class Service:
             self._emptied.set_result(None)
 
     async def end(self, within_s: float) -> None:
-        """Cancels every handler and closes every connection; what is left is cut off.
+        """Cancels every handler and closes every connection; what remains is cut off.
 
-        within_s: for the handlers, and again for what was written to be sent.
+        within_s: time for the handlers, and again for sending what was written.
         """
         self.is_draining = self.is_over = True
         tasks = [c.task for c in self.connections if c.task is not None]
@@ -133,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
         self._queue: deque[Exchange] = deque()
-        self._incoming: Exchange | None = None  # its body is not whole
+        self._incoming: Exchange | None = None  # its body is incomplete
         self._current: Exchange | None = None  # its handler runs
         self._rest: Coroutine[Any, Any, None] | None = None  # of its handler, for the task
         self._task: asyncio.Task[None] | None = None
@@ -159,7 +161,7 @@ class Connection(asyncio.Protocol):
         self._most_head_bytes = service.bounds.most_head_bytes
         self._idle_s = service.bounds.idle_s
         self.most_body_bytes = service.bounds.most_body_bytes
-        # Clients may connect long before they ask.
+        # Clients may connect long before they send a request.
         self.read_by_s = self._loop.time() + service.bounds.idle_s
         self.write_by_s = self._unread_by_s = inf
 
@@ -170,12 +172,12 @@ class Connection(asyncio.Protocol):
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's, though they do the same.
+        # uvloop's transports do not extend asyncio's, though they do the same.
         self.transport = cast(asyncio.Transport, transport)
         self.write = self.transport.write
         service = self.service
         if service.is_over:
-            # Accepted just before the listener closed, and made just after.
+            # Accepted just before the listener closed, and created just after.
             self.transport.abort()
             return
         service.connections.add(self)
@@ -250,7 +252,7 @@ class Connection(asyncio.Protocol):
                 self._drain = None
 
     def read_body(self) -> None:
-        """The handler waits for the body."""
+        """Notes that the handler waits for the body."""
         if self.read_by_s == inf:
             self.read_by_s = self._loop.time() + self._body_s(self._current)
         self._read_on()
@@ -263,7 +265,7 @@ class Connection(asyncio.Protocol):
             self.transport.close()
 
     def _body_s(self, exchange: Exchange | None) -> float:
-        """Within it the body ends; a larger one may take longer in proportion."""
+        """Seconds within which the body must end; a larger one may take longer in proportion."""
         most_bytes = None if exchange is None else exchange.most_body_bytes
         share = 1.0 if most_bytes is None else max(1.0, most_bytes / self.most_body_bytes)
         return self._bounds.body_s * share
@@ -275,10 +277,10 @@ class Connection(asyncio.Protocol):
         self._unread_by_s = now_s + bounds.unread_s
         self.write_by_s = now_s + min(bounds.wanted_s, bounds.unread_s)
 
-    # What the service calls.
+    # Called by the service.
 
     def check(self, now_s: float) -> None:
-        """Ends what is overdue."""
+        """Ends the request or the connection if it is overdue."""
         if now_s >= self.write_by_s:
             left = self.transport.get_write_buffer_size()
             if left + _LEAST_TAKEN_BYTES <= self._unwritten:
@@ -305,7 +307,7 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def _is_wanted(self) -> bool:
-        """Whether the response is a stream, and others want what it holds."""
+        """Whether the response is a stream, and other requests need the memory that it holds."""
         exchange = self._current
         return exchange is not None and exchange.state is State.STREAMING and exchange.is_wanted()
 
@@ -319,7 +321,9 @@ class Connection(asyncio.Protocol):
     # Reading.
 
     def _learn_form(self, data: bytes) -> None:
-        """The next request may be of the form of this one, whose head came whole in one read."""
+        """Learns the form of this request, whose head arrived complete in one read, for later
+        ones.
+        """
         exchange = self._queue[0]
         if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
@@ -329,7 +333,7 @@ class Connection(asyncio.Protocol):
                 self._form_bytes = exchange.most_body_bytes or self.most_body_bytes
 
     def _begin_body(self, form: RequestForm, data: bytes) -> bool:
-        """Whether `data` begins a request of a known form, whose body then comes past llhttp."""
+        """Whether `data` begins a request of a known form, whose body then bypasses llhttp."""
         begun = form.begun(data, self._form_bytes)
         if begun is None:
             return False
@@ -344,7 +348,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def _take_body(self, data: bytes) -> bytes:
-        """Takes what of `data` belongs to the body that is coming, and returns the rest."""
+        """Takes the part of `data` that belongs to the current body, and returns the rest."""
         incoming, left = self._incoming, self._body_left
         assert incoming is not None
         part = data if len(data) <= left else data[:left]
@@ -379,27 +383,27 @@ class Connection(asyncio.Protocol):
                 self._refuse(self._too_long_head().fault)
             elif incoming is None and not self._is_in_head:
                 self._begin_head()
-        # Not within the parser: a body that is whole by now holds nothing up.
+        # Not within the parser: a body that is complete by now delays nothing.
         if (incoming is not None and incoming.is_full) or len(self._queue) >= _MOST_WAITING:
             self._pause_reading()
 
     def _parse_body(self) -> None:
-        """Reads the body of a request that offers an upgrade, which httptools leaves out.
+        """Reads the body of a request that offers an upgrade, which httptools ignores.
 
-        The next request would begin in the body otherwise.
+        Otherwise the next request would begin inside the body.
         """
         self._parser = httptools.HttpRequestParser(self)
         self._parser.feed_data(b"POST / HTTP/1.1\r\n" + self._framing + b"\r\n\r\n")
 
     def _begin_head(self) -> None:
-        """Some of a head has come."""
+        """Starts the deadline of a head that has begun to arrive."""
         self._is_in_head = True
         if self._current is None:
             by_s = self._loop.time() + self._bounds.head_s
             self.read_by_s = min(self.read_by_s, by_s)
 
     def _parse_on(self) -> None:
-        """Parses what has come in pieces, until too much waits for handlers."""
+        """Parses the received pieces, until too much waits for handlers."""
         while self._unparsed and not self._is_ending and not self._is_full():
             piece = self._unparsed[:_PIECE_BYTES]
             self._unparsed = self._unparsed[_PIECE_BYTES:]
@@ -420,7 +424,7 @@ class Connection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def _read_on(self) -> None:
-        """Reads and parses what had to wait."""
+        """Reads and parses what had been held back."""
         if self._unparsed:
             self._parse_on()
         if self._is_read_paused and not self._unparsed and not self._is_full():
@@ -429,7 +433,7 @@ class Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _refuse(self, fault: Fault) -> None:
-        """Reads no further. A body that is being received fails; otherwise `fault` is answered."""
+        """Stops reading. A body that is being received fails; otherwise `fault` is the response."""
         self._is_ending = True
         if self._incoming is not None:
             self._incoming.fail(BodyError(*fault))
@@ -440,7 +444,7 @@ class Connection(asyncio.Protocol):
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
         return FaultError(431, most)
 
-    # What the parser calls. It continues with what follows a request, so each checks for the end.
+    # Callbacks of the parser. It continues after a request, so each checks for the end.
 
     def on_url(self, target: bytes) -> None:
         self._target += target
@@ -539,7 +543,7 @@ class Connection(asyncio.Protocol):
     # Answering.
 
     def _advance(self) -> None:
-        """Answers what waits, up to the first request whose answer must be awaited."""
+        """Answers waiting requests, up to the first whose answer must be awaited."""
         queue = self._queue
         while queue and self._current is None and not self.is_write_paused:
             exchange = queue.popleft()
@@ -565,7 +569,7 @@ class Connection(asyncio.Protocol):
             self._conclude(exchange)
 
     async def _answer_rest(self) -> None:
-        """Awaits one handler after the other, until the connection ends."""
+        """Awaits one handler after another, until the connection ends."""
         try:
             while True:
                 while self._rest is None:
@@ -589,7 +593,7 @@ class Connection(asyncio.Protocol):
             self._task = None
 
     def _conclude(self, exchange: Exchange) -> None:
-        """A handler has returned."""
+        """Handles the return of a handler."""
         if exchange.state is not _OVER:
             exchange.refuse(Fault(500, "the request was not answered"))
         if not exchange.is_kept or self.is_lost:
@@ -602,7 +606,7 @@ class Connection(asyncio.Protocol):
             self.read_by_s = self._loop.time() + wait_s
 
     def _fail(self, exchange: Exchange, error: Exception) -> None:
-        """Answers a request whose handler has raised."""
+        """Answers a request whose handler has raised an exception."""
         if isinstance(error, BodyError):
             exchange.refuse(Fault(error.status, error.reason))
         elif isinstance(error, ClientGoneError):
@@ -614,7 +618,7 @@ class Connection(asyncio.Protocol):
             exchange.refuse(Fault(500, "the request could not be answered"))
 
     def _finish(self, exchange: Exchange) -> None:
-        """The last response has been written."""
+        """Handles the end of the last response."""
         if self.is_lost or self.transport.is_closing():
             return
         if exchange.is_complete:
@@ -623,7 +627,7 @@ class Connection(asyncio.Protocol):
             self._linger()
 
     def _linger(self) -> None:
-        """Drops what the client still sends, until it has read its response and leaves."""
+        """Drops what the client still sends, until it has read its response and closes."""
         self._is_ending = self._is_lingering = True
         self.read_by_s = self._loop.time() + _LINGER_S
         self._bound_writing()
@@ -642,6 +646,6 @@ class Connection(asyncio.Protocol):
             if self._task is not None:
                 self._task.cancel()
             if self._rest is not None:
-                # Its task has not begun to await it.
+                # Its task has not started to await it.
                 self._rest.close()
                 self._rest = None

@@ -32,10 +32,10 @@ from redline.process import DaemonThreads, is_in_loop, lasting
 
 T = TypeVar("T")
 
-# Of the event loop's own pool, as asyncio has it.
+# The size of the event loop's own pool in asyncio.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
 
-# What a stream may be ahead of its reader: many small answers, or a few of 10 MB.
+# How far a stream may be ahead of its reader: many small answers, or a few of 10 MB.
 _STREAM_AHEAD = 256
 _STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
@@ -79,10 +79,10 @@ def run_job(
     on_metrics: Callable[[str], None] | None = None,
     listeners: tuple[Listener, ...] = (),
 ) -> Report:
-    """As `run`, for a job that is made already.
+    """As `run`, for an existing job.
 
     on_result, on_failure: called with each row that has ended, or failed; None to call nothing.
-    on_metrics: called with the URL of the metrics page; None to print it on stderr. listeners: are
+    on_metrics: called with the URL of the metrics page; None to print it on stderr. listeners:
     notified of events.
     """
     interrupts = Interrupts()
@@ -143,7 +143,7 @@ class OutcomeStream:
     async def aclose(self) -> None:
         """Ends the run and waits for its end. May be repeated, and called by any task."""
         if self._is_waiting:
-            # Another task does, for the next outcome: its loop ends.
+            # Another task does so for the next outcome: its loop ends.
             self._handover.end()
             await self._handover.has_ended.wait()
         else:
@@ -190,7 +190,7 @@ class _Handover:
         self.has_ended = asyncio.Event()
 
     def start(self, runner: Runner) -> None:
-        """The run is about to begin; it is aborted if the reader has left already."""
+        """Notes that the run is about to begin; it is aborted if the reader has already left."""
         self._runner = runner
         if self.is_left:
             runner.abort()
@@ -216,7 +216,7 @@ class _Handover:
         return outcome
 
     def finish(self) -> None:
-        """The run has ended: a reader that waits for the next outcome gets None."""
+        """Notes that the run has ended: a reader that waits for the next outcome gets None."""
         self._is_finished = True
         if self._outcomes.empty():
             self._outcomes.put_nowait(None)
@@ -229,7 +229,7 @@ class _Handover:
         self._outcomes.put_nowait(None)
 
     async def leave(self, task: asyncio.Task[Report]) -> None:
-        """The reader has gone: gives up what is left of the run, and waits for its end."""
+        """Abandons the rest of the run for a reader that has left, and waits for its end."""
         self.is_left = True
         self._has_room.set()
         if self._runner is not None:
@@ -302,7 +302,7 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """As asyncio.run, which would wait for tasks and threads that never end, too."""
+    """As asyncio.run, which would also wait for tasks and threads that never end."""
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -319,7 +319,7 @@ def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts
                     threads.join(GIVE_UP_S)
     finally:
         asyncio.set_event_loop(None)
-        # What was left behind is no news when it is collected.
+        # Abandoned tasks must not be reported when they are collected.
         loop.set_exception_handler(lambda loop, context: None)
         loop.close()
 

@@ -98,7 +98,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.feed.rows_skipped - self.selection.with_batches
 
     def counts(self) -> InputCounts:
-        """The whole input: what is done of it, and what is left."""
+        """The rows of the whole input: done and left."""
         feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
         rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
         seen = InputCounts(
@@ -117,7 +117,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             failed=tally.failed + before.failed,
             untried=rows - before.rows if self.job.retry_failed else 0,
         )
-        # Otherwise rows of the output are no longer in the input.
+        # Otherwise rows of the output no longer exist in the input.
         is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
         return known if is_possible else seen
 

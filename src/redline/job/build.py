@@ -87,7 +87,8 @@ if TYPE_CHECKING:
     from redline.sources.stream import StreamRows
     from redline.timeline import Recorder, TraceFile
 
-# A count reads about 1 GB of JSON Lines a second: what is left is known at the end of most runs.
+# Counting reads about 1 GB of JSON Lines per second: at the end of most runs, the number of rows
+# that are left is known.
 _LAST_COUNT_S = 0.5
 
 
@@ -176,7 +177,7 @@ async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | Non
 
 
 def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
-    """What goes to OpenTelemetry; None for a job without it."""
+    """The telemetry of the job; None for a job without OpenTelemetry."""
     if job.otel is None:
         return None
     # Imported here: a run without it does not pay for it.
@@ -360,7 +361,7 @@ def _runner(
 
 
 def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Results:
-    """What takes the results of a run without an output."""
+    """The receiver of results for a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
     return SuppliedResults(parts.results, acknowledge)
@@ -416,7 +417,7 @@ async def _open_output(
 
 
 def _done_before(job: Job, journal: Journal) -> InputCounts:
-    """What earlier runs have done, if the output's rows are all of this input."""
+    """The rows done by earlier runs, if the output's rows all belong to this input."""
     done, failed = len(journal.succeeded), len(journal.failed)
     is_again = job.retry_failed or job.retries_failures
     return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
@@ -424,7 +425,7 @@ def _done_before(job: Job, journal: Journal) -> InputCounts:
 
 def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     """The backend: calls within their limits, the job's budget, its retries, its cache."""
-    # What was answered before a request goes out is written before it.
+    # Answers received before a request goes out are written before it.
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners
     listener: Listener = Listeners(tally, *listeners) if listeners else tally
@@ -537,7 +538,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
 def _rows(
     job: Job, given: _Input, journal: Journal | None, load: Backpressure, held: HeldRows | None
 ) -> tuple[Feed, Selection]:
-    """The rows that this run is to do."""
+    """The rows of this run."""
     stream = given.stream
     identifier: Identifier | MessageKeys = Identifier()
     if journal is not None:
@@ -586,7 +587,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
     try:
         old = manifests.load(output)
     except JournalError:
-        # To be reported, or overruled, when the journal is opened.
+        # Reported, or overruled, when the journal is opened.
         return False
     return old is not None and bool(old.input) and old.input == job.manifest().input
 
@@ -594,7 +595,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
 async def _open_journal(
     job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
 ) -> tuple[Journal, Manifest]:
-    """The output's journal and manifest; opened in a thread, for all of it is read."""
+    """The output's journal and manifest; opened in a thread, since the whole file is read."""
     opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))
     try:
         return await asyncio.shield(opening)
@@ -608,9 +609,9 @@ async def _open_journal(
 
 
 async def _finish(run: Run, kept: Kept, output: Output) -> None:
-    """What only a finished run can say or do: the number of rows, and their order.
+    """Records what only a finished run knows: the number of rows, and their order.
 
-    Raises JournalError, also if the output's folder of state was removed meanwhile.
+    Raises JournalError, also if the output's state folder was removed meanwhile.
     """
     job, feed, journal = run.job, run.feed, kept.journal
     if output.path.exists() and not manifests.path_of(output).exists():

@@ -19,11 +19,10 @@ _ALL_BUILT = Parts()
 
 
 async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
-    """The report of the job, run to its end.
+    """Runs the job to its end and returns its report.
 
-    parts: what the caller supplies; the rest is built from the job's settings.
-    Raises ConfigError or JournalError if the run cannot begin. What ends it later is in the
-    report's `stopped`.
+    parts: objects supplied by the caller; the others are built from the job's settings. Raises
+    ConfigError or JournalError if the run cannot begin. Later errors are in the report's `stopped`.
     """
     async with _served(job) as job:
         if url_of(job.rows) is not None and parts.source is None:

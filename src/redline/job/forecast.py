@@ -1,4 +1,4 @@
-"""What a run would do: rows, tokens, and the time that its limits alone demand."""
+"""Forecasts a run: rows, tokens, and the time that its limits alone require."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redline.limits import Cost, Limits
 from redline.limits.rule import KINDS, Rules, last_send_s
 from redline.sources import AsyncRows, Source, open_source, sampled
 
-# Halvings of an interval: what is left of it is a millionth.
+# Bisections of an interval: the last one is a millionth of the first.
 _STEPS = 20
 
 
@@ -50,11 +50,11 @@ class Plan(msgspec.Struct, kw_only=True):
 
 
 def plan(job: Job) -> Plan:
-    """Reads the whole input and what the output has of it; sends and writes nothing. Blocks.
+    """Reads the whole input and the results that exist; sends and writes nothing. Blocks.
 
     Raises ConfigError if the run itself would.
     """
-    # Of a file that is to be followed, what is there now.
+    # Of a file that will be followed, its present content.
     source = sampled(open_source(job.rows), job.samples)
     if isinstance(source, AsyncRows):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")
@@ -88,7 +88,8 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
-            # As a run does: a guess may be too high, so only what is sure is refused for good.
+            # As in a run: an estimate may be too high, so only certain amounts are refused for
+            # good.
             _check_any(rules, Cost(estimator.least(request)))
         except (Rejected, OverLimit) as error:
             made.bad_rows += 1
@@ -125,7 +126,7 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)
     is_changed = old is not None and old.settings != new.settings and not job.retry_failed
-    # As a run does: failures under other settings, with no success beside them, are done again.
+    # As in a run: failures under other settings, without any success, are run again.
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )
@@ -143,9 +144,9 @@ def _check_any(rules: Sequence[Rules], cost: Cost) -> None:
 
 
 def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
-    """The time that the limits ask for, and what it is bound by.
+    """The time that the limits require, and the limit that determines it.
 
-    Several endpoints share the rows so that all are done at the same time.
+    Several endpoints share the rows so that all finish at the same time.
     """
     if len(each) == 1:
         return _time_of(made, each[0], 1.0)

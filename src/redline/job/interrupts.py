@@ -26,7 +26,7 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 class GivenUp(KeyboardInterrupt):
-    """A run that did not end within a second of the second Ctrl-C; its text says what is left."""
+    """A run did not end within a second of the second Ctrl-C; the text lists what has not ended."""
 
 
 class Interrupts:
@@ -40,7 +40,7 @@ class Interrupts:
         self._is_early = False  # interrupted before there was a runner
         self._has_turned = threading.Event()  # the loop knows of the second interrupt
         self._is_over = threading.Event()
-        self._error: type[BaseException] | None = None  # what the next signal raises
+        self._error: type[BaseException] | None = None  # the exception of the next signal
         self._lock = threading.Lock()
 
     def watch(self, runner: Runner) -> None:
@@ -52,11 +52,13 @@ class Interrupts:
             runner.drain()
 
     def watch_upload(self, give_up: Callable[[], None]) -> None:
-        """The run has ended; interrupts give up its upload from now on."""
+        """Makes interrupts abandon the run's upload from now on, since the run has ended."""
         self._give_up = give_up
 
     def interrupt_from_outside(self) -> None:
-        """As `interrupt`, from another thread; without a runner yet, it drains at once."""
+        """As `interrupt`, from another thread; if there is no runner yet, it drains at its
+        start.
+        """
         if self._runner is None:
             self._is_early = True
             self.count += 1

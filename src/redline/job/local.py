@@ -26,12 +26,12 @@ async def execute_local(job: Job, parts: Parts) -> Report:
                 shown = asyncio.create_task(parts.display.show(run))
             await run.go()
     except JournalError as error:
-        # Raised while closing, by the last group: what was acknowledged before is on disk.
+        # Raised while closing, for the last group: everything acknowledged earlier is on disk.
         if run is None or run.runner.offered == 0:
             raise
         run.runner.stop(error)
     finally:
-        # What is shown last is what is on disk.
+        # The last display shows what is on disk.
         if shown is not None:
             shown.cancel()
             await asyncio.wait([shown])

@@ -18,18 +18,18 @@ from redline.journal import ResultsLost
 
 
 async def execute_mirrored(job: Job, parts: Parts) -> Report:
-    """As `execute_local`; the report says what was not uploaded at the end.
+    """As `execute_local`; the report states which files were not uploaded at the end.
 
     Raises as `execute_local` does, and ConfigError if the store refuses before the run.
     """
     assert job.output is not None
-    # In a thread: a driver is imported.
+    # In a thread, because it imports a driver.
     mirror = await asyncio.to_thread(Mirror, job.output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
     report = await execute_local(job, parts)
     if isinstance(report.stopped, ResultsLost):
-        # The files at these names are not what the run has written.
+        # The files with these names are not those that the run has written.
         report.not_uploaded = report.stopped
         return report
     if parts.on_upload is not None:

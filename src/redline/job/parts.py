@@ -1,4 +1,4 @@
-"""What a caller of `execute` brings along: a gateway its pool, a cluster worker its rows."""
+"""Objects that a caller of `execute` may supply: a gateway its pool, a cluster worker its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run records of itself: its timeline, and its calls if it has a trace."""
+"""The records that a run keeps of itself: its timeline, and its calls if it has a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limiter that the settings ask for."""
+"""Opens the limiter that the settings describe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def open_limiter(limits: Limits, name: str, clock: Clock) -> RateLimiter:
     """
     if not limits.share:
         return Limiter(limits, clock)
-    # Imported here: a process that shares no limits does not pay for it.
+    # Imported here, so that processes that share no limits do not load it.
     from redline.limits.shared import SharedLimiter, open_ledger
 
     return SharedLimiter(limits, open_ledger(limits.share, limits, name, clock), clock)

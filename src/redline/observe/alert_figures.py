@@ -1,7 +1,7 @@
 """The figures that alert rules look at, each from the last windows of a run.
 
-span_s: the figure is of this many of the last seconds. A figure is None while too little was seen,
-or while it would say nothing: a run without rows to send is not slow.
+span_s: how many of the last seconds the figure covers. A figure is None while there is too little
+data, or while it has no meaning: a run without rows to send is not slow.
 """
 
 from __future__ import annotations
@@ -13,19 +13,21 @@ import msgspec
 
 from redline.timeline import Holder, Window
 
-# Less than this share of a span is no span yet: windows do not end to the second.
+# Windows that cover less than this share of a span give no figure: they do not end on whole
+# seconds.
 _LEAST_OF = 0.9
 _QUEUE_S, _COST_S, BEST_S = 30.0, 60.0, 60.0
-# Fewer attempts, rows or waiting calls are too few to speak of a share.
+# With fewer attempts, rows or waiting calls, a share has no meaning.
 _LEAST = 10
 _IDLE: tuple[Holder, ...] = ("rest", "input", "batch")
 _CANCELLED = "cancelled"
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What figures are made of. windows: of one run, at least one; older ones may be longer.
+    """The input of all figures. windows: of one run, at least one; older ones may be longer.
 
-    best_tokens_per_s: of any minute of the run. budget_usd, budget_tokens: None without one.
+    best_tokens_per_s: the highest rate in any minute of the run. budget_usd, budget_tokens: None
+    without one.
     """
 
     windows: Sequence[Window]
@@ -35,18 +37,18 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_per_s(seen: Seen, span_s: float) -> float | None:
-    """Rows that became durable, failed ones too."""
+    """Rows per second that became durable, failed ones included."""
     found = _lately(seen.windows, span_s)
     return _rate(found, lambda window: window.done + window.failed)
 
 
 def tokens_per_s(seen: Seen, span_s: float) -> float | None:
-    """Input and output tokens of the answers."""
+    """Input and output tokens of the answers per second."""
     return _rate(_lately(seen.windows, span_s), _tokens)
 
 
 def tokens_of_best(seen: Seen, span_s: float) -> float | None:
-    """Tokens per second now, as a share of those of the best minute."""
+    """Tokens per second now, divided by those of the best minute."""
     now = tokens_per_s(seen, span_s)
     if now is None or seen.best_tokens_per_s <= 0:
         return None
@@ -54,7 +56,7 @@ def tokens_of_best(seen: Seen, span_s: float) -> float | None:
 
 
 def error_rate(seen: Seen, span_s: float) -> float | None:
-    """The share of failed attempts among those that have ended."""
+    """Failed attempts divided by ended attempts."""
     found = _lately(seen.windows, span_s)
     failed = sum(_errors(found).values())
     ended = failed + sum(window.answered for window in found)
@@ -67,9 +69,9 @@ def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
 
 
 def queue_growth(seen: Seen, span_s: float) -> float | None:
-    """Calls that wait, for a limit or to be retried: as many times those of 30 s before.
+    """Calls that wait for a limit or a retry, divided by the number 30 s before.
 
-    Of 30 s, whatever span_s says.
+    The comparison is always with 30 s before, whatever span_s is.
     """
     now = _lately(seen.windows, _QUEUE_S)
     before = _lately(seen.windows, _QUEUE_S, _QUEUE_S)
@@ -80,9 +82,9 @@ def queue_growth(seen: Seen, span_s: float) -> float | None:
 
 
 def budget_burn(seen: Seen, span_s: float) -> float | None:
-    """What the whole job will cost if rows cost what the last did, as a share of the budget.
+    """The expected cost of the whole job, divided by the budget.
 
-    By the rows of the last minute, whatever span_s says.
+    Assumes that further rows cost as much as those of the last minute, whatever span_s is.
     """
     last = seen.windows[-1].totals
     found = _lately(seen.windows, _COST_S)
@@ -103,7 +105,9 @@ def budget_burn(seen: Seen, span_s: float) -> float | None:
 
 
 def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:
-    """The windows of the last `span_s`, or of as long until `before_s` ago; none if too few."""
+    """The windows of the last `span_s`, or of the same span ending `before_s` ago; none if they
+    cover too little of it.
+    """
     end_s = windows[-1].end_s - before_s
     found: list[Window] = []
     for window in reversed(windows):
@@ -125,14 +129,14 @@ def _errors(windows: Sequence[Window]) -> dict[str, int]:
 
 
 def _rate(windows: Sequence[Window], count: Callable[[Window], int]) -> float | None:
-    """Counts per second; None without windows, or if there was nothing to send in most of them."""
+    """Counts per second; None without windows, or if most samples had no row to send."""
     if not windows or _idle(windows) >= 0.5:
         return None
     return sum(map(count, windows)) / sum(window.span_s for window in windows)
 
 
 def _idle(windows: Sequence[Window]) -> float:
-    """The share of the samples in which no row was there to be sent."""
+    """The share of samples that had no row to send."""
     samples = sum(window.samples for window in windows)
     idle = sum(window.held.get(one, 0) for window in windows for one in _IDLE)
     return idle / max(1, samples)

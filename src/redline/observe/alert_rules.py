@@ -8,7 +8,7 @@ budget_burn     expected cost of the job, of the budget   above     100 %  30 s
 rows_per_s      rows/s                                    below     -      60 s
 tokens_per_s    tokens/s                                  below     -      60 s
 
-Figures are of as many seconds as `for` has, of 3 at least and of 30 at most.
+A figure covers as many seconds as `for` states, but at least 3 and at most 30.
 A rule whose usual threshold is `-` is a target: it applies only to a job that states it. No job has
 figures for `batch_efficiency` and `gpu_utilization` yet.
 """
@@ -62,7 +62,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about the rules of one name. usual: the default threshold, None for a target.
+    """The definition of one rule. usual: the default threshold, None for a target.
 
     is_share: figure and threshold are shown in per cent. what: the figure in words.
     """
@@ -119,7 +119,9 @@ def _by_what_binds(seen: Seen, span_s: float) -> str:
 
 
 def _by_fit(seen: Seen) -> str:
-    """What would bring most, by what this run has shown; empty if that is too little."""
+    """The predicted change with the largest gain; empty if this run shows too little to predict
+    one.
+    """
     endpoints = tuple(one.name for one in seen.windows[-1].endpoints)
     facts = RunFacts(v=TIMELINE_VERSION, at=0.0, endpoints=endpoints)
     found = predictions([RunHistory(facts=facts, windows=list(seen.windows))])
@@ -199,7 +201,7 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# Why a job has no figure for a rule that one could ask for.
+# Why a job has no figure for a known rule.
 WITHOUT_FIGURES = {
     "batch_efficiency": "an endpoint does not say how full its batches are",
     "gpu_utilization": "an endpoint does not say how busy its GPU is",

@@ -1,4 +1,4 @@
-"""Which rules are breached: a function of the windows of a run, one after the other.
+"""Finds breached rules, as a function of the successive windows of a run.
 
 state    its figure                                    what happens
 quiet    is within the threshold, or unknown           nothing
@@ -8,7 +8,7 @@ ending   is within it, or unknown, for less than       nothing
          `for_s`; beyond it again, it is firing still
 quiet    has been within it for `for_s`                the same alert, `ended`
 
-A run that ends, ends all of its alerts.
+The end of a run ends all of its alerts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _State:
-    """The state of one rule. beyond_s, within_s: since when its figure is; None while it is not."""
+    """The state of one rule. beyond_s, within_s: since when its figure is beyond or within the
+    threshold; None if it is not.
+    """
 
     def __init__(self) -> None:
         self.beyond_s: float | None = None
@@ -91,7 +93,7 @@ class Alerts:
         return [alert for alert in found if alert is not None]
 
     def end(self, now_s: float) -> list[Alert]:
-        """Ends those that fire: the run is over. now_s: since it began."""
+        """Ends the firing alerts, since the run has ended. now_s: seconds since its start."""
         ended = [_ended(alert, alert.value, now_s, "the run has ended") for alert in self.firing]
         for _, state in self._rules:
             state.alert = None
@@ -141,7 +143,7 @@ def _fired(rule: Rule, number: int, value: float, since_s: float, seen: Seen) ->
 
 
 def _again(alert: Alert, value: float, now_s: float) -> Alert:
-    """The alert that still fires, with the figure of now."""
+    """A copy of the firing alert with the present figure."""
     what = _what(alert.rule, alert.threshold, value, now_s - alert.since_s)
     return msgspec.structs.replace(alert, value=value, what=what)
 

@@ -1,18 +1,18 @@
 """What binds in each window of a run: the first rule that matches.
 
-Samples say what held the next call back (`timeline.window`). That many calls are in flight as may
-be says nothing yet of why: more of them may bring more answers, or wait at the endpoint. There the
-latency decides. The first calls of a run found the endpoint without other calls of the run. If
-later ones, with as many in flight, take longer than those by more than chance explains, calls wait
-for each other at the endpoint, or it has become slower; either way the endpoint is what binds. With
+Samples record what held the next call back (`timeline.window`). If all slots are in use, that alone
+does not show why: more calls in flight may bring more answers, or only queue at the endpoint.
+Latency decides between the two. The first calls of a run found the endpoint without other calls of
+the run. If later calls, with as many in flight, take longer than the first ones by more than chance
+explains, calls queue at the endpoint, or it has become slower; either way the endpoint binds. With
 a queue of c calls before k servers, the lower quartile of the first c calls is that of a call that
 did not wait, or a quarter of the queue; later calls wait for all of the queue.
 
-If the number of calls in flight has changed during the run, as it does when it is searched for,
-latencies are compared at about the same number, and the rates of answers at two numbers decide as
-well: an endpoint that has more to give answers in proportion. A search also tries fewer calls than
-the endpoint can work on. That more of them would bring more then is no news: if calls waited at the
-endpoint when there were last more of them, the endpoint is what keeps their number from rising.
+If the number of calls in flight has changed during the run, as in a search for it, latencies are
+compared at about the same number, and the rates of answers at two numbers decide as well: an
+endpoint with spare capacity gives answers in proportion. A search also tries fewer calls than the
+endpoint can work on. That more calls would then bring more answers proves nothing: if calls queued
+at the endpoint when more were last in flight, the endpoint is what keeps their number from rising.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ from redline.timeline import (
     without,
 )
 
-# Of the samples or of the time, from which on a cause holds.
+# A cause holds from this share of the samples, or of the time, on.
 _MOST_OF = 0.5
-# Without a majority, the largest share decides, if it is at least this.
+# Without a majority, the largest share decides if it is at least this.
 _LEAST_SHARE = 1 / 3
-# The event loop's thread runs, or waits for a CPU, for this share of the time.
+# The event loop's thread runs, or waits for a CPU, for at least this share of the time.
 _BUSY = 0.85
-# All threads together, which share one interpreter, and samples that come late.
+# CPU use of all threads together, which share one interpreter; and the lateness of samples.
 _CPU, _LAG_S = 0.9, 0.05
 # A limit is nearly as strict as the strictest if it held calls back in this share of its samples,
 # or in some, and is used to this share of the other's use.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
-# A limit has some to spare if it is used below this share, by several calls; few wait for it then,
-# and as many as may be are at work.
+# A limit has capacity to spare if less than this share of it is used, by several calls, while few
+# calls wait for it and nearly all slots are in use.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
-# Answers by which a latency is known; windows around one are looked at until there are as many.
+# Answers needed for a latency; windows around the one in question are added until there are as
+# many.
 _ENOUGH_ANSWERS = 60
-# The same at about one number of calls in flight; of fewer, quartiles are chance.
+# The same for answers at about one number of calls in flight; with fewer, quartiles are chance.
 _LEAST_ANSWERS = 16
-# Latency must have grown by this factor, and by this many standard errors.
+# The latency must have grown by this factor, and by this many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
 # Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
 # the distance of the two quartiles in standard deviations.
 _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
 # Numbers of calls in flight within a factor of 1.1 are one level; since a number may lie between
-# two, neighbours count as alike. The rate of answers grows by this power of the level at most, two
-# standard errors included, if the endpoint is what binds.
+# two levels, neighbouring ones count as alike. If the endpoint binds, the rate of answers grows at
+# most by this power of the level, two standard errors included.
 _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
-# Live, the latest windows that are looked at as one.
+# While a run continues, this many of its latest seconds are treated as one window.
 _CURRENT_S = 3.0
 
 _WORDS: dict[str, tuple[Cause, str]] = {
@@ -97,7 +98,7 @@ def current(windows: Sequence[Window]) -> Binding | None:
 
 
 class _Run:
-    """The windows of one run, and what one of them alone cannot say."""
+    """The windows of one run, and facts that no single window shows."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self._windows = windows
@@ -150,7 +151,7 @@ class _Run:
         return cause, what, _EVIDENCE[held](window, share)
 
     def _full_or_saturated(self, index: int, window: Window) -> Found:
-        """All that may be is in flight: whether more would bring more."""
+        """All slots are in use: decides whether more would bring more answers."""
         full = f"{window.in_flight:,.0f} of {window.slots:,.0f} calls are in flight"
         if window.waiting >= 0.5:
             full += (
@@ -173,9 +174,9 @@ class _Run:
         return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
 
     def _saturated(self, index: int, later: Sketch) -> str | None:
-        """That calls wait for each other at the endpoint, in words; None if that does not show.
+        """Describes that calls queue at the endpoint; None if the latencies do not show it.
 
-        later: latencies about this window.
+        later: latencies around this window.
         """
         alone_s, now_s, chance = _growth(self._first, later)
         if now_s > alone_s * max(_GROWTH, math.exp(chance)):
@@ -191,9 +192,9 @@ class _Run:
         return f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
 
     def _latest_saturated(self, index: int) -> Window | None:
-        """The latest fuller window before this one in which the endpoint was what bound.
+        """The latest earlier window with more calls in flight in which the endpoint was what bound.
 
-        Of one that shows nothing, a still fuller one before it is asked.
+        If such a window decides nothing, a still fuller one before it is examined.
         """
         place = self._latest_fuller(index)
         while place is not None:
@@ -213,9 +214,9 @@ class _Run:
         return max(latest, default=None)
 
     def _latency_around(self, index: int) -> Sketch:
-        """Of calls that were not among the first, in windows about this one that are as full.
+        """Latencies of calls other than the first, in windows around this one that are as full.
 
-        At about as many calls in flight, if enough are answered at that number.
+        Uses windows with about as many calls in flight, if they have enough answers.
         """
         level = _level_of(self._windows[index])
         alike = sorted(
@@ -227,7 +228,7 @@ class _Run:
         return found if found.count >= _LEAST_ANSWERS else self._nearest(self._answered, index)
 
     def _nearest(self, places: Sequence[int], index: int) -> Sketch:
-        """Latencies in those of these windows that are nearest to this one, as many as suffice."""
+        """Latencies in the nearest of these windows, as many as are enough."""
         after = bisect_left(places, index)
         before = after - 1
         found: list[Sketch] = []
@@ -244,7 +245,7 @@ class _Run:
 
 
 class _Levels:
-    """Answers and seconds at each level of calls in flight, of windows that were full."""
+    """Answers and seconds at each level of calls in flight, from windows with all slots in use."""
 
     def __init__(self, found: Iterable[tuple[int, int, float]]) -> None:
         self._sums: dict[int, tuple[int, float]] = {}
@@ -253,7 +254,7 @@ class _Levels:
             self._sums[level] = (before + answers, before_s + span_s)
 
     def without_gain(self, level: int) -> int | None:
-        """Another level, with hardly another rate of answers, so that calls queue."""
+        """Another level with hardly another rate of answers, which shows that calls queue."""
         if level not in self._sums:
             return None
         for other in sorted(self._sums, key=lambda one: -abs(one - level)):
@@ -278,7 +279,9 @@ def _is_full(window: Window) -> bool:
 
 
 def _most(window: Window) -> tuple[Holder | None, float]:
-    """What held calls back in most samples, of those that mean the same; and their share."""
+    """The cause that held calls back in most samples, with equivalent ones counted together, and
+    its share.
+    """
     if not window.samples:
         return None, 0.0
     held = max(window.held, key=lambda one: window.held[one], default=None)
@@ -307,7 +310,7 @@ _AT_ONCE: tuple[Callable[[Window], Found | None], ...] = (_stopped, _blocked)
 
 
 def _busy_client(window: Window) -> Found | None:
-    """The client has no CPU to spare, or its event loop is held up by something that waits."""
+    """Reports that the client has no CPU to spare, or that its event loop is blocked."""
     is_late = window.cpu >= _CPU and window.lag_s >= _LAG_S
     if window.busy >= _BUSY or is_late:
         evidence = f"the event loop was busy for {100 * min(1.0, window.busy):.0f} % of the time"
@@ -334,9 +337,9 @@ def _limits(window: Window, share: float) -> Found:
 
 
 def _has_spare(window: Window) -> bool:
-    """The limits that hold calls back are not used up, and as many calls are at work as may be.
+    """The limits that hold calls back have capacity to spare, and nearly all slots are in use.
 
-    A pace makes each of few calls wait a little, so that nearly always one waits; but more of them
+    A pace makes each of a few calls wait a little, so that one nearly always waits; but more calls
     would use the limit.
     """
     is_at_work = window.in_flight + window.waiting >= _FULL * window.slots > 0
@@ -350,14 +353,16 @@ def _has_spare(window: Window) -> bool:
 
 
 def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:
-    """age_s: of the run, which may be younger than the window of a limit."""
+    """Whether the limit is nearly as strict as the strictest. age_s: of the run, which may be
+    shorter than the window of a limit.
+    """
     if use.held >= _NEAR_HELD * strictest.held:
         return True
     return _used(use, age_s) >= _NEAR_USED * _used(strictest, age_s)
 
 
 def _used(use: LimitUse, age_s: float) -> float:
-    """The share of the limit that is used, of what it allows until now."""
+    """The used share of what the limit has allowed so far."""
     return use.used / (use.count * min(1.0, age_s / use.window_s))
 
 
@@ -368,11 +373,12 @@ def _mixture(window: Window) -> str:
 
 
 def _growth(first: Sketch, later: Sketch) -> tuple[float, float, float]:
-    """Lower quartiles of the two in seconds, and how much of their ratio's logarithm is chance.
+    """The lower quartiles of the two in seconds, and the standard error of the logarithm of their
+    ratio.
 
-    Of few first calls the quartile is that order statistic which is nearest to it, and the later
-    ones are taken at the same level. The spread is that of the later ones: if the endpoint has no
-    queue, both have the same.
+    With few first calls, their quartile is the nearest order statistic, and the later latencies are
+    taken at the same level. The spread is that of the later ones: without a queue at the endpoint,
+    both have the same.
     """
     count = first.count
     place = max(1, round((count + 1) / 4))
@@ -399,7 +405,7 @@ def _parked(window: Window, share: float) -> str:
 
 
 def _errors(window: Window) -> str:
-    """What failed, and the last of it in words."""
+    """The failed attempts by kind, and the last error."""
     counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
     return f" ({counts}, the last: {window.error})" if counts else ""
 

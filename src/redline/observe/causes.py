@@ -1,16 +1,16 @@
-"""What may hold a job back.
+"""The possible causes that hold a job back.
 
 cause         holds when                                       what helps
 input         workers wait for rows                            a faster source
 client        the process works, or was stopped                CPU, several processes
 limit         calls wait for a rate limit, which has a name    a higher limit, another key
-concurrency   all calls are in flight that may be              -c
-endpoint      the same, and more in flight only wait there     another endpoint
+concurrency   all slots are in use                             -c
+endpoint      the same, and more calls would only queue there  another endpoint
 down          the endpoint asked to wait, is unreachable or    waiting; nothing is lost
               fails
 writer        results wait for the disk, or to be taken        a faster disk or reader
 nothing       all rows are in hand                             nothing
-undetermined  what was seen decides for none of these          a longer look
+undetermined  the samples decide for none of these             a longer observation
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """What held a run back from begin_s to end_s, seconds since the run began.
 
     what: in a few words, such as `200k tokens/min`, or `the endpoint`; two limits that are nearly
-    as strict are named together. evidence: one sentence with figures.
+    equally strict are named together. evidence: one sentence with figures.
     """
 
     cause: Cause
@@ -52,5 +52,5 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
         return self.end_s - self.begin_s
 
     def is_same(self, other: Binding) -> bool:
-        """Whether it is the same that binds, whatever the figures."""
+        """Whether both have the same constraint, whatever the figures."""
         return (self.cause, self.what) == (other.cause, other.what)

@@ -25,16 +25,16 @@ import msgspec
 
 from redline.observe.steady import Level
 
-# Bends that are tried: 16 is a corner.
+# Bends that are tried: 16 is practically a corner.
 _BENDS = (1.0, 2.0, 4.0, 16.0)
-# Knees are tried from the lowest level, or less, to this many times the highest one.
+# Knees are tried from this share of the lowest level up to this multiple of the highest one.
 _KNEE_LOW, _KNEE_HIGH, _KNEE_STEP = 0.25, 16.0, math.log(1.06)
-# What is known beforehand: there is no knee; more calls in flight slow nothing down.
+# Prior probabilities: there is no knee; more calls in flight slow nothing down.
 _NO_KNEE, _NO_SLOWING = 0.25, 0.95
 _SLOWING = (0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0)
-# Rates depart from any such curve by as much, in the logarithm.
+# Standard deviation of the logarithm of rates around any such curve.
 _MISFIT = 0.02
-# Shapes that are so much less likely than the best one are left out.
+# Shapes whose likelihood is below this share of the best one are left out.
 _NEGLIGIBLE = 1e-4
 # This many quantiles of a distribution are enough.
 _QUANTILES = 100
@@ -46,7 +46,7 @@ Draws = list[tuple[float, float]]
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """One k, p and d with its weight. log_scale: the logarithm of a; error: of that."""
+    """One k, p and d with its weight. log_scale: the logarithm of a; error: its standard error."""
 
     knee: float
     bend: float
@@ -57,9 +57,9 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 class Curve:
-    """The rate of answers over calls in flight.
+    """The rate of answers as a function of calls in flight.
 
-    levels: at which rates were measured, ascending, two or more.
+    levels: measured rates, ascending by calls in flight, two or more.
     """
 
     def __init__(self, levels: Sequence[Level]) -> None:
@@ -67,7 +67,7 @@ class Curve:
         self._shapes = _weighted(levels)
 
     def at(self, in_flight: float) -> Draws:
-        """Rates of answers at this number of calls in flight."""
+        """The distribution of the rate of answers at this number of calls in flight."""
         found: Draws = []
         for shape in self._shapes:
             middle = shape.log_scale + _log_form(in_flight, shape.knee, shape.bend, shape.slowing)
@@ -80,7 +80,7 @@ class Curve:
 
 
 def quantile(draws: Draws, q: float) -> float:
-    """The least value that a share `q` of the weights does not exceed."""
+    """The smallest value such that values up to it have at least the share `q` of the weights."""
     so_far = 0.0
     ordered = sorted(draws)
     for value, weight in ordered:
@@ -91,22 +91,22 @@ def quantile(draws: Draws, q: float) -> float:
 
 
 def least(one: Draws, other: Draws) -> Draws:
-    """The lesser of two values that are independent."""
+    """The minimum of two independent values."""
     return _thinned([(min(a, b), v * w) for a, v in one for b, w in other])
 
 
 def times(one: Draws, other: Draws) -> Draws:
-    """The product of two values that are independent."""
+    """The product of two independent values."""
     return _thinned([(a * b, v * w) for a, v in one for b, w in other])
 
 
 def around(value: float, error: float) -> Draws:
-    """A value that is known with a standard error of its logarithm."""
+    """A value known with this standard error of its logarithm."""
     return [(value * math.exp(place * error), weight) for place, weight in _NODES]
 
 
 def _thinned(draws: Draws) -> Draws:
-    """As many quantiles of equal weight as are enough, if there are more values."""
+    """The values, reduced to quantiles of equal weight if there are too many."""
     if len(draws) <= _QUANTILES:
         return draws
     found: Draws = []
@@ -119,7 +119,7 @@ def _thinned(draws: Draws) -> Draws:
 
 
 def _weighted(levels: Sequence[Level]) -> list[_Shape]:
-    """All shapes that the levels leave likely."""
+    """All shapes that are likely given the levels."""
     places = [level.in_flight for level in levels]
     logs = [math.log(level.per_s) for level in levels]
     weights = [1 / (level.error**2 + _MISFIT**2) for level in levels]
@@ -142,7 +142,7 @@ def _weighted(levels: Sequence[Level]) -> list[_Shape]:
 
 
 def _tried(lowest: float, highest: float) -> dict[tuple[float, float, float], float]:
-    """Each k, p and d that is tried, and how likely it is beforehand."""
+    """Each k, p and d that is tried, and its prior probability."""
     count = math.ceil(math.log(_KNEE_HIGH * highest / (_KNEE_LOW * lowest)) / _KNEE_STEP)
     knees = [_KNEE_LOW * lowest * math.exp(step * _KNEE_STEP) for step in range(count + 1)]
     bent = (1 - _NO_KNEE) / len(knees) / len(_BENDS)

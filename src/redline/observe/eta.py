@@ -1,10 +1,10 @@
 """When a run will end, from the windows of its timeline; a plain function, without a clock.
 
-The rows that are left take as long as as many rows took lately: over the last half of the run,
-which forgets a slow start and averages chance. Rows often end in waves: of a limit that is used up
-and then free again, and of calls that were sent together. Such waves are averaged. Long standstills
-are left out, in which the endpoint asked to wait or was down. While one lasts, the estimate stays
-what it was when it began.
+The remaining rows are assumed to take as long as the same number of rows took lately: over the last
+half of the run, which ignores a slow start and averages out chance. Rows often end in waves, such
+as those of a limit that is used up and then free again, or of calls that were sent together; waves
+are averaged. Long standstills, in which the endpoint asked to wait or was down, are left out.
+During a standstill, the estimate keeps the value that it had at its start.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
 
-# Looks at this share of the run, and at least this time and number of rows, if it has them.
+# Looks back over this share of the run, but at least over this time and this number of rows.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
-# Calls of such a length come in waves, and shorter ones are averaged in any case.
+# Calls of at least this length come in waves; shorter ones are averaged in any case.
 _LEAST_WAVE_S = 2.0
 _CALL_WINDOWS = 5
-# Of a run of little more than one wave, the least share that is looked at.
+# The smallest share that is looked at, in a run of little more than one wave.
 _LEAST_SHARE = 0.05
-# Shorter pauses belong to the way the endpoint works.
+# Shorter pauses are part of the normal behaviour of an endpoint.
 _LEAST_HOLD_S = 10.0
 _MAJORITY = 0.5
 
 
 class Estimate(NamedTuple):
-    """An estimated end of a run.
+    """The estimated end of a run.
 
-    eta_s: from the end of the last window, None while it is unknown. is_on_hold: since the run
-    is at a standstill, it is that of the moment before.
+    eta_s: seconds from the end of the last window; None while unknown. is_on_hold: the run is at a
+    standstill, and the estimate is that of the moment before.
     """
 
     eta_s: float | None
@@ -50,7 +50,7 @@ class _Point(NamedTuple):
 
 
 def estimate(windows: Sequence[Window]) -> Estimate:
-    """When the run will end, by all its windows so far, in their order."""
+    """The estimated end of the run, from all its windows so far, in order."""
     points, is_on_hold = _active(windows)
     if not points:
         return Estimate(None, is_on_hold)
@@ -108,7 +108,7 @@ def _rows_per_s(points: Sequence[_Point], span_s: float) -> float:
     end_s = points[-1].active_s
     wave_s = _wave_s([point for point in points if point.active_s > end_s - span_s])
     if wave_s >= end_s:
-        # It has not been seen to its end: all of the run is a part of it.
+        # The wave is not complete: the whole run is part of it.
         wave_s, span_s = 0.0, end_s
     elif wave_s:
         span_s = min(span_s, max(end_s - wave_s, _LEAST_SHARE * end_s))
@@ -118,9 +118,9 @@ def _rows_per_s(points: Sequence[_Point], span_s: float) -> float:
 
 
 def _wave_s(lately: Sequence[_Point]) -> float:
-    """The longest time after which what happens may happen again; 0 if it is short.
+    """The longest period after which events may repeat; 0 if it is short.
 
-    That is the window of a limit that binds, or how long the last calls took.
+    It is the window of a binding limit, or the duration of the last calls.
     """
     answered = [point.window.latency for point in lately if point.window.latency.pairs]
     call_s = merged_sketches(answered[-_CALL_WINDOWS:]).quantile_s(0.5) or 0.0
@@ -135,9 +135,10 @@ def _wave_s(lately: Sequence[_Point]) -> float:
 
 
 def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float:
-    """The mean from begin_s to end_s of the rows that had ended; those at end_s if both are alike.
+    """The mean number of ended rows between begin_s and end_s; the number at end_s if both are
+    equal.
 
-    Between two points, rows end evenly; before the run, none have.
+    Between two points, the number is interpolated; before the run, it is 0.
     """
     if begin_s >= end_s:
         return _ended_at(points, end_s)
@@ -160,9 +161,10 @@ def _ended_at(points: Sequence[_Point], at_s: float) -> float:
 
 
 def _limited_s(last: _Point, span_s: float) -> float:
-    """How long the limits need for what is left, those whose window is longer than the span.
+    """Seconds that the limits need for the remaining rows, for limits whose window is longer than
+    the span.
 
-    Nothing of what was seen shows them yet: until a day's quota is used up, it holds nothing back.
+    The past does not show such limits yet: a day's quota holds nothing back until it is used up.
     """
     totals, found = last.window.totals, [0.0]
     per_row = {

@@ -1,4 +1,4 @@
-"""Where the time of rows went."""
+"""The time that rows spent in each phase."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from redline.timeline import Window, merged_phases
 def time_by_phase(windows: Sequence[Window]) -> dict[str, float]:
     """Seconds that the rows of a run spent in each phase, all rows together, longest first.
 
-    A phase has the name of its field in `Phases`, without its unit. They are those of the calls
-    that have ended. The wait for the disk comes after a row is out of hand.
+    A phase has the name of its field in `Phases`, without the unit. Only calls that have ended
+    count. The wait for the disk comes after a row has its outcome.
     """
     phases = msgspec.structs.asdict(merged_phases([window.phases for window in windows]))
     found = {name.removesuffix("_s"): seconds for name, seconds in phases.items() if seconds}

@@ -1,15 +1,16 @@
-"""What another setting would bring, and whether what was predicted of a run came true.
+"""The effect of another setting, and whether the prediction for a run came true.
 
-The rate of answers is the least of what each constraint leaves room for:
+The rate of answers is the minimum of what each constraint allows:
 
-limits        of what each rate limit allows. One that binds allows what it was seen to allow
-endpoint      its rate with as many calls in flight as may be, by the curve of all that was seen
-client        the event loop can be busy all of the time, and no more
-input, disk   what they were seen to bring or take, if they bind
+limits        what each rate limit allows; for one that binds, the observed rate
+endpoint      its rate with all slots in use, by the curve through all observed levels
+client        the rate at which its event loop would be busy all of the time
+input, disk   the observed rate, if they bind
 
-Another setting moves one of them, and the next one then binds. Nothing is said of more than twice
-the calls in flight that were seen. The curve needs three levels, the highest 1.5 times the lowest:
-those of earlier runs of the job count, and `-c auto` sees several in one run.
+Another setting moves one constraint, and the next one then binds. Nothing is predicted for more
+than twice the observed number of calls in flight. The curve needs three levels, the highest at
+least 1.5 times the lowest: levels of earlier runs of the job count, and `-c auto` visits several in
+one run.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Window,
 
 _LEAST_LEVELS, _LEAST_FACTOR = 3, 1.5
 _FURTHEST = 2.0
-# Of n slots, a few are free now and then: twice as many slots are within reach.
+# Of n slots, a few are free now and then: twice as many slots still count as within twice the
+# level.
 _ROUNDING = 1.1
-# What is known of a run is what its last minute was like; of the next one, so much is enough.
+# A run is judged by its last minute; this many seconds of it are enough.
 _LATELY_S, _LEAST_S = 60.0, 3.0
-# Of nineteen cases in twenty.
+# The interval contains the rate in nineteen of twenty cases.
 _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
-# Standard errors, in the logarithm: of what a cause that binds allows, of what a limit or the
-# client that do not bind would, and of what is measured afterwards.
+# Standard errors of the logarithm: of what a binding cause allows, of what a limit and the client
+# allow that do not bind, and of the later measurement.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
 # The event loop is the limit once it is busy for this share of the time.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
-# A gain that is likely to be below it is none.
+# A likely gain below this counts as none,
 NO_GAIN = 0.05
-# Unless it may be as much.
+# unless the gain may reach this.
 _UNSURE_GAIN = 0.15
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 
@@ -54,8 +56,9 @@ _TOO_FAR = "more than twice the calls in flight that were seen"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run may use. slots: calls in flight, 0 for no bound; limits: by what they count and in
-    which window, the amount, that of all endpoints together; endpoints: how many."""
+    """The resources of a run. slots: calls in flight, 0 for no bound; limits: by kind and window,
+    the amount over all endpoints; endpoints: their number.
+    """
 
     slots: float
     limits: dict[str, int]
@@ -63,8 +66,10 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a job. level: of the latest run, lately; caps: answers a second that each
-    limit allows, by its name as in Setting, and whether it binds; others: what else may bind."""
+    """The observations of a job. level: the recent level of the latest run; caps: for each limit,
+    named as in Setting, the answers per second that it allows, and whether it binds; others: the
+    other constraints.
+    """
 
     setting: Setting
     level: Level
@@ -83,7 +88,7 @@ def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Sett
 
 
 def known_of(runs: Sequence[RunHistory]) -> Known | str:
-    """What the runs of a job have shown; or, in words, why nothing can be predicted."""
+    """The observations from the runs of a job; or the reason why nothing can be predicted."""
     runs = [run for run in runs if run.windows]
     if not runs:
         return _NOT_STEADY
@@ -112,7 +117,7 @@ def known_of(runs: Sequence[RunHistory]) -> Known | str:
 
 
 def predicted(known: Known, to: Setting, change: str) -> Prediction:
-    """The rate of answers with that setting. change: in words."""
+    """The rate of answers with that setting. change: the change, in words."""
     now = known.setting
     before = Prediction(change=change, before_per_s=known.level.per_s)
     grown = to.endpoints / now.endpoints
@@ -141,7 +146,9 @@ def predicted(known: Known, to: Setting, change: str) -> Prediction:
 
 
 def usual_changes(known: Known) -> list[tuple[Setting, str]]:
-    """What people ask: twice the calls in flight, twice the limits, another endpoint."""
+    """The changes that users ask about: twice the calls in flight, twice the limits, another
+    endpoint.
+    """
     now = known.setting
     found = []
     if now.slots:
@@ -158,7 +165,7 @@ def usual_changes(known: Known) -> list[tuple[Setting, str]]:
 
 
 def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
-    """What each of the usual changes would bring; why nothing can be said, in words."""
+    """A prediction for each of the usual changes; or the reason why none is possible."""
     known = known_of(runs)
     if isinstance(known, str):
         return known
@@ -166,9 +173,9 @@ def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
 
 
 def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Prediction | None:
-    """The prediction for a run that begins with other settings than the run before it.
+    """The prediction for a run whose settings differ from those of the run before it.
 
-    facts: of that run. None if nothing has changed, or if it asks another model.
+    facts: of the new run. None if nothing has changed, or if the run uses another model.
     """
     seen = [run for run in earlier if run.windows]
     if not seen:
@@ -186,7 +193,7 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
 
 
 def _change(was: Setting, to: Setting) -> str:
-    """In words; empty if it is none."""
+    """The change in words; empty if there is none."""
     words = []
     if round(was.slots) != round(to.slots):
         one, other = (f"{n:,.0f}" if n else "any number of" for n in (was.slots, to.slots))
@@ -251,7 +258,7 @@ def gain_text(prediction: Prediction) -> str:
 
 
 def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
-    """Changes and what they bring, both in words; those that bring the same are one."""
+    """Changes and their effects, both in words; changes with the same effect are merged."""
     changes: dict[str, list[str]] = {}
     for prediction in found:
         changes.setdefault(gain_text(prediction), []).append(prediction.change)
@@ -259,7 +266,7 @@ def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
 
 
 def best_of(found: Sequence[Prediction]) -> Prediction | None:
-    """The change that brings most, if any is likely to bring something."""
+    """The change with the largest gain, if any is likely to bring one."""
     known = [one for one in found if not one.unknown]
     best = max(known, key=lambda one: one.likely_per_s, default=None)
     if best is None or best.low_per_s <= best.before_per_s * (1 + NO_GAIN):
@@ -272,7 +279,7 @@ def _percent(factor: float) -> str:
 
 
 def _lately(windows: Sequence[Window]) -> list[Window]:
-    """The steady windows of the latest minute in which there are any, that are as the last one."""
+    """The latest minute of steady windows that resemble the last of them."""
     found = steady(windows)
     if not found:
         return []
@@ -292,12 +299,14 @@ def _bound(found: Sequence[Binding], lately: Sequence[Window]) -> tuple[Cause, s
 
 
 def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, bool]]:
-    """binding: the names of the limits that bind."""
+    """Answers per second that each limit allows, and whether it binds. binding: the names of the
+    binding limits.
+    """
     names = binding.split(" and ")
     limits = merged(lately).limits
     found = {_key(use): (level.per_s, True) for use in limits if use.name in names}
     for key in {_key(use) for use in limits} - found.keys():
-        # A window that is longer than the run has filled only in part.
+        # The count of a window that is longer than the run is not complete yet.
         uses = [
             use
             for window in lately
@@ -312,7 +321,7 @@ def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tup
 
 
 def _others(whole: Window, level: Level, cause: Cause) -> list[Draws]:
-    """What the client, the input and the disk leave room for."""
+    """The rates that the client, the input and the disk allow."""
     if cause in _FIXED:
         return [around(level.per_s, _BINDING_ERROR)]
     if whole.busy < _LEAST_BUSY:
@@ -321,9 +330,10 @@ def _others(whole: Window, level: Level, cause: Cause) -> list[Draws]:
 
 
 def _of_endpoint(known: Known, to: Setting, grown: float, most: float) -> Draws | str:
-    """What the endpoint gives with that setting; why that is not known, in words.
+    """The rate that the endpoint gives with that setting; or the reason why it is not known.
 
-    grown: by which factor there are more endpoints. most: what anything else leaves room for.
+    grown: the factor by which the number of endpoints grows. most: the rate that all other
+    constraints allow.
     """
     now, level = known.setting, known.level
     is_full = known.cause in (Cause.CONCURRENCY, Cause.ENDPOINT)
@@ -333,11 +343,12 @@ def _of_endpoint(known: Known, to: Setting, grown: float, most: float) -> Draws 
         if is_full and math.isclose(slots, now.slots or math.inf):
             return as_before
         if most <= level.per_s * (1 + NO_GAIN) and slots >= level.in_flight:
-            # Something else binds, and goes on to.
+            # Another constraint binds, and will continue to bind.
             return as_before
     if known.curve is None:
         return _FEW_LEVELS
-    # What the other constraints leave room for needs no more calls in flight than in proportion.
+    # To reach the rate that the other constraints allow, calls in flight need at most grow in
+    # proportion.
     needed = min(slots, level.in_flight * max(1.0, most / level.per_s)) / grown
     furthest = _FURTHEST * known.curve.most
     if needed > furthest * _ROUNDING:

@@ -1,4 +1,4 @@
-"""What bound a whole run, and since when it is what it is."""
+"""What bound a whole run, and for how long."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import msgspec
 
 from redline.observe.causes import Binding, Cause
 
-# A cause that goes away for less than this is taken to have stayed.
+# A cause that is interrupted for less than this many seconds counts as uninterrupted.
 _BRIDGED_S = 3.0
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
     """How long one constraint bound a run.
 
-    share: of the time in which this bound, 0 to 1. evidence: of the longest window of it.
+    share: of the time in which this constraint bound, 0 to 1. evidence: from its longest window.
     """
 
     cause: Cause
@@ -27,7 +27,7 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """What bound a whole run.
 
-    shares: largest first, that add up to 1. sentence: the first of them in words.
+    shares: largest first; they add up to 1. sentence: describes the largest.
     """
 
     shares: tuple[Share, ...]
@@ -35,7 +35,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def summary_of(found: Sequence[Binding]) -> Summary:
-    """What bound for how much of the time, by the bindings of one run or of several."""
+    """The shares of time of each constraint, from the bindings of one run or of several."""
     total_s = sum(one.span_s for one in found) or 1.0
     alike: dict[tuple[Cause, str], list[Binding]] = {}
     for one in found:
@@ -54,7 +54,7 @@ def summary_of(found: Sequence[Binding]) -> Summary:
 
 
 def stretches(found: Sequence[Binding]) -> list[Binding]:
-    """Neighbours with the same cause as one; another one in between of a moment is left out."""
+    """Merges neighbours with the same cause, and drops a different one of a moment between them."""
     groups: list[Binding] = []
     for one in found:
         if groups and groups[-1].is_same(one):

@@ -1,4 +1,4 @@
-"""How a job is, from its timeline: while it runs, after it has ended, and after it was killed."""
+"""The status of a job, from its timeline: while it runs, after its end, and after it was killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redline.observe.prediction import Score, predictions, scores_of
 from redline.observe.shares import Share, stretches, summary_of
 from redline.timeline import LimitUse, Prediction, RunHistory, Timeline, Totals, Window, merged
 
-# The current state is read from the last windows of this many seconds, latencies from more of them.
+# The present state is read from the windows of the last seconds, latencies from a longer span.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
 # A run writes a window each second.
 SILENT_S = 5.0
@@ -38,7 +38,7 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BindingStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What binds now, or did at the end; for_s: for how long."""
+    """What binds now, or did at the end. for_s: for how many seconds."""
 
     cause: Cause
     what: str
@@ -95,7 +95,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
-    """The job now. timeline: with one run at least. is_running: a process holds its output."""
+    """The present status of the job. timeline: with at least one run. is_running: a process holds
+    its output.
+    """
     run = timeline.runs[-1]
     state: State = "running" if is_running else "dead"
     if run.end is not None and not is_running:
@@ -145,7 +147,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
 
 
 def last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
-    """The latest windows of one run that together last `seconds`, at least one if any exists."""
+    """The latest windows of one run that together cover `seconds`; at least one if any exists."""
     if not windows:
         return []
     since_s = windows[-1].end_s - seconds

@@ -1,8 +1,8 @@
-"""The seconds of a run in which it was steady, and how fast it was then.
+"""The steady windows of a run, and its rate of answers in them.
 
-With calls of many seconds, a second may contain no answer, or those to all calls that were sent
-together. So the rate of answers is that of Little's law (A Proof for the Queuing Formula L = lambda
-W, Operations Research 9, 1961): calls in flight, divided by the mean latency.
+With calls of many seconds, a second may contain no answer, or the answers to all calls that were
+sent together. Therefore the rate of answers comes from Little's law (A Proof for the Queuing
+Formula L = lambda W, Operations Research 9, 1961): calls in flight divided by the mean latency.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ import msgspec
 
 from redline.timeline import Sketch, Window, merged
 
-# A window is steady if as many calls were in flight before it, for as long as most calls take,
-# within this factor.
+# A window is steady if the number of calls in flight was equal within this factor for as long
+# before it as most calls take.
 _SAME = math.log(1.25)
 _MOST_CALLS = 0.9
 _LEAST_S = 1.0
-# Of all attempts, those that failed; of all samples, those in which no call could be sent.
+# Maximum shares of failed attempts, and of samples in which no call could be sent.
 _MOST_FAILED = _MOST_IDLE = 0.1
 _IDLE = ("parked", "down", "backoff", "rest", "batch")
-# Windows whose calls in flight are within this factor are one level.
+# Windows whose calls in flight differ by less than this factor are one level.
 _LEVEL = 1.15
 _LEAST_ANSWERS = 10
-# Of a rate by Little's law: means in flight are of samples, latencies are within a hundredth.
+# Least standard error of a rate by Little's law: calls in flight are sampled, and latencies are
+# exact to one per cent.
 _LEAST_ERROR = 0.01
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast the endpoint answered at this number of calls in flight.
+    """The rate of the endpoint's answers at this number of calls in flight.
 
-    in_flight: the mean. per_s: answers a second. error: standard error of its logarithm. answers:
-    by which it is known.
+    in_flight: the mean. per_s: answers per second. error: standard error of its logarithm. answers:
+    the number on which it is based.
     """
 
     in_flight: float
@@ -58,7 +59,7 @@ def level_of(windows: Sequence[Window]) -> Level | None:
         return None
     return Level(
         in_flight=whole.in_flight,
-        # Of the calls in flight, some are answered with an error.
+        # Some of the calls in flight end with an error.
         per_s=whole.in_flight / mean_s * (1.0 - _failed(whole)),
         error=math.hypot(_LEAST_ERROR, deviation_s / mean_s / math.sqrt(answers)),
         answers=answers,
@@ -79,7 +80,7 @@ def levels_of(runs: Iterable[Sequence[Window]]) -> list[Level]:
 
 
 def is_alike(one: Window, other: Window) -> bool:
-    """About as many calls are in flight in both; in each there are some."""
+    """About as many calls are in flight in both, and not 0."""
     return abs(math.log(one.in_flight / other.in_flight)) <= _SAME
 
 
@@ -104,13 +105,13 @@ def _is_steady(windows: Sequence[Window], index: int) -> bool:
 
 
 def _failed(window: Window) -> float:
-    """The share of the attempts that ended with an error."""
+    """The share of attempts that ended with an error."""
     failed = sum(window.errors.values())
     return failed / max(1, failed + window.answered)
 
 
 def _mean_s(sketch: Sketch) -> tuple[float, float]:
-    """Mean and standard deviation, in seconds; 0 and 0 of an empty one."""
+    """Mean and standard deviation, in seconds; 0 and 0 for an empty sketch."""
     count = sketch.count
     if not count:
         return 0.0, 0.0

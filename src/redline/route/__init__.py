@@ -1,4 +1,4 @@
-"""Endpoints as a fleet: one backend of many, each kept full, any of them dispensable."""
+"""Endpoints as a fleet: one backend in front of many, each kept full and none indispensable."""
 
 from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy_of
 from redline.route.endpoints import (

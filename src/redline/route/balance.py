@@ -35,18 +35,18 @@ from redline.waist import Request
 MEMORY = 16
 # A latency counts for half when the latest answer is this old, in seconds.
 FORGET_S = 60.0
-# The same in calls of the fastest endpoint, if that is less: the first answer of a server that has
-# only just started may be slow, and of short calls there are thousands in a minute.
+# The same in calls of the fastest endpoint, if that is shorter: the first answer of a server that
+# has just started may be slow, and there are thousands of short calls in a minute.
 FORGET_CALLS = 60
-# Times between two reviews of the figures.
+# Seconds between two reviews of the figures.
 REVIEW_S = 1.0
-# Figures that a server reported longer ago are not used.
+# Figures that a server reported longer ago are ignored.
 STALE_S = 10.0
-# Endpoints that are remembered for a prefix, the latest ones.
+# Endpoints remembered for a prefix, the latest ones.
 OWNERS = 2
 
 
-# Several of its fields are set for each call, which takes a Struct twice as long.
+# Several fields are set for each call, which takes twice as long in a Struct.
 @dataclass(kw_only=True, eq=False, slots=True)
 class Figures:
     """What a strategy knows of one endpoint.
@@ -91,17 +91,17 @@ class Figures:
     _busy_s: float = field(default=0.0, init=False)
 
     def began(self) -> None:
-        """A call is on its way to it."""
+        """Counts a call that is sent to it."""
         self.in_flight += 1
         self.expected_s += self.call_s
 
     def ended(self) -> None:
-        """A call is over, without an answer."""
+        """Counts a call that ended without an answer."""
         self.in_flight -= 1
         self.expected_s -= self.call_s
 
     def answered(self, latency_s: float, now_s: float) -> None:
-        """A call has been answered."""
+        """Counts an answered call."""
         self.in_flight -= 1
         self.fresh += 1
         self.fresh_s += latency_s
@@ -121,12 +121,13 @@ class Figures:
         self.fresh, self.fresh_s = 0, 0.0
 
     def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
-        """Time has passed. usual_s: the latency of an endpoint whose own is unknown.
+        """Updates the figures for the time that has passed. usual_s: the latency assumed for an
+        endpoint whose own is unknown.
 
-        forget_s: after how long a latency counts for half.
+        forget_s: the age at which a latency counts half.
         """
-        # A latency that no answer has confirmed for a while counts less, so that an endpoint that
-        # was slow gets a call again.
+        # A latency that no answer has confirmed for a while counts less, so that a slow endpoint
+        # gets a call again.
         age_s = now_s - self.answered_s
         latency_s = self.latency_s / (1 + age_s / forget_s) if self.latency_s else usual_s
         self.call_s = latency_s / self.weight
@@ -134,24 +135,26 @@ class Figures:
         self.expected_s = (self.in_flight + self.others + 1) * self.call_s
 
     def forget(self) -> None:
-        """How fast it was says nothing of how fast it will be."""
+        """Forgets the speed, which may be different from now on."""
         self.answers = self.fresh = 0
         self.latency_s = self.fresh_s = 0.0
         self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
 
     def failed(self) -> None:
-        """A call has failed because of the endpoint."""
+        """Counts a call that failed because of the endpoint."""
         self.availability -= self.availability / MEMORY
 
     def expect(self, tokens: float) -> None:
-        """A call of that many expected tokens is on its way to it; below 0 when that is over."""
+        """Adds the expected tokens of a call that is sent; a negative number removes them at its
+        end.
+        """
         self.tokens += tokens
 
     def drained(self, tokens: float, took_s: float) -> None:
-        """An answer has used these tokens, within took_s.
+        """Updates the token rate with an answer of this many tokens in took_s.
 
-        The rate is that of a call, times the weight. Tokens over the time in which it had any calls
-        would say that an endpoint with few of them is slow, and so keep calls from it.
+        The rate is that of one call, times the weight. Dividing tokens by the time in which it had
+        any calls would make an endpoint with few calls seem slow, and so keep calls away from it.
         """
         keep = 1 - 1 / MEMORY
         self._drained_tokens = self._drained_tokens * keep + tokens
@@ -160,7 +163,7 @@ class Figures:
             self.tokens_per_s = self.weight * self._drained_tokens / self._busy_s
 
     def reported(self, now_s: float, *, queued: int, foreign: int, gpu: float | None) -> None:
-        """Takes the figures that its server has reported."""
+        """Takes over the figures that its server has reported."""
         self.queued, self.foreign, self.gpu, self.seen_s = queued, foreign, gpu, now_s
 
 
@@ -168,10 +171,10 @@ F = TypeVar("F", bound=Figures)
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a strategy knows of a call.
+    """The facts of a call for a strategy.
 
-    tokens: it is expected to use, input and output. blocks: hashes of its prompt's prefixes, the
-    shortest first. request: the call itself, if room is asked for.
+    tokens: expected usage, input and output. blocks: hashes of its prompt's prefixes, the shortest
+    first. request: the call itself, if the strategy needs room.
     """
 
     tokens: float = 0.0
@@ -182,16 +185,17 @@ class Asked(msgspec.Struct, frozen=True):
 class Strategy(Protocol):
     """Chooses among endpoints that could all take the call.
 
-    looks_at: how many of them it wants to see, drawn at random; 0 for all. needs: which of the
-    costlier things to know it uses: "tokens", "blocks", "room".
+    looks_at: number of endpoints to choose from, drawn at random; 0 for all. needs: which of the
+    costlier facts it uses: "tokens", "blocks", "room".
     """
 
     looks_at: int
     needs: frozenset[str]
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        """The one that gets the call. among: one or more; if only some are looked at, those that
-        could not take the call after all are left out, and it is asked again."""
+        """The endpoint that gets the call. among: one or more. If only some are considered,
+        endpoints that turn out not to take the call are left out, and the strategy is called again.
+        """
 
 
 @runtime_checkable
@@ -199,14 +203,14 @@ class Ordering(Protocol):
     """A strategy that also chooses among calls that wait, for the endpoints that have room."""
 
     def next_for(self, names: Collection[str], waiting: Sequence[Asked]) -> int:
-        """The index of the call that is to go next to one of these endpoints.
+        """The index of the call that goes next to one of these endpoints.
 
-        waiting: one or more, in their order.
+        waiting: one or more, in order.
         """
 
 
 class PowerOfTwo:
-    """p2c. Two are enough to spread calls evenly; a few more find an idle endpoint that is fast."""
+    """p2c. Two draws spread calls evenly; a few more find an idle endpoint that is fast."""
 
     looks_at = 8
     needs = frozenset[str]()
@@ -216,10 +220,10 @@ class PowerOfTwo:
 
 
 class LeastTokens:
-    """least_tokens. Of those with equal work, the least loaded.
+    """least_tokens. Among endpoints with equal work, the least loaded.
 
-    An endpoint of unknown speed is taken to be as fast as the mean of the others, by weight. A
-    speed that no answer has confirmed for a while counts for more, as a latency does for less.
+    An endpoint of unknown speed is assumed to be as fast as the mean of the others, by weight. A
+    speed that no answer has confirmed for a while counts more, as such a latency counts less.
     """
 
     looks_at = 0
@@ -239,7 +243,7 @@ class LeastTokens:
 
 
 class EarliestRoom:
-    """room. Of those that are equally early, the least loaded."""
+    """room. Among endpoints that are equally early, the least loaded."""
 
     looks_at = 0
     needs = frozenset({"room"})
@@ -249,12 +253,12 @@ class EarliestRoom:
 
 
 class LongestPrefix:
-    """prefix. Remembers for the `most` latest prefixes which endpoints have seen them.
+    """prefix. Remembers which endpoints have seen each of the `most` latest prefixes.
 
-    slack: an endpoint gets no call for its prefix when that gives it more than `slack` times the
-    mean load, and a call (bounded loads); the least loaded gets it instead. If calls wait, an
-    endpoint that has room gets the first whose prefix it has; otherwise the first whose prefix no
-    endpoint has, which it takes from none; otherwise the first.
+    slack: an endpoint does not get a call for its prefix if its load would then exceed `slack`
+    times the mean load plus one call (bounded loads); the least loaded one gets the call instead.
+    If calls wait, an endpoint with room gets the first call whose prefix it has seen; otherwise the
+    first whose prefix no endpoint has seen; otherwise the first.
     """
 
     looks_at = 0
@@ -281,13 +285,13 @@ class LongestPrefix:
             owners = self._seen[asked.blocks[known - 1]] if known else ()
             if any(name in names for name in owners):
                 return index
-            # A prefix that most endpoints have seen is at home in none of them.
+            # A prefix that most endpoints have seen belongs to none of them.
             if unseen is None and (not owners or len(owners) == OWNERS):
                 unseen = index
         return unseen or 0
 
     def _of_prefix(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures | None:
-        """The least loaded of those within the bound that have seen the longest prefix."""
+        """The least loaded of the endpoints within the bound that have seen the longest prefix."""
         known = self._known(asked)
         if not known:
             return None
@@ -303,7 +307,7 @@ class LongestPrefix:
         return None
 
     def _known(self, asked: Asked) -> int:
-        """How many of the prompt's prefixes have been seen, from the shortest on."""
+        """The number of the prompt's prefixes that have been seen, from the shortest on."""
         blocks = asked.blocks
         return bisect_left(range(len(blocks)), True, key=lambda n: blocks[n] not in self._seen)
 
@@ -312,7 +316,7 @@ class LongestPrefix:
         for block in reversed(asked.blocks):
             owners = seen.get(block)
             if owners is None:
-                # One tuple for all of them: most prefixes have one endpoint.
+                # One tuple for all of them: most prefixes belong to one endpoint.
                 seen[block] = alone
             elif owners[0] != name:
                 others = [one for one in owners if one != name]
@@ -323,7 +327,7 @@ class LongestPrefix:
 
 
 class Cheapest:
-    """cheapest. Of equal prices, the least loaded."""
+    """cheapest. Among endpoints of equal price, the least loaded."""
 
     looks_at = 0
     needs = frozenset[str]()
@@ -342,7 +346,7 @@ class RoundRobin:
         self._credit: dict[str, float] = {}
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        # Those that have left the pool are forgotten.
+        # Forgets endpoints that have left the pool.
         credit = {one.name: self._credit.get(one.name, 0.0) + one.weight for one in among}
         chosen = min(among, key=lambda one: -credit[one.name])
         credit[chosen.name] -= sum(one.weight for one in among)
@@ -402,7 +406,7 @@ class NormalizedScore:
 
 
 def strategy_of(name: str, draw: random.Random) -> Strategy:
-    """The strategy of this name. Raises KeyError for any other."""
+    """The strategy with this name. Raises KeyError if it does not exist."""
     if name == "normalized_score":
         return NormalizedScore(draw)
     return _STRATEGIES[name]()
@@ -421,11 +425,12 @@ STRATEGIES = (*_STRATEGIES, "normalized_score")
 
 
 def soonest(among: Sequence[F]) -> F:
-    """The endpoint that should answer first; of equally good ones, the first. among: one or more.
+    """The endpoint that should answer first; among equally good ones, the first. among: one or
+    more.
 
-    It goes by one figure alone, which is kept up to date, so that a pool may ask for each call.
+    It compares a single figure, which is kept up to date, so that a pool may call it for each call.
     """
-    # `min` takes three times as long: it calls its key for each of them.
+    # `min` takes three times as long, since it calls its key for each element.
     best = among[0]
     least_s = best.expected_s
     for one in among:
@@ -435,29 +440,30 @@ def soonest(among: Sequence[F]) -> F:
 
 
 def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:
-    """Draws of these endpoints without end, each `most` of them, or all for 0.
+    """Endless draws of these endpoints, each with `most` of them, or with all for 0.
 
-    Each begins with another one: of those that are equally good, it is not always the same.
-    among: one or more. draw: a random number from 0 to 1.
+    Each draw begins with another endpoint, so that equally good ones take turns. among: one or
+    more. draw: returns a random number from 0 to 1.
     """
     count = len(among)
     first = int(draw() * count)
     ring = [*among[first:], *among[:first]] * 2
-    # Made and drawn by functions in C, for there is a draw for each call.
+    # Made and drawn by functions in C, since every call needs a draw.
     return map(ring.__getitem__, cycle(_parts(count, min(most or count, count))))
 
 
 @lru_cache(maxsize=64)
 def _parts(count: int, size: int) -> list[slice]:
-    """Parts of a ring of `count` that is there twice, one from each place on, in a random order."""
+    """Slices of a doubled list of `count` elements, one from each place on, in random order."""
     return random.Random(count).sample([slice(at, at + size) for at in range(count)], count)
 
 
 def review(among: Sequence[Figures], now_s: float) -> None:
-    """Brings up to date what is expected of these endpoints, all that a pool has.
+    """Updates the expected latencies of these endpoints, which must be all endpoints of a pool.
 
-    One that has X calls is expected to answer another one after X + 1 times its mean latency, over
-    its weight. An endpoint of unknown latency is taken to be as fast as the mean of the others.
+    An endpoint with X calls is expected to answer another one after X + 1 times its mean latency,
+    divided by its weight. An endpoint of unknown latency is assumed to be as fast as the mean of
+    the others.
     """
     known = [one.latency_s for one in among if one.latency_s]
     usual_s = sum(known) / len(known) if known else 1.0
@@ -467,7 +473,7 @@ def review(among: Sequence[Figures], now_s: float) -> None:
 
 
 def _load(one: Figures, now_s: float) -> float:
-    """Calls that it has, of this pool and of others, over its capacity."""
+    """The calls that it has, of this pool and of others, divided by its capacity."""
     in_flight = one.in_flight
     if one.foreign and _is_fresh(one, now_s):
         in_flight += one.foreign
@@ -479,12 +485,12 @@ def _is_fresh(one: Figures, now_s: float) -> bool:
 
 
 def _idle(one: Figures, now_s: float) -> float | None:
-    """The share of its GPU that is not used; None if that is not known."""
+    """The unused share of its GPU's cache; None if unknown."""
     return 1 - one.gpu if one.gpu is not None and _is_fresh(one, now_s) else None
 
 
 def _relative(values: Sequence[float | None]) -> list[float]:
-    """Each value over the largest, 0 to 1; the mean of the known ones for an unknown one."""
+    """Each value divided by the largest, 0 to 1; unknown values get the mean of the known ones."""
     known = [value for value in values if value is not None]
     largest = max(known, default=0.0)
     if largest <= 0:

@@ -1,4 +1,4 @@
-"""What a strategy needs to know of each call, read only if it needs it."""
+"""The facts of each call that a strategy uses, read only if it needs them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redline.waist import Backend, Call, Outcome, Request, Sink
 
 
 class CallFacts:
-    """Reads the calls of a pool, and learns from their answers what others will use.
+    """Reads the facts of a pool's calls, and learns from answers what later calls will use.
 
     needs: see Strategy.
     """
@@ -20,7 +20,7 @@ class CallFacts:
         self._has_room = "room" in needs
 
     def of(self, request: Request) -> Asked:
-        """What is asked."""
+        """The facts of a call."""
         estimator = self._estimator
         return Asked(
             tokens=0.0 if estimator is None else estimator.estimate(request).tokens,
@@ -37,7 +37,7 @@ class CallFacts:
         call: Call,
         sink: Sink | None,
     ) -> Outcome:
-        """Sends the call. While it is on its way, its tokens count in the endpoint's figures."""
+        """Sends the call. Until it ends, its tokens count in the endpoint's figures."""
         estimator = self._estimator
         if estimator is None:
             return await backend.send(request, call, sink)
@@ -52,6 +52,6 @@ class CallFacts:
             estimator.end(sending, reply, took_s)
         if reply is not None:
             used = (reply.input_tokens or 0) + (reply.output_tokens or 0)
-            # A server that reports no usage is charged the estimate.
+            # A server that reports no usage is charged with the estimate.
             figures.drained(used if used > 0 else asked.tokens, took_s)
         return outcome

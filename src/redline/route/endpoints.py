@@ -1,4 +1,4 @@
-"""HTTP endpoints as they are stated, made a pool."""
+"""Makes a pool of configured HTTP endpoints."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ class EndpointPool(Pool):
 
 
 def _highest(endpoint: Endpoint) -> float:
-    """What a token of input and one of output cost together, of the model that costs most there."""
+    """The price of an input token plus that of an output token, for the endpoint's most expensive
+    model.
+    """
     prices = [price.input + price.output for price in endpoint.tariff.values()]
     return float(max(prices, default=0))
 
@@ -53,7 +55,7 @@ def seat_of(endpoint: Endpoint, *, price: float = 0.0, **parts: Any) -> Seat:
 
 
 def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
-    """What bounds the answers of all of them together."""
+    """The memory bound for the answers of all endpoints together."""
     return ReplyMemory(max(endpoint.max_reply_bytes for endpoint in endpoints))
 
 
@@ -87,7 +89,7 @@ def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for a name of a model that only some of them know."""
+    """Raises ConfigError for a model name that only some endpoints know."""
     known: Mapping[str, str] = {
         name: endpoint.label for endpoint in endpoints for name in endpoint.models
     }

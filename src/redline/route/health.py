@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterable
 from redline.waist import Health
 
 # The evidence at which it is degraded: a likelihood ratio of 1,000,000 to 1, because a run of many
-# thousand calls tests it with each of them. If nothing else fails, that takes seven failures in a
-# row.
+# thousand calls tests it with each of them. If nothing else fails, seven failures in a row reach
+# it.
 EVIDENCE = math.log(1_000_000)
-# The same while it warms up: three failures in a row.
+# The same during the warm-up: three failures in a row.
 EVIDENCE_WARMING = math.log(100)
 # The share of failures to expect at least of an endpoint that works, and of one that does not:
 # BAD_FACTOR times what is usual, and BAD_LEAST.
@@ -45,23 +45,23 @@ MOST_SHARE = 0.97
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 WARM_CALLS = 20
-# Calls at once that try whether it answers again. If it keeps them for a timeout of a minute, there
-# is still one at the end of each pause.
+# Concurrent calls that test whether it answers again. Even if it holds each of them for a timeout
+# of a minute, one can still be sent at the end of each pause.
 MOST_TRIES = 8
 # A health page that fails this many times in a row, a second apart, takes the endpoint out. A busy
 # server may be late once or twice. Kubernetes has the same number by default (failureThreshold).
 BAD_PAGES = 3
-# Results that count for the share of failures: between one and two times as many.
+# The share of failures is taken over between one and two times as many results.
 MEMORY = 64
 
 
 class Breaker:
     """The state of one endpoint, by the table above. All times are monotonic.
 
-    usual: the share of calls that fail elsewhere of late, given this breaker. is_probed: it has a
-    health page, which is asked. calls, failures: of late. epoch: changes when the endpoint is
-    degraded, and when it warms up. Results of calls that began in an earlier epoch say nothing new.
-    again_s: while degraded, no call begins before.
+    usual: returns, for this breaker, the recent share of calls that fail elsewhere. is_probed: it
+    has a health page that is read. calls, failures: recent ones. epoch: changes when the endpoint
+    is degraded, and when it warms up. Results of calls that began in an earlier epoch are ignored.
+    again_s: no call begins before this time while it is degraded.
     """
 
     def __init__(self, usual: Callable[[Breaker], float], *, is_probed: bool = False) -> None:
@@ -92,7 +92,7 @@ class Breaker:
         return self.state is Health.READY and not self.evidence
 
     def allows(self, now_s: float, coming: int = 0) -> bool:
-        """Whether another call may begin, beside `coming` calls that are about to."""
+        """Whether another call may begin, in addition to `coming` calls that are about to."""
         if self.state is Health.READY:
             return True
         if self._is_held:
@@ -102,7 +102,7 @@ class Breaker:
         return self._in_flight + coming < 2.0**self._warm
 
     def began(self, now_s: float) -> int:
-        """A call is sent to it; the epoch, for its result."""
+        """Counts a call that is sent; returns the epoch for its result."""
         if self.state is not Health.READY:
             self._in_flight += 1
             if self.state is Health.DEGRADED and now_s >= self.again_s:
@@ -110,17 +110,17 @@ class Breaker:
         return self.epoch
 
     def cancelled(self, epoch: int) -> None:
-        """A call has ended without a result: another one may find out."""
+        """Counts a call that ended without a result, so that another call may test the endpoint."""
         if self._ended(epoch) and self.state is Health.DEGRADED:
             self.again_s = -math.inf
 
     def answered(self, calls: int) -> None:
-        """These calls have been answered while it was settled."""
+        """Counts calls that were answered while it was settled."""
         self.calls += calls
         self._forget()
 
     def succeeded(self, epoch: int) -> bool:
-        """A call has been answered. True if that changes the state."""
+        """Counts an answered call. True if that changes the state."""
         self.calls = calls = self.calls + 1
         if calls >= 2 * MEMORY:
             self._forget()
@@ -136,9 +136,9 @@ class Breaker:
         return not is_ready and self._recovers()
 
     def failed(self, epoch: int, now_s: float, *, is_down: bool = False) -> bool:
-        """A call has failed. True if the endpoint is degraded because of it.
+        """Counts a failed call. True if the endpoint is degraded because of it.
 
-        is_down: no connection could be made, which no second call needs to confirm.
+        is_down: no connection could be made, which needs no second failure as confirmation.
         """
         self.calls += 1
         self.failures += 1
@@ -176,12 +176,14 @@ class Breaker:
         if self.state is Health.STARTING:
             self._turns(Health.WARMING)
         elif was_held and was_down:
-            # It is not as it was when calls failed: the next one is not put off.
+            # Its state has changed since calls failed: the next call is not delayed.
             self.again_s = now_s
         return was_held
 
     def _recovers(self) -> bool:
-        """One more success while it is not ready; whether that changes the state."""
+        """Counts a success of an endpoint that is not ready; returns whether that changes the
+        state.
+        """
         was_out = self.state in (Health.DEGRADED, Health.STARTING)
         if was_out:
             self._turns(Health.WARMING)
@@ -192,7 +194,7 @@ class Breaker:
         return True
 
     def _turns(self, state: Health) -> None:
-        """It is not ready, and calls that began before say nothing of it any more."""
+        """Changes to a state other than ready; results of earlier calls are ignored from now on."""
         self.state = state
         self.epoch += 1
         self._in_flight = self._warm = 0
@@ -209,22 +211,22 @@ class Breaker:
             self.failures /= 2
 
     def _ended(self, epoch: int) -> bool:
-        """A call is over; whether it began in this epoch."""
+        """Counts the end of a call; returns whether it began in this epoch."""
         if epoch != self.epoch:
             return False
-        # Those that began before it was degraded are not counted.
+        # Calls that began before it was degraded are not counted.
         self._in_flight = max(0, self._in_flight - 1)
         return True
 
 
 def usual_share(others: Iterable[Breaker]) -> float:
-    """The share of calls that fail at the other endpoints of late, USUAL_SHARE to MOST_SHARE."""
+    """The recent share of calls that fail at the other endpoints, USUAL_SHARE to MOST_SHARE."""
     calls = failures = 0.0
     for breaker in others:
         if breaker.state is Health.READY:
             calls += breaker.calls
             failures += breaker.failures
-    # Two calls more, of the usual share: one failure elsewhere is no bad day.
+    # Two calls with the usual share are added: a single failure elsewhere does not prove an outage.
     share = (failures + 2 * USUAL_SHARE) / (calls + 2)
     return min(MOST_SHARE, max(USUAL_SHARE, share))
 

@@ -1,4 +1,4 @@
-"""One endpoint of a pool: what is stated of it, and what is known of it."""
+"""One endpoint of a pool: its settings, and what the pool knows about it."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from redline.waist import Health, Load, Member
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one endpoint of a pool.
 
-    make: makes its backend, given what it is to call when it could take a call again.
-    weight: its capacity in proportion to the others', above 0. price: see Figures. pages: of its
-    server, to be asked how it is; None if it is not asked.
+    make: makes its backend; its argument is called when the backend could take a call again.
+    weight: its capacity relative to the others, above 0. price: see Figures. pages: of its server,
+    read for its figures and health; None if they are not read.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 class PoolMember(Figures):
     """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
-    coming: calls that are about to reach its backend. error: what took it out for good.
+    coming: calls that are about to reach its backend. error: the error that took it out for good.
     """
 
     def __init__(
@@ -67,12 +67,12 @@ class PoolMember(Figures):
 
     @property
     def figures(self) -> Figures:
-        """What a strategy knows of it."""
+        """The figures that strategies use."""
         return self
 
     @property
     def is_out(self) -> bool:
-        """Whether it gets no call any more."""
+        """Whether it gets no more calls."""
         return self.is_leaving or self.error is not None
 
     def health(self, now_s: float, load: Load | None = None) -> Health:
@@ -85,7 +85,7 @@ class PoolMember(Figures):
         return self.breaker.state if state is Health.READY else state
 
     def is_open(self, now_s: float, is_broken: bool = False, beside: int = 0) -> bool:
-        """Whether it can take a call now, besides those already coming, unless it is out.
+        """Whether it can take a call now, in addition to those already coming, unless it is out.
 
         is_broken: even if its breaker is open.
         """
@@ -95,7 +95,7 @@ class PoolMember(Figures):
         return self.backend.has_room(now_s, coming)
 
     def room(self, now_s: float, most: int, is_broken: bool = False) -> int:
-        """Calls that it could take now, counted up to `most`. is_broken: see `is_open`."""
+        """The number of calls that it could take now, up to `most`. is_broken: see `is_open`."""
         free = self.steady - self.in_flight
         if free >= most:
             return most
@@ -121,25 +121,25 @@ class PoolMember(Figures):
         self.steady = 0
 
     def comes(self) -> None:
-        """A call is about to reach its backend."""
+        """Counts a call that is about to reach its backend."""
         self.coming += 1
         self.began()
 
     def came(self) -> None:
-        """That call is there, or has been cancelled on its way."""
+        """Counts a call that has reached the backend, or was cancelled on its way."""
         self.coming -= 1
 
     def is_parked(self, now_s: float) -> bool:
-        """Whether it takes no call for a time that is known."""
+        """Whether it takes no call until a known time."""
         return self.backend.load(now_s).parked_until_s > now_s
 
     def closed_until_s(self, now_s: float) -> float:
-        """Until when it takes no call whatever happens; not later than now if that is unknown."""
+        """The time until which it takes no call in any case; not later than now if unknown."""
         again_s = self.breaker.again_s if self.breaker.state is Health.DEGRADED else -math.inf
         return max(again_s, self.backend.load(now_s).parked_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
-        """Has `look` called after this time, at the latest."""
+        """Calls `look` after this time, or earlier."""
         self.forget_timer()
         self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
 
@@ -149,30 +149,30 @@ class PoolMember(Figures):
             self._timer = None
 
     def check_empty(self) -> None:
-        """Wakes the waiter for the end of its calls if they are over."""
+        """Wakes the waiter for the end of its calls if all have ended."""
         if not self.in_flight:
             self._is_empty.set()
 
     def watch(self, on_health: Callable[[bool], None], clock: Clock) -> None:
-        """Begins to ask its server how it is."""
+        """Starts reading its server's pages."""
         if self.pages is not None:
             self._watch = Watch(self.pages, self, on_health, clock)
             self._watch.start()
 
     async def aclose(self) -> None:
-        """Ends its backend, and asks its server nothing any more."""
+        """Closes its backend, and stops reading its server's pages."""
         self.forget_timer()
         if self._watch is not None:
             await self._watch.aclose()
         await self.backend.aclose()
 
     def lose(self, error: CallError | NoEndpoint) -> None:
-        """It gets no call any more, because of this error."""
+        """Takes it out for good, because of this error."""
         self.error = error
         self.backend.withdraw()
 
     async def leave(self) -> None:
-        """It gets no call any more. Returns when those that it had are over."""
+        """Takes it out. Returns when the calls that it had have ended."""
         self.is_leaving = True
         self.backend.withdraw()
         if self.in_flight:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-# A server with many engines or models has a line for each of them.
+# A server with many engines or models has one line for each of them.
 MOST_LINES = 1_000
 _MOST_CALLS = 1_000_000
 _SERVERS = (
@@ -43,7 +43,7 @@ class ServerFigures(msgspec.Struct, frozen=True):
 
 
 def read_metrics(page: bytes) -> ServerFigures | None:
-    """The server's figures; None if the page has none that can be true."""
+    """The server's figures; None if the page has no plausible ones."""
     text = b"\n" + page
     for running_name, waiting_name, cache_names in _SERVERS:
         running, waiting = (_calls(text, name) for name in (running_name, waiting_name))
@@ -56,7 +56,9 @@ def read_metrics(page: bytes) -> ServerFigures | None:
 
 
 def _calls(text: bytes, name: bytes) -> int | None:
-    """The sum of the lines of a metric that counts calls; None without any, or for nonsense."""
+    """The sum over the lines of a metric that counts calls; None if there are none, or implausible
+    ones.
+    """
     found = list(_values(text, name))
     total = sum(found)
     is_count = bool(found) and min(found) >= 0 and total <= _MOST_CALLS
@@ -64,7 +66,7 @@ def _calls(text: bytes, name: bytes) -> int | None:
 
 
 def _values(text: bytes, name: bytes) -> Iterator[float]:
-    """The values of the metric's lines, the first ones; NaN for what is not a number."""
+    """The values of the metric's lines, the first ones; NaN if a value is not a number."""
     at, start = 0, b"\n" + name
     for _ in range(MOST_LINES):
         at = text.find(start, at)
@@ -74,16 +76,16 @@ def _values(text: bytes, name: bytes) -> Iterator[float]:
         end = text.find(b"\n", at)
         line = text[at : end if end >= 0 else len(text)]
         if line[:1] == b"{":
-            # A value holds no brace, as a label may.
+            # A value contains no brace; a label may.
             line = line[line.rfind(b"}") + 1 :]
         elif line[:1] not in (b" ", b"\t"):
-            # A metric whose name begins alike.
+            # Another metric whose name has the same beginning.
             continue
         yield _number(line)
 
 
 def _number(line: bytes) -> float:
-    """A value, which a time may follow."""
+    """A value, which may be followed by a timestamp."""
     words = line.split(maxsplit=2)
     try:
         return float(words[0])

@@ -13,17 +13,18 @@ METRICS = "/metrics"
 HEALTH = "/health"
 # For a server without a health page.
 MODELS = "/v1/models"
-# A page takes milliseconds; a server that is so busy that it takes longer is asked again soon.
+# A page takes milliseconds; a server that is too busy for that is asked again soon.
 TIMEOUT_S = 2.0
-# vLLM's page is some 50 kB for each of its engines.
+# vLLM's page has about 50 kB for each of its engines.
 MOST_BYTES = 4 * 2**20
 _NO_PAGE = frozenset({404, 405, 501})
 
 
 class Pages:
-    """Reads what the endpoint states of `metrics` and `probe`, on connections of its own.
+    """Reads the endpoint's `metrics` and `probe` pages, on connections of its own.
 
-    It counts for no limit. The endpoint's key goes to the endpoint's own host and port alone.
+    The requests count against no limit. The endpoint's key is sent only to the endpoint's own host
+    and port.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock = SYSTEM) -> None:
@@ -31,18 +32,18 @@ class Pages:
         self._health = _Page(endpoint, endpoint.probe, HEALTH, clock)
         self.has_metrics = bool(endpoint.metrics)
         self.has_health = bool(endpoint.probe)
-        # A page that is stated is the only one.
+        # If a page is configured, no other one is tried.
         self._may_lack = endpoint.probe is True
 
     async def figures(self) -> ServerFigures | None:
-        """What its server says of itself; None if it cannot be had. Raises nothing."""
+        """The figures that its server reports; None if they are unavailable. Raises nothing."""
         try:
             return read_metrics(await self._metrics.read())
         except (CallError, NoEndpoint):
             return None
 
     async def is_well(self) -> bool:
-        """Whether its server answers, and not with HTTP 500 or above. Raises nothing."""
+        """Whether its server answers with a status below 500. Raises nothing."""
         try:
             await self._health.read()
         except (CallError, NoEndpoint) as error:
@@ -61,7 +62,7 @@ class Pages:
 
 
 class _Page:
-    """A page of an endpoint, or at a URL or path that is stated in place of the usual path."""
+    """A page of an endpoint, at its usual path or at a configured URL or path."""
 
     def __init__(self, endpoint: Endpoint, stated: bool | str, usual: str, clock: Clock) -> None:
         self.path, base_url, is_own = usual, endpoint.base_url, True

@@ -70,10 +70,10 @@ class Pool:
     """A backend that sends each call to one of its endpoints.
 
     strategy: chooses among those that could take a call. most: calls at all of them together, at
-    once; None for what each of them allows. listener: notified of endpoints that are out. seed: of
-    what is drawn at random. may_be_empty: endpoints are added and removed, and while there is none,
-    calls wait for one.
-    Raises ConfigError for two endpoints of one name, or, unless it may be empty, none at all.
+    most; None for the sum of what each allows. listener: notified of endpoints that are out. seed:
+    of the random draws. may_be_empty: endpoints are added and removed; while there are none, calls
+    wait for one.
+    Raises ConfigError for two endpoints of one name, or, unless it may be empty, for none.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Pool:
         self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
         self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
-        # Those that could take a call, as far as is known: one that is chosen is asked.
+        # The endpoints that could take a call, as far as is known: the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
         # Draws of those, without end; None if they are not the same any more, or not as they were.
         self._draws: Iterator[list[PoolMember]] | None = None
@@ -113,7 +113,7 @@ class Pool:
         self._on_room: Callable[[], None] | None = None
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
-        self._given: dict[Ticket, PoolMember] = {}  # whose turn it is
+        self._given: dict[Ticket, PoolMember] = {}  # the call whose turn it is
         self._all_degraded = False
         for seat in seats:
             self.add(seat)
@@ -124,7 +124,7 @@ class Pool:
         return self._members
 
     def add(self, seat: Seat) -> None:
-        """Another endpoint takes calls from now on. Raises ConfigError if its name is taken."""
+        """Adds an endpoint. Raises ConfigError if its name is taken."""
         if any(member.name == seat.name for member in self._members):
             raise ConfigError(
                 f"two endpoints of a pool are named {seat.name}", hint="give each its own name"
@@ -155,11 +155,11 @@ class Pool:
 
     @property
     def is_full(self) -> bool:
-        """As many calls are at the endpoints as may be together."""
+        """The maximum number of calls is in flight at the endpoints together."""
         return not self._spare
 
     def held_by(self, on_room: Callable[[], None]) -> None:
-        """Sets what is called when, after `has_room` has said no, a call could be taken again.
+        """Sets a callback for when a call could be taken again after `has_room` has returned False.
 
         on_room: called when a call or a park has ended, or an endpoint has recovered or was added.
         It may be called more often, and must not wait.
@@ -184,14 +184,14 @@ class Pool:
                     return True
                 if not member.is_open(now_s, self._all_degraded):
                     self._close(member, now_s)
-        # The end of each call is looked at from now on, which in the usual way it is not.
+        # From now on the end of each call is observed, which the fast path does not do.
         self._is_awaited, self._usual = True, None
         return self._is_lost
 
     def slots(self, now_s: float) -> int:
-        """Calls at its endpoints at once, at most, as they are now; 0 if no bound is known.
+        """The maximum number of calls in flight at its endpoints at present; 0 if it is unknown.
 
-        Of an endpoint that takes none, those that it still has count.
+        An endpoint that takes no calls counts with those that it still has.
         """
         total = 0.0
         for one in self._members:
@@ -205,11 +205,11 @@ class Pool:
         return 0 if most == math.inf else int(most)
 
     def waits_s(self) -> Iterator[float]:
-        """How long each of the calls that wait for an endpoint has waited."""
+        """How long each waiting call has waited for an endpoint."""
         return self._queue.waits_s(self._clock.now_s())
 
     async def remove(self, name: str) -> None:
-        """Takes an endpoint out, and returns when the calls that it had are over.
+        """Takes an endpoint out, and returns when the calls that it had have ended.
 
         Calls that it has not written go to other endpoints. Raises KeyError for an unknown name.
         """
@@ -221,7 +221,7 @@ class Pool:
         try:
             await member.leave()
         finally:
-            # A cancelled removal ends the calls that are left.
+            # Cancelling the removal ends the remaining calls.
             if member in self._members:
                 self._members.remove(member)
                 await member.aclose()
@@ -260,8 +260,8 @@ class Pool:
         usual, spare = self._usual, self._spare
         if usual is None or call.avoid or not spare:
             return await self._send(request, call, sink)
-        # The usual way, for nearly all calls: an endpoint that surely has room is not asked, and of
-        # an answer nothing is noted but that it came, and how long it took.
+        # The fast path for nearly all calls: an endpoint that certainly has room is not asked, and
+        # of an answer only its arrival and its latency are recorded.
         member = soonest(next(usual))
         in_flight = member.in_flight
         if in_flight >= member.steady:
@@ -286,13 +286,14 @@ class Pool:
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
-        """The outcome of a call that only this endpoint can answer, such as which models it has.
+        """The outcome of a call that only this endpoint can answer, such as a request for its
+        models.
 
-        It waits for none of the pool's calls and counts as none of them.
+        It does not wait for calls of the pool, and does not count as one of them.
         """
         outcome = await member.backend.send(request, call)
         if isinstance(outcome.error, NoEndpoint | Retryable):
-            # It may have parked the endpoint, which calls of the pool are not to wait for.
+            # It may have parked the endpoint, for which calls of the pool must not wait.
             self._distrust(member)
             self._pass_by(member, self._clock.now_s())
         return outcome
@@ -311,7 +312,9 @@ class Pool:
         sink: Sink | None,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """The outcome of a call, on as many endpoints as it needs. member: the first, if chosen."""
+        """The outcome of a call, tried on as many endpoints as it needs. member: the first, if
+        chosen.
+        """
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
@@ -351,7 +354,7 @@ class Pool:
             member = None
 
     def _cancelled(self, member: PoolMember, epoch: int) -> None:
-        """A call is over without an outcome."""
+        """Counts a call that ended without an outcome."""
         member.breaker.cancelled(epoch)
         self._unanswered(member)
         self._traffic.unanswered += 1
@@ -359,7 +362,7 @@ class Pool:
     def _is_over(
         self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
     ) -> bool:
-        """Notes what an endpoint has made of a call; whether the outcome is the call's."""
+        """Records an endpoint's result; returns whether it is the outcome of the call."""
         breaker = member.breaker
         self._take_up(member)
         if outcome.status != "succeeded":
@@ -371,7 +374,7 @@ class Pool:
         if epoch == breaker.epoch:
             member.answered(outcome.latency_s, self._clock.now_s())
         else:
-            # It began before the endpoint was degraded, and says nothing of it now.
+            # The call began before the endpoint was degraded, and its result is ignored.
             member.ended()
         self._traffic.answered += 1
         self._traffic.served_s += outcome.latency_s
@@ -399,7 +402,7 @@ class Pool:
         if now_s >= self._review_s:
             self._review(now_s)
         if not self._strategy.looks_at:
-            # It goes by all of them, so they are asked first.
+            # It considers all endpoints, so all are asked first.
             for one in list(members.values()):
                 if not one.is_open(now_s, self._all_degraded):
                     self._close(one, now_s)
@@ -419,7 +422,7 @@ class Pool:
         return None
 
     def _drawn(self) -> list[PoolMember]:
-        """Endpoints that could take a call, in a random order: as many as the strategy looks at."""
+        """Endpoints that could take a call, in random order: as many as the strategy considers."""
         if self._draws is None:
             members = [*self._open.values()]
             self._draws = draws(members, self._strategy.looks_at, self._random)
@@ -428,7 +431,7 @@ class Pool:
         return next(self._draws)
 
     def _review(self, now_s: float) -> None:
-        """Brings up to date what is known of the endpoints, once in REVIEW_S while calls come."""
+        """Updates what is known of the endpoints, once in REVIEW_S while calls arrive."""
         members = self._members
         for one in members:
             self._take_up(one)
@@ -442,13 +445,13 @@ class Pool:
         self._reviewer = loop.call_later(REVIEW_S, self._review_at_once)
 
     def _review_at_once(self) -> None:
-        """The next call is preceded by a review."""
+        """Makes the next call start with a review."""
         self._review_s, self._usual = -math.inf, None
 
     async def _turn(self, ticket: Ticket) -> PoolMember:
-        """The endpoint that takes the call when it is its turn.
+        """The endpoint that takes the call, once its turn comes.
 
-        Raises TimedOut at the call's deadline, and what took the last endpoint out.
+        Raises TimedOut at the call's deadline, or the error that took the last endpoint out.
         """
         call, queue = ticket.call, self._queue
         self._check_left()
@@ -464,7 +467,7 @@ class Pool:
             self._traffic.unanswered += 1
             given = self._given.pop(ticket, None)
             if given is not None:
-                # It was its turn in the same moment.
+                # Its turn came at the same moment.
                 given.came()
                 self._unanswered(given)
             raise
@@ -474,7 +477,7 @@ class Pool:
         return member
 
     def _dispatch(self) -> None:
-        """Gives calls that wait to endpoints that can take them; their holder then has its turn."""
+        """Assigns waiting calls to endpoints that can take them; then the holder has its turn."""
         self._give_turns()
         if self._is_awaited and self._open and self._spare:
             self._tell_holder()
@@ -485,7 +488,7 @@ class Pool:
             self._on_room()
 
     def _give_turns(self) -> None:
-        """Gives calls that wait to endpoints that can take them, in their order."""
+        """Assigns waiting calls, in order, to endpoints that can take them."""
         queue = self._queue
         while queue and self._open and self._spare:
             for ticket in (
@@ -508,7 +511,7 @@ class Pool:
             ticket.turn.set_result(None)
 
     def _ordered(self, ordering: Ordering) -> list[Ticket]:
-        """The first tickets, but first of all the one that suits the endpoints with room best."""
+        """The first tickets, led by the one that suits the endpoints with room best."""
         now_s = self._clock.now_s()
         names = {one.name for one in self._open.values() if one.is_open(now_s, self._all_degraded)}
         tickets = self._queue.first_alike()
@@ -520,13 +523,13 @@ class Pool:
         return [tickets[best], *tickets[:best], *tickets[best + 1 :]]
 
     def _unanswered(self, member: PoolMember) -> None:
-        """A call that the endpoint had is over, and was not answered."""
+        """Counts the end of a call that the endpoint did not answer."""
         self._spare += 1
         member.ended()
         self._look(member)
 
     def _look(self, member: PoolMember) -> None:
-        """The endpoint may be able to take another call."""
+        """Checks whether the endpoint can take another call."""
         if member.is_out:
             member.check_empty()
         elif member.name not in self._open:
@@ -536,15 +539,17 @@ class Pool:
         self._dispatch()
 
     def _drop(self, member: PoolMember) -> None:
-        """The endpoint takes no call until it is looked at again."""
+        """Gives the endpoint no calls until it is checked again."""
         if self._open.pop(member.name, None) is not None:
             self._draws = self._usual = None
 
     def _close(self, member: PoolMember, now_s: float) -> None:
-        """The endpoint has no room until one of its calls is over, it says so, or a time comes."""
+        """Marks the endpoint as full until one of its calls ends, it reports room, or a time
+        comes.
+        """
         self._drop(member)
         if 0 < member.steady <= member.in_flight:
-            # It is full.
+            # The endpoint is full.
             return
         until_s = member.closed_until_s(now_s)
         if now_s < until_s < math.inf:
@@ -553,7 +558,7 @@ class Pool:
     def _failed(
         self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
     ) -> bool:
-        """Notes a failure; whether the outcome is the call's."""
+        """Records a failure; returns whether it is the outcome of the call."""
         error, breaker, now_s = outcome.error, member.breaker, self._clock.now_s()
         assert error is not None
         if isinstance(error, Withdrawn):
@@ -595,21 +600,22 @@ class Pool:
         return True
 
     def _pass_by(self, member: PoolMember, now_s: float) -> None:
-        """Calls that wait at the endpoint go to others, if it is parked."""
+        """Sends calls that wait at a parked endpoint to others."""
         if member.is_parked(now_s):
             member.backend.withdraw()
             self._reconsider()
 
     def _improved(self, member: PoolMember) -> None:
-        """An endpoint that was degraded works again, or begins to."""
+        """Handles an endpoint that works again after it was degraded, or begins to."""
         if member.breaker.state is Health.READY:
             self._listener.on_event(EndpointRecovered(self._clock.now_s(), member.name))
         self._weigh()
 
     def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
-        """An endpoint has limits that could grant the call; it avoids the others from now on.
+        """Whether an endpoint has limits that could grant the call, which avoids those that
+        could not from now on.
 
-        It waits for that endpoint, if it does not work at the moment.
+        The call waits for such an endpoint if it does not work at the moment.
         """
         unfit, is_found = set[str](), False
         for one in self._members:
@@ -623,7 +629,9 @@ class Pool:
         return is_found
 
     def _still_avoids(self, call: Call) -> frozenset[str]:
-        """What a call that avoids all that work still avoids: those too small, if not all are."""
+        """The endpoints that a call still avoids when it avoids all working ones: those too small
+        for it, unless all are.
+        """
         now_s = self._clock.now_s()
         for one in self._members:
             if one.name not in call.unfit and one.health(now_s) is not Health.GONE:
@@ -631,9 +639,9 @@ class Pool:
         return frozenset()
 
     def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
-        """The call avoids the endpoint from now on, if another one works.
+        """Makes the call avoid the endpoint from now on, if another one works.
 
-        It is then tried again as soon as that has room, and waits for nothing else.
+        The call is then retried as soon as the other endpoint has room, without further waits.
         """
         avoided = call.avoid | {member.name}
         for other in self._members:
@@ -661,7 +669,7 @@ class Pool:
         )
 
     def _lose(self, member: PoolMember, error: CallError) -> None:
-        """An endpoint is out for good; if it was the last, so is every call that waits."""
+        """Takes an endpoint out for good; if it was the last one, fails every waiting call."""
         is_news = member.error is None
         self._drop(member)
         member.lose(error)
@@ -675,31 +683,31 @@ class Pool:
             self._tell_holder()
 
     def _refuse_all(self, error: CallError | NoEndpoint) -> None:
-        """No call that waits can be sent."""
+        """Fails all waiting calls."""
         for ticket in self._queue.take_all():
             if ticket.turn is not None and not ticket.turn.done():
                 ticket.turn.set_exception(copy.copy(error))
 
     @property
     def _is_lost(self) -> bool:
-        """Errors have taken out the last endpoint."""
+        """Whether errors have taken out the last endpoint."""
         members = self._members
         return any(one.error for one in members) and all(one.is_out for one in members)
 
     def _check_left(self) -> None:
-        """Raises what took the last endpoint out, if none is left."""
+        """Raises the error that took the last endpoint out, if none is left."""
         if self._is_lost:
             raise copy.copy([one.error for one in self._members if one.error][-1])
 
     def _watch(self) -> None:
-        """Begins to ask servers how they are."""
+        """Starts reading the servers' pages."""
         members, self._unwatched = self._unwatched, []
         for member in members:
             if member in self._members:
                 member.watch(partial(self._probed, member), self._clock)
 
     def _probed(self, member: PoolMember, is_well: bool) -> None:
-        """The health page of the endpoint has been asked."""
+        """Handles the result of the endpoint's health page."""
         if member.breaker.probed(self._clock.now_s(), is_well=is_well):
             if member.breaker.state is Health.DEGRADED and not is_well:
                 what = f"its health page has failed {BAD_PAGES} times in a row"
@@ -714,17 +722,17 @@ class Pool:
         self._draws = self._usual = None
 
     def _degraded(self, member: PoolMember) -> None:
-        """The endpoint gets no calls for a while. Those that it has not written go to others."""
+        """Gives the endpoint no calls for a while. Calls that it has not written go to others."""
         self._distrust(member)
         self._take_up(member)
-        # When it is back, it is not known to be slow, or no call would try it.
+        # Its speed is unknown when it returns; otherwise no call would try it.
         member.forget()
         self._review_at_once()
         self._weigh()
         member.backend.withdraw()
 
     def _weigh(self) -> None:
-        """An endpoint has come, gone or changed its state.
+        """Handles an endpoint that was added, removed or has changed its state.
 
         If every endpoint is degraded, breakers are ignored.
         """
@@ -735,7 +743,9 @@ class Pool:
             self._look(member)
 
     def _reconsider(self) -> None:
-        """No call waits for endpoints all of which it avoids, but for those that cannot take it."""
+        """Lets no call wait only because it avoids all endpoints, except those that cannot
+        take it.
+        """
         avoiding = [call for call in self._queue.calls() if call.avoid]
         if not avoiding:
             return
@@ -751,7 +761,7 @@ class Pool:
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:
-    """The endpoint does not work as it should, whatever it was asked."""
+    """Whether the error shows a malfunction of the endpoint, whatever the request was."""
     if isinstance(error, ServerFailed):
         return error.status is None or error.status >= 500
     if isinstance(error, TimedOut):

@@ -10,17 +10,17 @@ from itertools import count, islice
 from redline.route.balance import Asked
 from redline.waist import Call
 
-# If the first calls may not use the endpoint that is free, up to this many of them are passed over.
+# If the first calls may not use the free endpoint, up to this many of them are passed over.
 LOOKED_AT = 64
-# Later calls that may go before a call, because they suit the endpoints that have room better.
+# Later calls that may overtake a call because they suit the endpoints with room better.
 MOST_PASSED = 64
 
 
 class Ticket:
     """A call's place in the queue, to which it returns when an endpoint gives it back.
 
-    since_s: when the call began to wait. asked: what is known of it. passed: calls that have gone
-    before it. turn: what it waits for, until it is its turn.
+    since_s: when the call began to wait. asked: its facts. passed: number of calls that have
+    overtaken it. turn: the future that it awaits until its turn.
     """
 
     __slots__ = ("asked", "call", "number", "passed", "since_s", "turn")
@@ -34,12 +34,12 @@ class Ticket:
         self.turn: asyncio.Future[None] | None = None
 
     def is_passed(self) -> None:
-        """A later call goes before it."""
+        """Counts a later call that overtakes this one."""
         self.passed += 1
 
     @property
     def place(self) -> tuple[int, int]:
-        """What the queue is sorted by."""
+        """The sort key of the queue."""
         return (self.call.priority, self.number)
 
 
@@ -58,17 +58,17 @@ class CallQueue:
         return len(self.tickets)
 
     def ticket(self, call: Call, now_s: float, asked: Asked) -> Ticket:
-        """The place of a call that arrives now; it does not wait yet."""
+        """The place of a call that arrives now; the call does not wait yet."""
         return Ticket(call, next(self._numbers), now_s, asked)
 
     def add(self, ticket: Ticket) -> asyncio.Future[None]:
-        """Puts the ticket into its place; what it waits for."""
+        """Puts the ticket into its place; returns the future for its turn."""
         ticket.turn = asyncio.get_running_loop().create_future()
         insort(self.tickets, ticket, key=_place)
         return ticket.turn
 
     def first(self) -> Iterator[Ticket]:
-        """The first tickets in their order, no more than are worth looking at."""
+        """The first tickets in their order, at most as many as are worth checking."""
         return islice(self.tickets, LOOKED_AT)
 
     def first_alike(self) -> list[Ticket]:
@@ -83,21 +83,21 @@ class CallQueue:
         return found
 
     def take(self, ticket: Ticket) -> None:
-        """Takes a ticket out, if it is there."""
+        """Removes a ticket, if it is in the queue."""
         index = bisect_left(self.tickets, ticket.place, key=_place)
         if index < len(self.tickets) and self.tickets[index] is ticket:
             del self.tickets[index]
 
     def calls(self) -> Iterator[Call]:
-        """The calls that wait, in their order."""
+        """The waiting calls, in order."""
         return (ticket.call for ticket in self.tickets)
 
     def waits_s(self, now_s: float) -> Iterator[float]:
-        """How long each call has waited, in their order."""
+        """How long each call has waited, in order."""
         return (now_s - ticket.since_s for ticket in self.tickets)
 
     def take_all(self) -> list[Ticket]:
-        """Takes all tickets out, in their order."""
+        """Removes and returns all tickets, in order."""
         tickets, self.tickets = self.tickets, []
         return tickets
 

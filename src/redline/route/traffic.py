@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-# A wait is counted in the class of its logarithm, which is 5 % wide.
+# A wait is counted in a logarithmic bucket, which is 5 % wide.
 _CLASS = math.log(1.05)
 _LEAST_S = 1e-4
 
@@ -28,21 +28,21 @@ class Traffic(msgspec.Struct):
 
     @property
     def ended(self) -> int:
-        """Calls that are over, in whatever way."""
+        """Calls that have ended, in whatever way."""
         return self.answered + self.unanswered
 
     def waited(self, wait_s: float) -> None:
-        """A call has waited in the queue, and has an endpoint now."""
+        """Counts the wait of a call that now has an endpoint."""
         self.waits[wait_class(wait_s)] += 1
 
     def take_waits(self) -> Counter[int]:
-        """The waits since this was called last."""
+        """The waits since the last call of this method."""
         waits, self.waits = self.waits, Counter()
         return waits
 
 
 def wait_class(wait_s: float) -> int:
-    """The class of a wait."""
+    """The bucket of a wait."""
     return round(math.log(max(wait_s, _LEAST_S)) / _CLASS)
 
 

@@ -1,4 +1,4 @@
-"""Asks an endpoint's server every second how it is, once its pool is used."""
+"""Reads the pages of an endpoint's server every second, once its pool is used."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from redline.route.balance import Figures
 from redline.route.metrics_page import ServerFigures
 
 EVERY_S = 1.0
-# A metrics page that cannot be read is asked for after twice as long each time.
+# After a metrics page could not be read, the next attempt comes after twice as long each time.
 LONGEST_PAUSE_S = 60.0
 
 
 class Watchable(Protocol):
-    """The pages of a server, and which of them there are."""
+    """The pages of a server, and which of them exist."""
 
     has_metrics: bool
     has_health: bool
@@ -25,16 +25,16 @@ class Watchable(Protocol):
         """The figures that the server reports; None if unavailable. Raises nothing."""
 
     async def is_well(self) -> bool:
-        """Whether it says that it is well. Raises nothing."""
+        """Whether the server reports that it is healthy. Raises nothing."""
 
     async def aclose(self) -> None:
         """Closes the connections."""
 
 
 class Watch:
-    """A loop for each of the pages, so that a slow one holds up nothing.
+    """A loop for each of the pages, so that a slow page does not delay the other.
 
-    figures: get what the server says of itself. on_health: gets what the health page says.
+    figures: receives the server's figures. on_health: called with the result of the health page.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Watch:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begins, in the loop that runs."""
+        """Starts the loops in the running event loop."""
         if self._pages.has_health:
             self._tasks.append(asyncio.create_task(self._probe()))
         if self._pages.has_metrics:
@@ -75,8 +75,8 @@ class Watch:
                 pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             else:
                 pause_s = EVERY_S
-                # Those of this pool count already: as many as there were when the page was asked
-                # for or when it came, whichever is more, so that none counts twice.
+                # Calls of this pool already count: the larger of their numbers when the page was
+                # requested and when it arrived, so that none counts twice.
                 own = max(in_flight, figures.in_flight)
                 figures.reported(
                     asked_s,

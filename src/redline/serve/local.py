@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from redline.engine.api import Engine
     from redline.serve.http import Front
 
-# Of a model's folder: weights, tokenizer, template and settings, all of which make its answers.
+# The files of a model's folder that determine its answers: weights, tokenizer, template and
+# settings.
 _FILES = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -40,7 +41,8 @@ class LocalEngine:
         self.notice = f"loading {settings.model}"
 
     def identity(self) -> str:
-        """The model's place and its dtype, and of a folder what its files were when last written.
+        """The model's location and dtype, and for a folder the state of its files when last
+        written.
 
         Models of the hub are identified by their names alone.
         """

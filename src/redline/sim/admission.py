@@ -58,7 +58,7 @@ class Window(Protocol):
 
 
 class _Counting(ABC):
-    """What the windows that count what they admit have in common."""
+    """The common part of the windows that count what they admit."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -66,7 +66,7 @@ class _Counting(ABC):
 
     @abstractmethod
     def _roll(self, now_s: float) -> object:
-        """Forgets what does not count any more."""
+        """Forgets what no longer counts."""
 
     def resize(self, rate: Rate, now_s: float) -> None:
         self._rate = rate
@@ -251,7 +251,9 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a provider reports about one limit: size, what is left, time until it is full."""
+    """A provider's report about one limit: its size, what is left, and the time until it is
+    full.
+    """
 
     what: str
     limit: int
@@ -260,14 +262,14 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
-    """What one request is counted as: itself, if it is one, and tokens of either kind."""
+    """The amounts that one request counts for: 1 if it is a request, and tokens of either kind."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     requests: int = 1
 
     def amount(self, what: str) -> int:
-        """What a limit of the kind `what` counts of it."""
+        """The amount that a limit of the kind `what` counts."""
         if what == "requests":
             return self.requests
         if what == "tokens":
@@ -299,8 +301,8 @@ class Admission:
     def change(self, rates: Rates, now_s: float) -> None:
         """Replaces all limits of the kinds in `rates`; the other kinds stay.
 
-        A limit that has the window_s of an earlier one of its kind goes on from what that one has
-        counted, the first from the first. Any other begins with nothing counted.
+        A limit with the window_s of an earlier one of its kind continues with that one's count, the
+        first from the first. Any other begins with nothing counted.
         """
         found: list[tuple[str, Rate, Window]] = []
         for what in KINDS:
@@ -318,7 +320,7 @@ class Admission:
         self.has_limits = bool(found)
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
-        """None when admitted, and then the charge is counted.
+        """None if the charge is admitted, and then counted.
 
         Otherwise nothing is counted, and the limit with the longest wait is returned.
         """
@@ -339,7 +341,7 @@ class Admission:
                 window.take(amount, now_s)
 
     def readings(self, now_s: float) -> list[Reading]:
-        """At most one reading of each kind: of the limit with the least left."""
+        """At most one reading of each kind: that of the limit with the least left."""
         least: dict[str, Reading] = {}
         for what, rate, window in self._limits:
             left = window.left(now_s)

@@ -1,4 +1,4 @@
-"""What goes wrong, how often, and in which request: drawn from a seed, one draw per arrival.
+"""Which fault a request meets, drawn from a seed with one draw per arrival.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|

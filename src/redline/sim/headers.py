@@ -10,7 +10,7 @@ from redline.sim.admission import Reading
 
 
 def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dict[str, str]:
-    """The headers that say how much of each limit is left.
+    """The headers that state how much of each limit is left.
 
     style: `openai` (resets as durations like `6m0s`), `azure` (the same names, resets in whole
     seconds), `anthropic` (resets as RFC 3339 times, for which wall_s is the time now), `ietf`

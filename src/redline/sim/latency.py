@@ -1,4 +1,4 @@
-"""How long the simulated provider thinks before it answers."""
+"""The latency of the simulated provider's answers."""
 
 from __future__ import annotations
 

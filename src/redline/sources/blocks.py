@@ -1,4 +1,4 @@
-"""The raw bytes of an input: what every place that has them offers, and files and stdin."""
+"""The raw bytes of an input: the interface that all kinds of input share, and files and stdin."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _BLOCK_BYTES = 1024 * 1024
 
 
 class CorruptInput(ConfigError):
-    """The input broke off or is damaged; `where` says how many rows came before."""
+    """The input broke off or is damaged; `where` states how many rows came before."""
 
 
 class Blocks(Protocol):
-    """Raw bytes in order. name: what a person calls it. path: its name if it has one."""
+    """Raw bytes in order. name: for messages to the user. path: its name if it has one."""
 
     name: str
     path: PurePath | None
@@ -32,25 +32,25 @@ class Blocks(Protocol):
         """Raises ConfigError if it cannot be opened."""
 
     def read(self, most_bytes: int) -> bytes:
-        """The next 1 to `most_bytes` bytes; none at the end, or once it is closed. Blocks.
+        """The next 1 to `most_bytes` bytes; empty at the end, or once it is closed. Blocks.
 
         Raises CorruptInput if the input breaks off.
         """
 
     def read_fraction(self) -> float | None:
-        """The share of the bytes that is read, 0 to 1; None if their number is unknown."""
+        """The share of the bytes that has been read, 0 to 1; None if their number is unknown."""
 
     def check(self) -> None:
-        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
 
     def close(self) -> None:
-        """Ends a `read` that waits, soon; from any thread."""
+        """Ends a waiting `read` soon; from any thread."""
 
 
 class FileBlocks:
     """The bytes of the file `path`, or of stdin if that is None.
 
-    begins_at: where to begin in a file that stdin is, whose own position is then left alone.
+    begins_at: where to begin if stdin is a file; its own position is then left unchanged.
     """
 
     def __init__(self, path: Path | None, *, begins_at: int | None = None) -> None:
@@ -61,7 +61,8 @@ class FileBlocks:
         self._begins_at = begins_at
         self._size_bytes: int | None = None
         self._read_bytes = 0
-        # Of a regular file: where reading began, what it was then, and a checksum of what was read.
+        # Of a regular file: where reading began, its metadata at that time, and a checksum of what
+        # was read.
         self._start = 0
         self._seen: os.stat_result | None = None
         self._crc = 0
@@ -85,11 +86,12 @@ class FileBlocks:
             self._poll.register(fd, select.POLLIN)
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes, at once what a pipe has; none at the end, or once it is closed.
+        """The next bytes, from a pipe as soon as it has some; empty at the end, or once it is
+        closed.
 
-        Raises CorruptInput if a file was cut or replaced since it was opened.
+        Raises CorruptInput if a file was truncated or replaced since it was opened.
         """
-        # A read of an idle pipe cannot be called off from outside, a wait in steps can.
+        # A read of an idle pipe cannot be cancelled from outside; a wait in steps can.
         while self._poll is not None and not self._is_closed and not self._poll.poll(_POLL_MS):
             pass
         with self._lock:
@@ -121,7 +123,9 @@ class FileBlocks:
                 self._check_content(self._seen)
 
     def _check_size(self, seen: os.stat_result) -> None:
-        """Compares the file with what it was. One that was removed is read on, for it is whole."""
+        """Compares the file's size with the earlier one. A removed file is still read, since it is
+        complete.
+        """
         if os.fstat(self._fd).st_size < seen.st_size:
             raise self._changed("was cut")
         try:
@@ -132,7 +136,8 @@ class FileBlocks:
             raise self._changed("was replaced by another file")
 
     def _check_content(self, seen: os.stat_result) -> None:
-        """Reads a file again that was written to: rows may follow, those that were read must stay.
+        """Reads a modified file again: rows may have been appended, but those already read must be
+        the same.
 
         Its times may also have changed without its content.
         """
@@ -158,7 +163,7 @@ class FileBlocks:
         )
 
     def read_fraction(self) -> float | None:
-        """Bytes read of bytes there, 0 to 1; None for a pipe."""
+        """Bytes read divided by the bytes of the file, 0 to 1; None for a pipe."""
         if self._size_bytes is None:
             return None
         return min(1.0, self._read_bytes / self._size_bytes) if self._size_bytes else 1.0
@@ -173,7 +178,7 @@ class FileBlocks:
 
 
 def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
-    """A descriptor of the file, or of stdin if that is None, and what it is.
+    """A descriptor of the file, or of stdin if that is None, and its metadata.
 
     Raises ConfigError if it cannot be opened.
     """
@@ -193,5 +198,5 @@ def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
 
 
 def reason(error: Exception) -> str:
-    """The system's own words, without the error number and the path."""
+    """The system's error text, without the error number and the path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,9 +1,9 @@
-"""Rows of CSV and TSV, and what every table asks of its column names.
+"""Rows of CSV and TSV, and the check of column names for all tables.
 
 A quote means different things in the two. In CSV (RFC 4180) a field that begins with one ends with
-one, and may hold line ends. TSV as registered with IANA has no quotes and one line per row, but
-spreadsheets and pandas write it with the quotes of CSV. So a TSV line is read with quotes if that
-gives as many fields as the header names, and otherwise as it is: `"6 inch` is a text.
+one, and may contain line ends. TSV as registered with IANA has no quotes and one line per row, but
+spreadsheets and pandas write it with the quotes of CSV. Therefore a TSV line is read with quotes if
+that gives as many fields as the header has, and otherwise literally: `"6 inch` is a text.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _COUNTED_AT_ONCE = 500
 
 
 class _TooLong(Exception):
-    """The record at hand is above the size limit."""
+    """The current record is above the size limit."""
 
 
 class _Feed:
-    """The text lines that csv.reader pulls, and what it took for the record at hand."""
+    """The text lines that csv.reader reads, and those that it took for the current record."""
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
         self._chunks = split_lines(stream, max_row_bytes)
@@ -49,12 +49,12 @@ class _Feed:
 
     @property
     def has_lines(self) -> bool:
-        """Whether the next line is at hand, so that taking it cannot block."""
+        """Whether the next line is available, so that taking it cannot block."""
         return bool(self._lines)
 
     @property
     def content(self) -> bytes:
-        """The record's lines; of a line that is too long, its digest."""
+        """The record's lines; the digest of a line that is too long."""
         return b"\n".join(
             [line.digest if isinstance(line, LongLine) else line for line in self.taken]
         )
@@ -65,7 +65,7 @@ class _Feed:
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
     def keep(self) -> None:
-        """Only the first line taken is this record's; the others come again."""
+        """Keeps only the first line taken as this record; the others come again."""
         lines = self.taken[1:]
         self._lines.extendleft(reversed(lines))
         self.line -= len(lines)
@@ -75,7 +75,9 @@ class _Feed:
         self.is_at_end = False
 
     def skip_whole(self, whole: re.Pattern[bytes]) -> int:
-        """Skips lines at hand while each is a record by itself; how many of them are not blank."""
+        """Skips available lines while each is a record by itself; returns how many of them are not
+        blank.
+        """
         lines, records = self._lines, 0
         while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
             records += line not in (b"", b"\r")
@@ -123,11 +125,11 @@ class CsvRows(StreamRows):
         self._is_tsv = delimiter == "\t"
 
     def open(self) -> None:
-        """Reads the beginning, so that a wrong file is refused before the run starts."""
+        """Reads the beginning, so that an unsuitable file is refused before the run starts."""
         self._stream.open()
 
     def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows, at once what the chunk at hand holds."""
+        """Lists of 1 to 256 rows, as soon as the current chunk contains them."""
         feed = self._feed()
         batch = RowBatch()
         try:
@@ -150,7 +152,8 @@ class CsvRows(StreamRows):
             raise no_rows(self.name, "it holds a header and nothing below it")
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's, without reading them; instead of `batches`.
+        """Numbers of rows that add up to the input's total, without making rows; instead of
+        `batches`.
 
         Raises ConfigError as `batches` does.
         """
@@ -179,7 +182,7 @@ class CsvRows(StreamRows):
 
     def _feed(self) -> _Feed:
         """The lines of the input, and `_reader` over them."""
-        # The limit is one for the process: it may be raised here, but not lowered for others.
+        # The limit applies to the whole process: it may be raised here, but not lowered for others.
         csv.field_size_limit(max(csv.field_size_limit(), min(self._max_row_bytes, _MAX_FIELD)))
         feed = _Feed(self._stream, self._max_row_bytes)
         self._reader = csv.reader(
@@ -215,9 +218,10 @@ class CsvRows(StreamRows):
         return names
 
     def _fields(self, feed: _Feed, columns: int | None) -> list[str]:
-        """The next record; no field for a blank line. columns: of the header, None for its own.
+        """The fields of the next record; empty for a blank line. columns: of the header, None for
+        its own.
 
-        Raises StopIteration at the end, _TooLong, and csv.Error if it is no CSV.
+        Raises StopIteration at the end, _TooLong, and csv.Error if it is not valid CSV.
         """
         fields = next(self._reader)
         if self._is_tsv:
@@ -236,7 +240,7 @@ class CsvRows(StreamRows):
     def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
         """The TSV record read with the quotes of CSV; None if they are not meant as such.
 
-        It may continue over lines that are no rows by themselves.
+        It may continue over lines that are not rows by themselves.
         """
 
         def lines() -> Iterator[str]:
@@ -273,7 +277,7 @@ class CsvRows(StreamRows):
             if fields or problem:
                 break
         self._number += 1
-        # csv.reader asks for another line within one record only inside a quoted field.
+        # csv.reader requests another line within one record only inside a quoted field.
         if feed.is_at_end:
             problem = "a quote is opened and never closed"
         elif not feed.is_utf8:

@@ -1,14 +1,14 @@
-"""Rows of a file that is still written to: what is there, and then each line as it comes.
+"""Rows of a file that is still being written: its existing lines, then each new line as it comes.
 
-What may befall the file, and what becomes of its rows:
+Events of the file, and their effect on its rows:
 
-  it grows                    whole lines are rows at once; one without its newline is not yet
-  another file has its name   the old one is read until it has been quiet for 2 s, then the new one
-                              from its beginning: a writer may continue in the old one for a moment
-  several have it in turn     each is opened while it has the name, also while nothing is read, and
-                              is read when its turn comes
-  its name is gone            it is read on, and a new file of that name is waited for
-  it becomes shorter          the run ends: what was cut off before it was read is lost
+it grows                    complete lines become rows at once; one without its newline waits
+another file has its name   the old one is read until it has been quiet for 2 s, then the new one
+                            from its beginning: a writer may continue in the old one for a moment
+several have it in turn     each is opened while it has the name, even while nothing is read, and
+                            is read when its turn comes
+its name is gone            it is still read, and a new file of that name is awaited
+it becomes shorter          the run ends: what was cut off before it was read is lost
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from redline.sources.jsonl import LineRows
 from redline.sources.row import Row
 from redline.sources.text import ByteStream
 
-# A file that has the name for less than this may go unseen. 20 looks a second cost 0.1 ms of CPU.
+# A file that has the name for less than this may be missed. 20 checks per second cost 0.1 ms of
+# CPU.
 POLL_S = 0.05
-# A writer that is notified of a new file, as by logrotate, may need this long to begin with it.
+# A writer that is notified of a new file, as by logrotate, may need this long to start using it.
 SETTLED_S = 2.0
 
 
 class FollowedFile:
-    """Blocks that wait at the end of a file for more; each `open` begins the next of that name.
+    """Blocks that wait at the end of a file for more; each `open` begins the next file of that
+    name.
 
-    They are whole lines, but for one that is longer than a block. They end when another file has
-    the name, and then with what is left of a last line.
+    They consist of complete lines, except for a line that is longer than a block. They end, with
+    the rest of the last line, when another file has the name.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,7 +47,7 @@ class FollowedFile:
         self._closing = threading.Event()
         self._lock = threading.RLock()
         self._fd = -1
-        # Files that have had the name since, in order; open, so that they can be read later.
+        # Later files of that name, in order; kept open, so that they can be read later.
         self._next_fds: deque[int] = deque()
         self._watcher: threading.Thread | None = None
         self._begin()
@@ -65,12 +67,12 @@ class FollowedFile:
             self._fd = fd
             self._begin()
         if self._watcher is None:
-            # Rows may wait for long until they are read, and names change meanwhile.
+            # Rows may wait long before they are read, and names change meanwhile.
             self._watcher = threading.Thread(target=self._watch, name="redline-name", daemon=True)
             self._watcher.start()
 
     def read(self, most_bytes: int) -> bytes:
-        """The next lines, waited for; none if the file has ended, or once it is closed.
+        """The next lines, once they exist; empty if the file has ended, or once it is closed.
 
         Raises CorruptInput if the file was truncated, or cannot be read.
         """
@@ -90,14 +92,14 @@ class FollowedFile:
                 return b""
 
     def read_fraction(self) -> float | None:
-        """None: how much will be written is unknown."""
+        """None: the future length of the file is unknown."""
         return None
 
     def check(self) -> None:
-        """Nothing: `read` looks at each step."""
+        """Does nothing: `read` checks at each step."""
 
     def close(self) -> None:
-        """Ends a `read` that waits, at once."""
+        """Ends a waiting `read` at once."""
         self._closing.set()
         with self._lock:
             self._let_go()
@@ -116,7 +118,7 @@ class FollowedFile:
         self._fd = -1
 
     def _next(self, most_bytes: int) -> bytes | None:
-        """What can be read now: none at the file's end, None if more is to be waited for."""
+        """The bytes that can be read now: empty at the file's end, None if more must be awaited."""
         self._look()
         size = os.fstat(self._fd).st_size
         if size < self._at:
@@ -138,13 +140,15 @@ class FollowedFile:
         return rest
 
     def _lines(self, most_bytes: int) -> bytes:
-        """The next whole lines, or a block of one that is longer; nothing if it has no end."""
+        """The next complete lines, or a block of a line that is longer; empty if no line is
+        complete.
+        """
         block = os.pread(self._fd, most_bytes, self._at)
         end = block.rfind(b"\n") + 1
         if not end and len(block) == most_bytes:
             end = most_bytes
         self._at += end
-        # There may be more of them behind this block.
+        # More complete lines may follow behind this block.
         self._seen_bytes = self._at if end else self._seen_bytes
         return block[:end]
 
@@ -159,12 +163,12 @@ class FollowedFile:
         return time.monotonic() - self._replaced_s >= SETTLED_S
 
     def _watch(self) -> None:
-        """Sees each file that has the name, until it is closed."""
+        """Notices each file that gets the name, until closed."""
         while not self._closing.wait(POLL_S):
             self._look()
 
     def _look(self) -> None:
-        """Opens the file that has the name now, if it is another one than at the last look."""
+        """Opens the file that has the name now, if it differs from the one at the last check."""
         assert self.path is not None
         with self._lock:
             if self._fd < 0 or self.is_closed:
@@ -177,7 +181,7 @@ class FollowedFile:
                     return
                 fd, found = opened_fd(self.path)
             except (ConfigError, OSError):
-                # Its name is gone for now, or may not be read yet.
+                # The name does not exist now, or the file may not be read yet.
                 return
             known = (self._fd, *self._next_fds)
             if any(os.path.samestat(found, os.fstat(other)) for other in known):
@@ -187,9 +191,9 @@ class FollowedFile:
 
 
 class FollowedRows(LineRows):
-    """The rows of JSON Lines in a file that is still written to; they end when it is closed.
+    """The rows of JSON Lines in a file that is still being written; they end when it is closed.
 
-    `line` counts from 1 in each file that has had the name, `number` continues.
+    `line` counts from 1 in each file that has had the name; `number` continues.
     """
 
     def __init__(self, path: Path, max_row_bytes: int) -> None:

@@ -21,7 +21,7 @@ def row_of_item(item: object, number: int, max_row_bytes: int) -> Row:
 
 
 class _ItemRows(Generic[Items]):
-    """What the rows of both kinds of iterables have in common."""
+    """The common part of both kinds of iterables."""
 
     def __init__(self, name: str, items: Items, max_row_bytes: int = 16 * 1024 * 1024) -> None:
         self.name = name
@@ -32,34 +32,34 @@ class _ItemRows(Generic[Items]):
         self._is_closed = False
 
     def read_fraction(self) -> float | None:
-        """Share of the items that is read, 0 to 1; None if their number is unknown."""
+        """The share of the items that has been read, 0 to 1; None if their number is unknown."""
         if self.total_rows is None:
             return None
         return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
 
     def check(self) -> None:
-        """Nothing: there is no file."""
+        """Does nothing: there is no file."""
 
     def close(self) -> None:
-        """Makes `batches` end at the next item; an item being made is not interrupted.
+        """Makes `batches` end at the next item; an item in progress is not interrupted.
 
-        The iterable itself stays its owner's.
+        The iterable still belongs to its owner.
         """
         self._is_closed = True
 
 
 class IterableRows(_ItemRows[Iterable[object]]):
-    """The rows of an iterable of dicts, strings, or what msgspec encodes as an object.
+    """The rows of an iterable of dicts, strings, or values that msgspec encodes as an object.
 
-    What the iterable raises passes through `batches` unchanged.
+    Exceptions of the iterable pass through `batches` unchanged.
     """
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows.
 
-        Of a sized container, a batch begins at one row, doubles while it is quick, and falls back
-        to one row when it takes longer than 50 ms. Anything else may wait for the outcome of the
-        row it gave last, so each row is passed on alone.
+        For a sized container, the batch size begins at one row, doubles while batches are quick,
+        and returns to one row when a batch takes longer than 50 ms. Any other iterable may wait for
+        the outcome of its last row, so each row is passed on alone.
         """
         batch = RowBatch()
         wanted, since_s = 1, time.monotonic()
@@ -81,9 +81,9 @@ class IterableRows(_ItemRows[Iterable[object]]):
 
 
 class AsyncRows(_ItemRows[AsyncIterable[object]]):
-    """The rows of an async iterable, each passed on as it comes.
+    """The rows of an async iterable, each passed on as it arrives.
 
-    The one source that lives on the event loop: its `batches` is an async iterator.
+    The only source that runs on the event loop: its `batches` is an async iterator.
     """
 
     async def batches(self) -> AsyncIterator[list[Row]]:

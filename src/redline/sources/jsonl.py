@@ -24,7 +24,7 @@ _without_newline = itemgetter(slice(None, -1))
 
 
 class LongLine(NamedTuple):
-    """A line above the size limit: what is kept of it."""
+    """The digest and the size of a line above the size limit."""
 
     digest: bytes
     size_bytes: int
@@ -53,7 +53,7 @@ class _PartialLine:
             self._kept = bytearray()
 
     def take(self) -> bytes | LongLine:
-        """The line, now that it is whole; the next one begins empty."""
+        """The complete line; the next one begins empty."""
         line: bytes | LongLine = bytes(self._kept)
         if self._digest is not None:
             line = LongLine(self._digest.hexdigest().encode(), self.size_bytes)
@@ -64,8 +64,8 @@ class _PartialLine:
 def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes | LongLine]]:
     """The lines of each chunk as it comes, without their newline; a CR before it stays.
 
-    A line may be `max_line_bytes` long; of a longer one only a LongLine is given.
-    The memory in use is one chunk and one such line.
+    A line may have `max_line_bytes`; a longer one becomes a LongLine. Memory holds one chunk and
+    one such line.
     """
     partial = _PartialLine(max_line_bytes)
     for chunk in stream.chunks():
@@ -100,7 +100,7 @@ class LineRows(StreamRows):
         self._line = 0
 
     def open(self) -> None:
-        """Reads the beginning, so that a wrong file is refused before the run starts."""
+        """Reads the beginning, so that an unsuitable file is refused before the run starts."""
         self._stream.open()
         start = self._stream.first.lstrip()
         if start.startswith(b"[") and not _is_row_of_many(start):
@@ -123,11 +123,12 @@ class LineRows(StreamRows):
             raise no_rows(self.name)
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's, without reading them; instead of `batches`.
+        """Numbers of rows that add up to the input's total, without making rows; instead of
+        `batches`.
 
         Raises ConfigError as `batches` does.
         """
-        has_text = False  # in the line whose end has not come yet
+        has_text = False  # in the line that is not complete yet
         try:
             for chunk in self._stream.chunks():
                 first, end = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
@@ -144,7 +145,7 @@ class LineRows(StreamRows):
             self.close()
 
     def _read(self) -> Iterator[list[Row]]:
-        """The rows of the stream. Raises CorruptInput that says how many came before."""
+        """The rows of the stream. Raises CorruptInput, which states how many rows came before."""
         try:
             self.open()
             for lines in split_lines(self._stream, self._max_row_bytes):
@@ -161,9 +162,9 @@ class LineRows(StreamRows):
         return rows if rows is not None else self._any_rows_of(lines)
 
     def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
-        """The rows of lines that are one good row each; None, with nothing done, of others."""
+        """The rows of lines that are one good row each; otherwise None, without side effects."""
         try:
-            # A LongLine is no bytes: a TypeError.
+            # A LongLine raises a TypeError, since it is not bytes.
             texts = list(map(bytes.strip, lines))  # type: ignore[arg-type]
             values = list(map(_decode, texts))
         except (TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -206,7 +207,9 @@ class LineRows(StreamRows):
 
 
 def _is_row_of_many(start: bytes) -> bool:
-    """Whether the first line is a whole list with more lines after it: a bad row, no array."""
+    """Whether the first line is a complete list and more lines follow: a bad row, not a JSON array
+    of rows.
+    """
     line, _, rest = start.partition(b"\n")
     if not rest.strip():
         return False

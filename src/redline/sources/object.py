@@ -1,7 +1,7 @@
-"""The bytes of an object in a store, read a range at a time and never held as a whole.
+"""The bytes of an object in a store, read in ranges and never held as a whole.
 
-Each range is a request of its own, so that a run which reads for days holds no connection open. A
-range that breaks off is asked for again; the object must be the same one then.
+Each range is a separate request, so that a run that reads for days does not hold a connection open.
+A range that breaks off is requested again; the object must then be unchanged.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from redline.errors import ConfigError
 from redline.sources.blocks import CorruptInput
 from redline.store import Asking, Found, ObjectStore, ObjectUrl, StoreError, store_of
 
-# The first range is small, because its beginning shows a wrong input; later ones are large
-# enough that a request's round trip costs little.
+# The first range is small, because the beginning shows whether the input is suitable; later ones
+# are large enough that a request's round trip costs little.
 _FIRST_BYTES = 256 * 1024
 _MOST_BYTES = 8 * 1024 * 1024
-# Before each new try of one range; 15.5 s in all, on top of the driver's own tries.
+# Pauses before each retry of a range; 15.5 s in all, in addition to the driver's own retries.
 WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class ObjectReader:
-    """Ranges of one object. `open` first; any thread may close.
+    """Ranges of one object. Call `open` first; any thread may close.
 
-    store: the one that it is in, if it exists already.
+    store: of the object, if it was made already.
     """
 
     def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:
@@ -42,7 +42,7 @@ class ObjectReader:
         return self._closed.is_set()
 
     def open(self) -> None:
-        """Raises ConfigError if there is no such object, or the store does not give it."""
+        """Raises ConfigError if the object does not exist, or the store refuses to serve it."""
         url = self.url
         try:
             store = self._store = self._store or store_of(url, "reading")
@@ -62,9 +62,9 @@ class ObjectReader:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
 
     def read(self, offset: int, most_bytes: int) -> bytes:
-        """1 to `most_bytes` bytes from `offset` on; none at the end, or once it is closed. Blocks.
+        """1 to `most_bytes` bytes from `offset` on; empty at the end, or once it is closed. Blocks.
 
-        Raises CorruptInput if the store does not give them, at once or after all tries.
+        Raises CorruptInput if the store does not serve them, at once or after all retries.
         """
         waits_s = iter(WAITS_S)
         while not self.is_closed:
@@ -79,14 +79,16 @@ class ObjectReader:
         return b""
 
     def check_unchanged(self) -> None:
-        """Raises CorruptInput if the object is another one than when it was opened."""
+        """Raises CorruptInput if the object has changed since it was opened."""
         try:
             self._reopen()
         except StoreError as error:
             raise self._broken(error) from error
 
     def close(self) -> None:
-        """Ends a `read` that waits to try again; one that waits for an answer ends with it."""
+        """Ends a `read` that waits for a retry; a `read` that waits for an answer ends with that
+        answer.
+        """
         self._closed.set()
 
     def _range(self, offset: int, most_bytes: int) -> bytes:
@@ -114,7 +116,7 @@ class ObjectReader:
         if self.size_bytes is not None:
             self._file.seek(offset)
             return
-        # A web server that does not say how long it is gives it from the beginning only.
+        # A web server that does not state the length can only serve the object from its beginning.
         left = offset - self._file.tell()
         while left > 0 and (skipped := self._file.read(min(left, _FIRST_BYTES))):
             left -= len(skipped)
@@ -142,7 +144,7 @@ class ObjectBlocks:
         self._given = 0
 
     def open(self) -> None:
-        """Raises ConfigError if there is no such object, or the store does not give it."""
+        """Raises ConfigError if the object does not exist, or the store refuses to serve it."""
         self._reader.open()
 
     def read(self, most_bytes: int) -> bytes:
@@ -156,14 +158,16 @@ class ObjectBlocks:
         return b"" if self._reader.is_closed else block
 
     def read_fraction(self) -> float | None:
-        """Bytes given of bytes there, 0 to 1; None if the store does not say how many."""
+        """Bytes read divided by the object's size, 0 to 1; None if the store does not state the
+        size.
+        """
         size = self._reader.size_bytes
         if size is None:
             return None
         return min(1.0, self._given / size) if size else 1.0
 
     def check(self) -> None:
-        """Nothing: an object is no local file."""
+        """Does nothing: an object is not a local file."""
 
     def close(self) -> None:
         """Ends `read` early."""
@@ -171,7 +175,7 @@ class ObjectBlocks:
 
 
 class ObjectFile(io.RawIOBase):
-    """An object as a file that can be read at any place, for readers of tables."""
+    """An object as a seekable file, for readers of tables."""
 
     def __init__(self, url: ObjectUrl) -> None:
         super().__init__()
@@ -192,13 +196,13 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """The new place, in bytes from the beginning."""
+        """Moves to a position; returns it, in bytes from the beginning."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
         self._at = max(0, base + offset)
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        """Fills the buffer as far as the object reaches; the bytes read."""
+        """Fills the buffer as far as the object reaches; returns the number of bytes."""
         view = memoryview(buffer).cast("B")
         wanted = min(len(view), max(0, self._size - self._at))
         done = 0

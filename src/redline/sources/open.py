@@ -1,4 +1,4 @@
-"""Where rows come from: the right source for a path, a URL, stdin, or Python objects."""
+"""Opens the right source for a path, a URL, stdin, or Python objects."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def open_source(
 
 @contextmanager
 def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
-    """At most `most` rows of a file or a URL, which is closed after. Raises ConfigError."""
+    """At most `most` rows of a file or a URL, which is closed afterwards. Raises ConfigError."""
     source = open_source(path)
     assert not isinstance(source, AsyncRows)
     try:
@@ -89,10 +89,10 @@ def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
 
 
 def row_counts(rows: object) -> Iterator[int] | None:
-    """Numbers of rows that add up to those of a local text file, read a second time as they come.
+    """Numbers of rows that add up to those of a local text file, read a second time in steps.
 
-    None for any other input: it knows its number of rows, or can be read only once. Raises nothing
-    here; reading raises ConfigError as `open_source` does.
+    None for any other input, which knows its number of rows or can be read only once. Raises
+    nothing here; reading raises ConfigError as `open_source` does.
     """
     if not isinstance(rows, (str, os.PathLike)) or url_of(rows) is not None:
         return None
@@ -116,7 +116,7 @@ def _stdin_counts() -> Iterator[int] | None:
 
 
 def opened(rows: object) -> object:
-    """The same rows; those of a URL with their object opened, which blocks.
+    """The same rows; for a URL, with its object opened, which blocks.
 
     Raises ConfigError as `open_source` does.
     """
@@ -127,7 +127,7 @@ def opened(rows: object) -> object:
 
 
 def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
-    """The rows of a file that grows. Raises ConfigError for what cannot be followed."""
+    """The rows of a growing file. Raises ConfigError for an input that cannot be followed."""
     url = url_of(rows)
     if url is not None:
         is_stream = stream_of(rows) is not None
@@ -148,7 +148,7 @@ def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
             f"{path} cannot be followed: only files of JSON lines can",
             hint="known are .jsonl, .ndjson, .json and .txt, not packed",
         )
-    # What already exists must be such lines.
+    # Existing content must consist of such lines.
     stream = ByteStream(FileBlocks(path))
     beginning = LineRows(stream, max_row_bytes)
     try:
@@ -173,7 +173,7 @@ def _open_path(path: Path, max_row_bytes: int) -> Source:
 
 
 def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
-    # Imported here: a run on local files does not pay for what stores need.
+    # Imported here, so that runs on local files do not load the store libraries.
     from redline.sources.object import ObjectBlocks, ObjectFile
 
     if url.file.suffix.lower() == ".parquet":
@@ -184,7 +184,7 @@ def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
 
 
 def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
-    """The rows of text whose kind is the suffix of `path`."""
+    """The rows of text in the format given by the suffix of `path`."""
     suffix = path.suffix.lower()
     if suffix in COMPRESSIONS:
         suffix = PurePath(path.stem).suffix.lower()
@@ -199,7 +199,7 @@ def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | 
 
 
 def _mode(path: Path) -> int:
-    """The file's kind. Raises ConfigError if it is missing or hidden."""
+    """The file's type. Raises ConfigError if it does not exist or may not be accessed."""
     try:
         return path.stat().st_mode
     except FileNotFoundError as error:
@@ -219,7 +219,7 @@ def _hint_for(path: Path) -> str:
         names = [entry.name for entry in islice(os.scandir(path.parent), _MAX_LISTED)]
     except OSError:
         return f"the folder {path.parent} does not exist or cannot be read"
-    # By their stems: a shared suffix makes any two short names alike.
+    # Stems are compared: a shared suffix makes any two short names similar.
     stems = {Path(name).stem: name for name in names}
     close = nearest(path.stem, stems).removeprefix("did you mean ").removesuffix("?")
     return (

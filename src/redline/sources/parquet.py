@@ -23,7 +23,7 @@ _ID = "custom_id"
 
 
 class _Table(Protocol):
-    """A record batch or a table of pyarrow, as far as it is used here."""
+    """The part of a record batch or table of pyarrow that is used here."""
 
     schema: Any
     num_rows: int
@@ -86,7 +86,7 @@ class ArrowRows:
             raise no_rows(self.name)
 
     def read_fraction(self) -> float | None:
-        """Share of the rows that is read, 0 to 1."""
+        """The share of the rows that has been read, 0 to 1."""
         return self._number / self._total if self._total else 1.0
 
     def check(self) -> None:
@@ -118,7 +118,7 @@ class ArrowRows:
         exact = _nanosecond_ids(self._arrow, table)
         if not schema.equals(table.schema):
             table = table.cast(schema, safe=False)
-        # A name with "binary" in it is walked for nothing; no type with bytes goes unseen.
+        # A name that contains "binary" causes a needless walk; no type with bytes is missed.
         has_bytes = any("binary" in str(field.type) for field in table.schema)
         try:
             values: list[Any] = [*table.to_pylist(maps_as_pydicts="lossy")]
@@ -152,7 +152,7 @@ def _iso(moment: datetime, nanoseconds: int) -> str:
 
 
 def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
-    """What shows whether the files were changed; those that were removed are left out."""
+    """The metadata that shows whether files were changed; removed files are left out."""
     found = [(file, file.stat()) for file in files if file.exists()]
     return {file: (info.st_ino, info.st_size, info.st_mtime_ns) for file, info in found}
 
@@ -191,12 +191,12 @@ def _with_text(value: Any) -> Any:
 
 
 def _batch_rows(size_bytes: int, rows: int) -> int:
-    """How many rows of a table make about 4 MB, 1 to 256."""
+    """The number of rows of a table that make about 4 MB, 1 to 256."""
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
 def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
-    """The rows of a Parquet file, or of an open one. Raises ConfigError if it is none."""
+    """The rows of a Parquet file, or of an open one. Raises ConfigError if it is not one."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
     try:
@@ -231,7 +231,7 @@ def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
 
 
 def _check_folder(path: Path, name: str) -> None:
-    """Raises ConfigError if the folder is no single dataset, with what to give instead."""
+    """Raises ConfigError if the folder is not a single dataset, with a hint about what to pass."""
     try:
         entries = sorted(islice(path.iterdir(), _MAX_LISTED))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Each row several times over: as many samples of its answer."""
+"""Repeats each row, for several samples of its answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
 class Repeated:
     """The rows of `source`, each `times` times; a Source.
 
-    The copies keep their row's number, by which they belong together. Those of a named row are
-    named `NAME#1`, `NAME#2`, ...; others are distinguished by their count, as equal rows are.
+    The copies keep their row's number, which shows that they belong together. Copies of a named row
+    are named `NAME#1`, `NAME#2`, ...; others are distinguished by their count, as equal rows are.
     """
 
     def __init__(self, source: Source, times: int) -> None:

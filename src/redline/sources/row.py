@@ -1,4 +1,4 @@
-"""A row, the batch it travels in, and what every source of rows offers."""
+"""A row, a batch of rows, and the interface of all sources of rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redline.errors import ConfigError
 BATCH_ROWS = 256
 BATCH_BYTES = 4 * 1024 * 1024
 
-# Every whole number below it is a float of its own.
+# Every smaller whole number has an exact float.
 _MOST_WHOLE = 2.0**53
 _MEGABYTE = 1024 * 1024
 _KINDS = {
@@ -57,10 +57,12 @@ class Source(Protocol):
         """
 
     def read_fraction(self) -> float | None:
-        """How much of the input is read, 0 to 1; None when its size is unknown. Any thread."""
+        """The share of the input that has been read, 0 to 1; None if its size is unknown. Any
+        thread.
+        """
 
     def check(self) -> None:
-        """Raises ConfigError if a local file no longer holds what was read of it. Blocks.
+        """Raises ConfigError if a local file no longer contains what was read from it. Blocks.
 
         To be called before `close`; afterwards it does nothing.
         """
@@ -70,7 +72,7 @@ class Source(Protocol):
 
 
 class RowBatch:
-    """Rows that are gathered until they make a batch."""
+    """Collects rows until they make a batch."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -110,7 +112,7 @@ def row_of(value: object, number: int, max_row_bytes: int) -> Row:
 
 
 def _encodable(value: object) -> object:
-    """A plain form of what msgspec does not know: mappings, numpy numbers, subclasses."""
+    """A plain form of values that msgspec does not know: mappings, numpy numbers, subclasses."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, Integral):
@@ -137,7 +139,7 @@ def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_byte
 
 
 def not_an_object(value: object) -> str:
-    """The problem of a row that is JSON, but a list, a string or the like."""
+    """The problem of a row that is valid JSON but not an object."""
     return f"not an object but {_KINDS[type(value)]}"
 
 
@@ -147,7 +149,7 @@ def digest(content: bytes) -> bytes:
 
 
 def no_rows(name: str, hint: str = "") -> ConfigError:
-    """The error of an input that ended before its first row."""
+    """The error for an input that ended before its first row."""
     return ConfigError(f"no rows in {name}", hint=hint)
 
 

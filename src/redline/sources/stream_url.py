@@ -43,18 +43,19 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def marks(self) -> bytes:
-        """The key of the hash that says which messages' outcomes are being written, and by whom.
+        """The key of the hash that records which messages' outcomes are being written, and by which
+        consumer.
 
-        In a cluster it is where the stream is: keys with the same text in braces are together.
+        In a cluster it is on the stream's node: keys with the same text in braces share one.
         """
         tag = re.search(rb"\{([^}]+)\}", self.stream)
         return b"redline:{%s}:%s" % (self.stream if tag is None else tag[1], self.group)
 
 
 def stream_of(place: object) -> StreamUrl | None:
-    """The stream that `place` names, None if it is no URL of Redis.
+    """The stream that `place` names; None if it is not a URL of Redis.
 
-    Raises ConfigError, which never shows a password, if the URL cannot be understood.
+    Raises ConfigError, which never contains a password, if the URL is not valid.
     """
     if not isinstance(place, str):
         return None
@@ -101,7 +102,7 @@ def stream_of(place: object) -> StreamUrl | None:
 
 
 def _path(path: str) -> tuple[str, bytes]:
-    """The database's number, and the stream's name."""
+    """The number of the database, and the name of the stream."""
     first, _, rest = path.removeprefix("/").partition("/")
     if rest and unquote(first).isdecimal():
         return first, unquote_to_bytes(rest)
@@ -146,6 +147,6 @@ def _orphans(text: str, shown: str) -> str:
 
 
 def message_key(stream: bytes, content: bytes) -> int:
-    """The key of a stream's message. content: its row's."""
+    """The key of a stream's message. content: the bytes that identify its row."""
     data = b"message:%s %s" % (stream, content)
     return int.from_bytes(blake2b(data, digest_size=_KEY_BYTES).digest(), "big")

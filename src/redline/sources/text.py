@@ -45,10 +45,10 @@ _BINARY_KINDS = {
 
 
 class _Codec(NamedTuple):
-    """How to undo a compression, and in pieces of which size.
+    """How to decompress a format, and in pieces of which size.
 
-    A piece is small if a few bytes may decompress to very many, so that its contents stay
-    bounded: gzip at most 1032-fold, zstd 128 KB from 4 bytes.
+    Pieces are small for formats in which a few bytes may decompress to very many, so that memory
+    stays bounded: gzip expands at most 1032-fold, zstd 4 bytes to 128 KB.
     """
 
     name: str
@@ -86,7 +86,7 @@ class ByteStream:
         self._chunks = chain([self.first] if self.first else [], text)
 
     def chunks(self) -> Iterator[bytes]:
-        """The text in chunks of 1 byte to about 1 MB: at once what a pipe has, in order.
+        """The text in chunks of 1 byte to about 1 MB, in order; from a pipe as soon as it has some.
 
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
@@ -95,20 +95,22 @@ class ByteStream:
             yield from self._chunks
 
     def read_fraction(self) -> float | None:
-        """Bytes read of bytes there, counted as compressed if the file is; None for a pipe."""
+        """Bytes read divided by the file's bytes, both compressed if the file is; None for a
+        pipe.
+        """
         return self._blocks.read_fraction()
 
     def check(self) -> None:
-        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
         self._blocks.check()
 
     def close(self) -> None:
-        """Ends `chunks` early, also if it waits. Leaves stdin open."""
+        """Ends `chunks` early, even while it waits. Leaves stdin open."""
         self.is_closed = True
         self._blocks.close()
 
     def command(self, command: str, suffix: str) -> str:
-        """A hint: the shell command that turns this input into one that can be read."""
+        """A hint: the shell command that converts this input into a readable one."""
         if not isinstance(self.path, Path) or self.is_compressed:
             return f"convert it: {command} in > out{suffix}"
         target = self.path.with_suffix(suffix)
@@ -121,7 +123,7 @@ class ByteStream:
             yield block
 
     def _plain(self) -> Iterator[bytes]:
-        """The raw blocks, decompressed if their first bytes ask for it."""
+        """The raw blocks, decompressed if their first bytes are those of a compressed format."""
         raw = self._raw()
         head = _head(raw, (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE))
         blocks = chain([head], raw)
@@ -141,7 +143,7 @@ class ByteStream:
         return self._inflate(blocks, codec)
 
     def _inflate(self, blocks: Iterator[bytes], codec: _Codec) -> Iterator[bytes]:
-        """The blocks without their compression; frames may follow one another."""
+        """The decompressed blocks; several frames may follow each other."""
         inflater = None
         has_frame = False
         for piece in _pieces(blocks, codec.piece_bytes):
@@ -167,7 +169,7 @@ class ByteStream:
         raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
 
     def _text(self) -> Iterator[bytes]:
-        """The plain chunks without a BOM, refused if they are no UTF-8 text."""
+        """The plain chunks without a BOM. Raises ConfigError if they are not UTF-8 text."""
         plain = self._plain()
         head = _head(plain, (_UTF8_BOM, *_FOREIGN_BOMS))
         for bom, encoding in _FOREIGN_BOMS.items():
@@ -194,7 +196,7 @@ class ByteStream:
 
 
 class StreamRows:
-    """What the sources that read a stream of bytes have in common."""
+    """The common part of sources that read a stream of bytes."""
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
         self.name = stream.name
@@ -204,11 +206,11 @@ class StreamRows:
         self._number = 0
 
     def read_fraction(self) -> float | None:
-        """Share of the file's bytes that is read, 0 to 1; None for a pipe."""
+        """The share of the file's bytes that has been read, 0 to 1; None for a pipe."""
         return self._stream.read_fraction()
 
     def check(self) -> None:
-        """Raises CorruptInput if a local file no longer holds what was read of it. Blocks."""
+        """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
         self._stream.check()
 
     def close(self) -> None:
@@ -217,9 +219,9 @@ class StreamRows:
 
 
 def _head(blocks: Iterator[bytes], magics: tuple[bytes, ...]) -> bytes:
-    """The first block, and more only while it could still grow into one of `magics`.
+    """The first block, extended only while it could still become one of `magics`.
 
-    So a pipe that holds one short row is not waited on for a longer one.
+    Therefore a pipe that contains one short row is not waited for.
     """
     head = b""
     while any(len(head) < len(magic) and magic.startswith(head) for magic in magics):

@@ -1,7 +1,7 @@
-"""What drivers of object stores raise, in redline's words.
+"""Translates errors of object store drivers into redline's own.
 
-Drivers are not imported here, and each has errors of its own, so they are known by the codes and
-the statuses that they carry, by their names, and by the built-in errors that they are.
+Drivers are not imported here, and each has its own exceptions, so errors are recognized by their
+codes and statuses, by their names, and by the built-in exceptions that they extend.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LONGEST_REASON = 200
 
 
 class StoreError(ConfigError):
-    """What a store did not do. reason: why, in a few words. code: the store's own word for it."""
+    """A failed operation of a store. reason: in a few words. code: the store's own error code."""
 
     def __init__(self, url: ObjectUrl, kind: Kind, reason: str, *, code: str = "") -> None:
         super().__init__(f"cannot use {url.name}: {reason}", hint=_hint(url, kind))
@@ -48,15 +48,15 @@ class StoreError(ConfigError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same may succeed later, as after a broken connection."""
+        """Whether the same operation may succeed later, as after a broken connection."""
         return self.store_kind == "other"
 
 
 class Asking:
-    """Turns whatever a driver raises in the block into a StoreError about `url`.
+    """Turns any exception of a driver in the block into a StoreError about `url`.
 
-    Nothing but calls of the driver belongs into it. The InterruptedError of a transfer that was
-    stopped passes.
+    The block should contain only calls of the driver. The InterruptedError of a stopped transfer
+    passes through.
     """
 
     def __init__(self, url: ObjectUrl) -> None:
@@ -71,7 +71,7 @@ class Asking:
 
 
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
-    """The error in redline's words, and what to do about it."""
+    """The error in redline's terms, with advice."""
     code, name = _code(error), type(error).__name__
     shown = f" ({code})" if code and not code.isdigit() else ""
     if name in _NO_CREDENTIALS:
@@ -90,7 +90,7 @@ def store_error(error: Exception, url: ObjectUrl) -> StoreError:
 
 
 def _cause(error: Exception) -> Exception:
-    """The error below a LookupError of s3fs, which some network errors lead to."""
+    """The error below a LookupError of s3fs, which raises one for some network errors."""
     context = error.__context__
     return context if isinstance(error, LookupError) and isinstance(context, OSError) else error
 
@@ -109,7 +109,7 @@ def _code(error: BaseException) -> str:
 
 
 def _words(error: Exception) -> str:
-    """The error's first line, or its name if it has no text."""
+    """The error's first line, or the name of its class if it has no text."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     line = (text.strip().splitlines() or [nothing])[0]

@@ -1,7 +1,7 @@
 """A store of objects, reached through fsspec's driver for it.
 
-Nothing is kept of what the driver remembers: each question is asked again, because others write to
-the same store. fsspec and the driver are imported when a store is made, and not before.
+The driver's caches are not used: each query goes to the store, because other processes write to
+it. fsspec and the driver are imported when a store is made, and not before.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "g
 _PACKAGES |= dict.fromkeys(("az", "abfs", "abfss"), "adlfs")
 _IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "md5", "content_md5")
 _TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
-# One page of a listing, which is what looking for a similar name is worth.
+# One page of a listing: looking for a similar name is not worth more.
 _MOST_LISTED = 1000
-# A long file is uploaded in parts, some of them at a time: memory holds these.
+# A long file is uploaded in parts, several at a time: memory holds these.
 PART_BYTES, _PARTS_AT_ONCE = 8 * 1024 * 1024, 4
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html
 MOST_PARTS = 10_000
 
 
 class Found(msgspec.Struct, frozen=True):
-    """An object that is there. identity: changes with its content, as an ETag does."""
+    """An existing object. identity: changes with its content, as an ETag does."""
 
     size_bytes: int | None
     identity: str
@@ -38,17 +38,17 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class ObjectStore:
-    """The store that `url` is in. All calls block; any thread may call, one at a time.
+    """The store that contains `url`. All calls block; any thread may call, one at a time.
 
-    doing: what it is for, for the error of a driver that is not installed. Raises StoreError from
-    every call if the store refuses or cannot be reached, ConfigError if there is no driver.
+    doing: the purpose, for the error of a driver that is not installed. Every call raises
+    StoreError if the store refuses or cannot be reached, and ConfigError if there is no driver.
     """
 
     def __init__(self, url: ObjectUrl, doing: str) -> None:
         self._fs = _driver(url, f"{doing} {url.name}")
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """The metadata of an object; None if there is none."""
+        """The metadata of an object; None if it does not exist."""
         try:
             with Asking(url):
                 self._fs.invalidate_cache()
@@ -60,7 +60,7 @@ class ObjectStore:
         return _found(info)
 
     def open(self, url: ObjectUrl) -> Any:
-        """A file object of the driver to read from; it asks the store for just what is read."""
+        """A file object of the driver for reading, which requests only the ranges that are read."""
         with Asking(url):
             return self._fs.open(self._path(url), "rb", cache_type="none")
 
@@ -76,16 +76,16 @@ class ObjectStore:
     ) -> Found:
         """Uploads the file in place of the object; returns the new object.
 
-        seen: what is to be replaced, None if there must be nothing. Raises StoreError of kind
-        `changed` if something else is there, as far as the store shows, and InterruptedError
-        soon after `is_stopped` is true.
+        seen: the object to be replaced, None if it must not exist. Raises StoreError of kind
+        `changed` if another object is there, as far as the store shows, and InterruptedError soon
+        after `is_stopped` returns True.
         """
         changed = StoreError(url, "changed", "something else has changed it")
         if self.find(url) != seen:
             raise changed
         self._put(path, url, seen, _callback(is_stopped))
         found = self.find(url)
-        # One of another size was put there since.
+        # An object of another size was written there meanwhile.
         if found is None or found.size_bytes not in (None, path.stat().st_size):
             raise changed
         return found
@@ -114,17 +114,18 @@ class ObjectStore:
 
 
 class S3Store(ObjectStore):
-    """A store that speaks S3's own protocol: it refuses a write over what is not expected."""
+    """A store with S3's own protocol, which refuses to overwrite an unexpected object."""
 
-    _has_conditions = True  # until it says that it has none
+    _has_conditions = True  # until the store reports that it has none
 
     def find(self, url: ObjectUrl) -> Found | None:
-        """The metadata of an object; None if there is none."""
+        """The metadata of an object; None if it does not exist."""
         try:
             return super().find(url)
         except StoreError as error:
             if error.code in ("403", "401"):
-                # The answer to a HEAD says no more. A listing's says whether it is the key.
+                # A HEAD response gives no reason. A listing's response shows whether the key is
+                # wrong.
                 with Asking(url):
                     self._fs.call_s3("list_objects_v2", Bucket=url.bucket, MaxKeys=1)
             raise
@@ -146,7 +147,7 @@ class S3Store(ObjectStore):
         return nearest(name, names)
 
     def check_writable(self, url: ObjectUrl) -> None:
-        """Raises StoreError if nothing can be written: begins an upload and gives it up."""
+        """Raises StoreError if nothing can be written: starts an upload and aborts it."""
         of = {"Bucket": url.bucket, "Key": self._key(url)}
         with Asking(url):
             begun = self._fs.call_s3("create_multipart_upload", **of)
@@ -163,7 +164,7 @@ class S3Store(ObjectStore):
             self._put_parts(path, url, only_if, callback)
         except StoreError as error:
             if only_if and error.code in ("NotImplemented", "501"):
-                # The store has no conditions: the look before is all there is.
+                # The store does not support conditions: the earlier check is the only one.
                 self._has_conditions = False
                 self._put_parts(path, url, {}, callback)
             elif seen is not None and error.store_kind == "missing":
@@ -174,8 +175,8 @@ class S3Store(ObjectStore):
     def _put_parts(
         self, path: Path, url: ObjectUrl, only_if: dict[str, str], callback: Any
     ) -> None:
-        # The driver passes them to each request that knows them: to the one that changes the
-        # object, and to none of those that bring its parts.
+        # The driver passes them to every request that accepts them: to the one that changes the
+        # object, and not to those that upload its parts.
         usual = self._fs.s3_additional_kwargs
         self._fs.s3_additional_kwargs = {**usual, **only_if}
         try:
@@ -200,7 +201,7 @@ def store_of(url: ObjectUrl, doing: str) -> ObjectStore:
 
 
 def _driver(url: ObjectUrl, purpose: str) -> Any:
-    """fsspec's file system for `url`, fresh: one that is shared would hold old credentials."""
+    """A new fsspec file system for `url`: a shared one would hold old credentials."""
     try:
         fsspec = importlib.import_module("fsspec")
         known = sorted(fsspec.available_protocols())
@@ -209,7 +210,8 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
                 f"{url.name}: {url.scheme}:// is not a kind of URL that fsspec knows",
                 hint=nearest(url.scheme, known) or "such as s3://, gs://, az:// or https://",
             )
-        # The driver first, by itself: what it lacks is no answer of a store.
+        # The driver is loaded first, separately: an error about what it lacks does not come from a
+        # store.
         fsspec.get_filesystem_class(url.scheme)
     except ImportError as error:
         package = _PACKAGES.get(url.scheme, "fsspec")
@@ -232,7 +234,7 @@ def _found(info: dict[str, Any]) -> Found:
 
 
 def _bare(identity: object) -> str:
-    """An ETag without the quotes that some answers have and some have not."""
+    """An ETag without the quotes that only some responses have."""
     return str(identity).strip('"')
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
-# Two letters at least: one is a drive of Windows.
+# At least two letters: a single one is a drive of Windows.
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
 _LOCAL = ("file", "local")
 _WEB = ("http", "https")
@@ -39,7 +39,7 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
     @property
     def is_web(self) -> bool:
-        """Whether a web server has it, to which nothing can be written."""
+        """Whether it is on a web server, to which nothing can be written."""
         return self.scheme in _WEB
 
     @property
@@ -66,8 +66,8 @@ class ObjectUrl(msgspec.Struct, frozen=True):
     def copy_path(self) -> Path:
         """The path of this object's copy on this machine: `s3.redline/bucket/dir/rows.jsonl`.
 
-        Below the working folder. Raises ConfigError if the URL names no object that results
-        could be written to.
+        Relative to the working folder. Raises ConfigError if the URL does not name an object to
+        which results could be written.
         """
         if self.is_web:
             raise ConfigError(
@@ -89,9 +89,9 @@ class ObjectUrl(msgspec.Struct, frozen=True):
 
 
 class OpenedObject(msgspec.Struct, frozen=True):
-    """An input that was opened already: asking a store takes long, and no event loop may wait.
+    """An input that was already opened: opening takes long, and must not block an event loop.
 
-    source: what `open_source` made of it.
+    source: the result of `open_source`.
     """
 
     url: ObjectUrl
@@ -111,7 +111,7 @@ def url_of(place: object) -> ObjectUrl | None:
 
 
 def local_path(place: str | os.PathLike[str]) -> Path:
-    """The local path that `place` names, which is no URL of a store."""
+    """The local path that `place` names, which must not be the URL of an object."""
     text = os.fsdecode(place)
     match = _URL.fullmatch(text)
     return Path(match[2] if match is not None and match[1].lower() in _LOCAL else text)

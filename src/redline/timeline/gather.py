@@ -1,9 +1,9 @@
-"""From samples and ended calls to windows. Synchronous; the caller brings the time.
+"""Turns samples and ended calls into windows. Synchronous; the caller passes the time.
 
-Calls are worked through many at once and with functions in C. Of more than some 1,000 calls a
-second that were tried, one in several is recorded and counts as that many: one alone costs a
-microsecond, and what is kept of all of them, until the next sample, fills the CPU's cache. It is
-drawn at random, since calls may end in a rotation, such as over endpoints.
+Calls are processed in bulk, with functions written in C. Above about 1,000 tried calls per second,
+only one in several is recorded and counts as several: a single call costs a microsecond, and
+keeping all of them until the next sample would fill the CPU's cache. Recorded calls are drawn at
+random, since calls may end in a rotation, for example over endpoints.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from redline.waist import Attempt
 _ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
 _COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
 _TRIED = itemgetter(2)
-# From this many calls on they are processed at the next sample: enough that it costs little for
-# each, and few enough that their attempts, with errors and what these quote, take little room.
+# When this many calls have ended, they are processed at the next sample: enough that each costs
+# little, and few enough that their attempts, with errors and quoted texts, take little memory.
 ENOUGH_CALLS = 64
-# Of a sample's calls, as many are recorded if there are more: enough for the quantiles of a second.
+# At most this many calls of a sample are recorded: enough for the quantiles of a second.
 RECORDED_CALLS = 100
 _LONGEST_ERROR = 300
 
 
 class Counters(msgspec.Struct, kw_only=True):
-    """What a run has counted so far; a window has the difference of two of them.
+    """The counters of a run; a window holds the difference between two of them.
 
     calls: that have their outcome.
-    thread_s: CPU seconds of the event loop's thread, and those in
-    which it was ready to run and had no CPU. cpu_s: CPU seconds of the whole process.
+    thread_s: CPU seconds of the event loop's thread, and seconds in which it was ready to run but
+    had no CPU. cpu_s: CPU seconds of the whole process.
     """
 
     sent: int = 0
@@ -70,7 +70,8 @@ class Sample(msgspec.Struct, kw_only=True):
     """The state of a run at one moment.
 
     held: what holds the next call back, empty if unknown; limits: the names of the rate limits that
-    do. in_hand: rows that are begun and have no outcome yet. lag_s: by how much it came late.
+    hold it back. in_hand: rows that have begun and have no outcome yet. lag_s: how late the sample
+    was taken.
     """
 
     held: Holder | None
@@ -86,7 +87,7 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 class Gatherer:
-    """Makes windows of what it is given.
+    """Makes windows from samples and ended calls.
 
     due: the number from which on the next call that has its outcome is recorded; 0 while all are.
     """
@@ -96,7 +97,7 @@ class Gatherer:
         self._counters = Counters()
         self._ended: list[Ended] = []
         self.due = 0
-        self._every = 1  # one of as many calls is recorded, on average
+        self._every = 1  # one call in this many is recorded, on average
         self._draw = random.Random(0).randrange
         self._first_answer_s: float | None = None
         self._durable_s = 0.0
@@ -113,28 +114,28 @@ class Gatherer:
         self._error = ""
 
     def begin(self, now_s: float, counters: Counters) -> None:
-        """The run begins now."""
+        """Starts the first window."""
         self._begun_s = self._since_s = now_s
         self._counters = counters
 
     def took(self, number: int, ended: Ended) -> None:
-        """A call has its outcome, as the one of this number; it was due to be recorded."""
+        """Records a call whose outcome was due to be recorded. number: of the call."""
         self._ended.append(ended)
         if self._every > 1:
             self._pass(number)
 
     def took_untried(self, number: int, call_s: float) -> None:
-        """A call has its outcome without an attempt, `call_s` after it began."""
+        """Counts a call that got its outcome without an attempt, `call_s` after it began."""
         self._untried_s += call_s
         if self._every > 1 and number >= self.due:
             self._pass(number)
 
     def _pass(self, number: int) -> None:
-        """The call of this number was due."""
+        """Draws the next call to be recorded after the one with this number."""
         self.due = number + self._draw(1, 2 * self._every)
 
     def sample(self, sample: Sample) -> None:
-        """The state of the run now."""
+        """Adds a sample of the run."""
         self._samples.append(sample)
         recorded = len(self._ended)
         if recorded >= ENOUGH_CALLS or self._every > 1:
@@ -144,9 +145,9 @@ class Gatherer:
                 self.due = 0
 
     def became_durable(self, now_s: float, complete_s: Sequence[float | None]) -> None:
-        """The lines of rows are on disk; complete_s: when the attempts of each were over.
+        """Counts rows whose lines are on disk. complete_s: when the attempts of each row were over.
 
-        None for a row without an attempt, which is taken to have waited as long as the others.
+        None for a row without an attempt, which is assumed to have waited as long as the others.
         """
         known = list(filter(None, complete_s))
         if known:
@@ -154,7 +155,7 @@ class Gatherer:
             self._durable_s += waited_s * len(complete_s) / len(known)
 
     def note_error(self, what: str) -> None:
-        """An attempt has failed."""
+        """Notes the error of a failed attempt."""
         self._error = what[:_LONGEST_ERROR]
 
     def window(
@@ -170,7 +171,7 @@ class Gatherer:
     ) -> Window:
         """The window since the last one, or since the run began.
 
-        limits: as they are used now; how often each held a call back is known here.
+        limits: their present use; how often each held a call back is added here.
         """
         self._work_through()
         before, begin_s = self._counters, self._since_s
@@ -238,11 +239,11 @@ class Gatherer:
         )
 
     def _work_through(self) -> None:
-        """Takes the calls that have ended into the sums of the window."""
+        """Adds the ended calls to the sums of the window."""
         if not self._ended:
             return
         ended = self._ended.copy()
-        # The list is filled again.
+        # The list is filled again afterwards.
         self._ended.clear()
         attempts = list(chain.from_iterable(map(_TRIED, ended)))
         answered = attempts

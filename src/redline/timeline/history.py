@@ -27,22 +27,25 @@ from redline.timeline.window import Window, coarsened
 
 TIMELINE_VERSION = 1
 NAME = "timeline.jsonl"
-# The file of a job of any length. As long as it has room, windows stay as fine as they are made.
+# Maximum size of a job's file, whatever its length. While it has room, windows keep their
+# resolution.
 MOST_BYTES = 1_000_000
-# It is then made half as long, so that it is seldom rewritten: at most once in some ten minutes.
+# It is then cut to half this size, so that it is rewritten rarely: at most once in about ten
+# minutes.
 _LEFT_BYTES = MOST_BYTES // 2
 MOST_RUNS = 50
-# Of its age a window may be at least this share long; twice as much for each step that is needed.
+# A window may be at least this share of its age long; the share doubles with each step of
+# shortening.
 _FINEST_SHARE = 1 / 1200
 _LONGEST_SHOWN = 500
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
-    """A run as it began. v: TIMELINE_VERSION. at: seconds since 1970-01-01 UTC.
+    """The facts of a run at its start. v: TIMELINE_VERSION. at: seconds since 1970-01-01 UTC.
 
-    pid, host: of its process. input: its path, URL or name. slots: most calls in flight at first.
-    endpoints: their names, a function's name for a job that calls one. limits: as stated, in words.
-    is_batched: rows go by the Batch API.
+    pid, host: of its process. input: its path, URL or name. slots: maximum calls in flight at the
+    start. endpoints: their names, a function's name for a job that calls one. limits: as
+    configured, in words. is_batched: rows go through the Batch API.
     """
 
     v: int
@@ -74,8 +77,9 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
-    """One run. end: None while it continues, and if it was killed. prediction: of it, if its
-    settings are other than those of the run before."""
+    """One run. end: None while it continues, and if it was killed. prediction: for this run, if its
+    settings differ from those of the run before.
+    """
 
     facts: RunFacts
     windows: list[Window] = []
@@ -84,15 +88,15 @@ class RunHistory(msgspec.Struct, kw_only=True):
 
     @property
     def last_s(self) -> float:
-        """When it gave its last sign of life, since it began."""
+        """When it gave its last sign of life, in seconds since it began."""
         latest_s = self.windows[-1].end_s if self.windows else 0.0
         return latest_s if self.end is None else max(latest_s, self.end.at_s)
 
 
 class Timeline(msgspec.Struct):
-    """The recorded runs of a job. runs: oldest first. damaged: lines that are no record.
+    """The recorded runs of a job. runs: oldest first. damaged: lines that are not valid records.
 
-    is_cut: the last record was not written to its end.
+    is_cut: the last record is incomplete.
     """
 
     runs: list[RunHistory]
@@ -101,7 +105,7 @@ class Timeline(msgspec.Struct):
 
     @property
     def windows(self) -> list[Window]:
-        """The windows of all runs, in order, each on the time of its own run."""
+        """The windows of all runs, in order, with times relative to their own run."""
         return [window for run in self.runs for window in run.windows]
 
 
@@ -127,10 +131,10 @@ def encoded(entries: Iterable[Entry]) -> bytes:
 
 
 def read_timeline(path: Path) -> Timeline:
-    """What the file holds.
+    """The contents of the file.
 
-    Raises FileNotFoundError if there is none, and ConfigError for one that cannot be read, that is
-    no timeline, or that a newer version has written.
+    Raises FileNotFoundError if it does not exist, and ConfigError if it cannot be read, is not a
+    timeline, or was written by a newer version.
     """
     try:
         data = path.read_bytes()
@@ -185,7 +189,7 @@ def _newer(line: bytes) -> int | None:
 
 
 def _is_other(line: bytes) -> bool:
-    """Whether it is of a kind that is not known here."""
+    """Whether the line is a record of an unknown kind."""
     try:
         return _KIND(line).kind not in _KNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -193,7 +197,8 @@ def _is_other(line: bytes) -> bool:
 
 
 def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
-    """The timeline in at most `most_bytes`, its older windows longer, and the oldest runs left out.
+    """The timeline in at most `most_bytes`, with longer windows for older times, and without the
+    oldest runs.
 
     now: seconds since 1970-01-01 UTC. The latest run stays, with at least one window.
     """
@@ -229,9 +234,9 @@ def _lines_of(run: RunHistory) -> bytes:
 class TimelineFile:
     """A job's timeline, open for the run that holds its output's lock.
 
-    What a death has cut off is taken out; a file that is not a timeline, or that a newer version
-    has written, is left as it is, and so is one that cannot be written: `failure` then says why, in
-    words, and nothing is written. All methods block.
+    An incomplete last line, as a killed process leaves it, is removed. A file that is not a
+    timeline, was written by a newer version, or cannot be written is left unchanged: `failure` then
+    states the reason, and nothing is written. All methods block.
     """
 
     def __init__(self, path: Path) -> None:
@@ -241,7 +246,9 @@ class TimelineFile:
         self._size_bytes = 0
 
     def begin(self, facts: RunFacts) -> list[RunHistory]:
-        """A run begins. The runs before it, none if the file cannot be read."""
+        """Records the start of a run; returns the runs before it, none if the file cannot be
+        read.
+        """
         runs: list[RunHistory] = []
         try:
             drop_unfinished(self.path)
@@ -265,11 +272,11 @@ class TimelineFile:
             self._shorten(now)
 
     def end(self, end: RunEnd) -> None:
-        """The run has ended."""
+        """Records the end of the run."""
         self._write([msgspec.structs.replace(end, what=end.what[:_LONGEST_SHOWN])])
 
     def close(self) -> None:
-        """May be repeated."""
+        """Closes the file. May be repeated."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -300,7 +307,9 @@ class TimelineFile:
         self._size_bytes += len(lines)
 
     def _shorten(self, now: float) -> None:
-        """Puts a shorter file in place of this one; a death leaves one of the two."""
+        """Replaces this file by a shorter one; a process that is killed leaves one of the two
+        complete.
+        """
         try:
             timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
             data = b"".join(map(_lines_of, timeline.runs))
@@ -313,14 +322,14 @@ class TimelineFile:
             self._fail(f"{self.path} cannot be written: {error.strerror}")
 
     def _cut(self) -> None:
-        """Takes out what was written of a line."""
+        """Removes an incompletely written line."""
         try:
             os.ftruncate(self._fd, self._size_bytes)
         except OSError:
-            # A reader passes over it.
+            # Readers skip the incomplete line.
             pass
 
     def _fail(self, what: str) -> None:
-        """Nothing is written from now on."""
+        """Records a failure; nothing is written from now on."""
         self.failure = what
         self.close()

@@ -35,17 +35,17 @@ _COMPLETE, _ELIGIBLE = attrgetter("complete_s"), attrgetter("eligible_s")
 _QUEUED, _FIRST_TOKEN = attrgetter("queued_s"), attrgetter("first_token_s")
 _BEGUN, _ENDED, _TRIED = itemgetter(0), itemgetter(1), itemgetter(2)
 _FIRST, _LAST = itemgetter(0), itemgetter(-1)
-# A call that has as many attempts may have had others before them.
+# The number of attempts that a call keeps: a call with as many may have had earlier ones.
 _MOST_TRIED = 32
 
-# A call that has its outcome: when its row was taken, when it had the outcome, and its attempts.
+# An ended call: when its row was taken, when it got its outcome, and its attempts.
 Ended = tuple[float, float, Sequence[Attempt]]
 
 
 def phases_of(ended: Sequence[Ended]) -> Phases:
-    """Sums over these calls.
+    """The sums of all phases over these calls.
 
-    Attempts that waited for nothing, as most have, are added up in C.
+    Attempts without waits, which are the majority, are summed in C.
     """
     all_tried = list(map(_TRIED, ended))
     sums = _of_attempts(list(chain.from_iterable(all_tried)))
@@ -65,7 +65,7 @@ def phases_of(ended: Sequence[Ended]) -> Phases:
 
 
 def _tried_s(asked: Sequence[Sequence[Attempt]]) -> float:
-    """From the first mark of the first attempt of each call to the end of its last one."""
+    """Seconds from the first mark of the first attempt of each call to the end of its last one."""
     first = list(map(_FIRST, asked))
     began = list(map(_SENT, first))
     if None in began or any(map(_ELIGIBLE, first)) or any(map(_QUEUED, first)):
@@ -74,7 +74,7 @@ def _tried_s(asked: Sequence[Sequence[Attempt]]) -> float:
 
 
 def _of_attempts(attempts: Sequence[Attempt]) -> dict[str, float]:
-    """The sums of the phases within attempts, by their fields."""
+    """The sums of the phases within attempts, by field name."""
     sent, first = list(map(_SENT, attempts)), list(map(_FIRST_BYTE, attempts))
     complete = list(map(_COMPLETE, attempts))
     sums: dict[str, float] = {}
@@ -94,19 +94,19 @@ def _of_attempts(attempts: Sequence[Attempt]) -> dict[str, float]:
 
 
 def _start_s(attempt: Attempt) -> float:
-    """The time of its first mark."""
+    """The time of an attempt's first mark."""
     return _began_s(attempt) if attempt.queued_s is None else attempt.queued_s
 
 
 def _began_s(attempt: Attempt) -> float:
-    """When the endpoint began with it."""
+    """When the attempt began at its endpoint."""
     if attempt.eligible_s is not None:
         return attempt.eligible_s
     return attempt.complete_s if attempt.sent_s is None else attempt.sent_s
 
 
 def _add_waits(sums: dict[str, float], attempt: Attempt) -> None:
-    """Adds its waits before the write, or until it failed."""
+    """Adds an attempt's waits before the write, or until it failed."""
     at_s = attempt.eligible_s
     for name, mark_s in (
         ("slot_s", attempt.slot_s),
@@ -119,13 +119,13 @@ def _add_waits(sums: dict[str, float], attempt: Attempt) -> None:
             _add(sums, name, at_s, mark_s)
             at_s = mark_s
     if attempt.sent_s is None:
-        # It failed while it waited for what comes next.
+        # The attempt failed while it waited for the next step.
         is_connected = attempt.connected_s is not None
         _add(sums, "grant_s" if is_connected else "connect_s", at_s, attempt.complete_s)
 
 
 def _add_answer(sums: dict[str, float], attempt: Attempt) -> None:
-    """From the write on, whatever marks there are."""
+    """Adds the phases from the write on, whichever marks exist."""
     sent_s, first_s = attempt.sent_s, attempt.first_byte_s
     if sent_s is None:
         return
@@ -139,7 +139,7 @@ def _add_answer(sums: dict[str, float], attempt: Attempt) -> None:
 
 
 def _add_token(sums: dict[str, float], attempt: Attempt) -> None:
-    """Counts the time to the first token of a streamed answer apart from its answer time."""
+    """Counts the time to the first token of a streamed answer separately from its answer time."""
     _add(sums, "first_token_s", attempt.first_byte_s, attempt.first_token_s)
     _add(sums, "answer_s", attempt.first_token_s, attempt.first_byte_s)
 

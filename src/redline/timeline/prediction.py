@@ -1,4 +1,4 @@
-"""The prediction for a run before it began, which the runs of a job score."""
+"""The prediction for a run, made before it began and scored afterwards."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ class Prediction(
     tag="prediction",
     tag_field="kind",
 ):
-    """The rate of answers after a change of settings, by what was seen before it.
+    """The rate of answers after a change of settings, predicted from earlier observations.
 
-    change: in words. Rates in answers per second: before_per_s, as it was; likely_per_s, the
-    median; low_per_s and high_per_s, between which it is in 19 of 20 cases. unknown: why there
-    is no such interval; empty if there is one. What is unknown may still have a high_per_s.
+    change: in words. Rates in answers per second: before_per_s, the observed rate; likely_per_s,
+    the median; low_per_s and high_per_s, the interval that contains the rate in 19 of 20 cases.
+    unknown: why there is no such interval; empty if there is one. An unknown rate may still have a
+    high_per_s.
     """
 
     change: str
@@ -28,5 +29,5 @@ class Prediction(
     unknown: str = ""
 
     def holds(self, per_s: float) -> bool:
-        """Whether it is what was predicted. What is unknown never holds."""
+        """Whether the measured rate is within the interval; False if the prediction is unknown."""
         return not self.unknown and self.low_per_s <= per_s <= self.high_per_s

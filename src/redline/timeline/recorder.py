@@ -11,10 +11,11 @@ from redline.timeline.records import CallEnded, CallsDropped, Record, RunBegan, 
 from redline.timeline.writer import TraceFile
 from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink
 
-# What a death may lose, and how many records are encoded at once: about a millisecond of work.
+# The number of records that a killed process may lose, and that are encoded at once: about a
+# millisecond of work.
 _GROUP_S = 1.0
 _GROUP = 256
-# A disk that is behind by this many records loses others: about 64 MB of them.
+# If the disk is this many records behind, further ones are dropped: about 64 MB.
 _MOST = 65_536
 _MICROS = 1e6
 
@@ -22,10 +23,10 @@ _Ended = tuple[float, float, int, tuple[int, ...], str, Any, Any, tuple[Any, ...
 
 
 class Recorder:
-    """A backend around one whose calls are recorded in `file`, in groups and in a thread.
+    """A backend that records the calls of another in `file`, in groups and in a thread.
 
-    began: of the run. If the file cannot be written any more, the calls continue without it, and
-    `failure` says why. `aclose` writes what is left; the file is its owner's to close.
+    began: start of the run. If the file can no longer be written, calls continue without it, and
+    `failure` states why. `aclose` writes what remains; the owner closes the file.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Recorder:
                 await asyncio.to_thread(self._write, *self._taken())
 
     def _add(self, arrived_s: float, request: Request, call: Call, outcome: Outcome | None) -> None:
-        """Keeps what there is to say of a call that is over; None if it was cancelled."""
+        """Keeps the record of an ended call. outcome: None if it was cancelled."""
         ended = self._ended
         if len(ended) >= _MOST:
             self._dropped += 1
@@ -91,7 +92,7 @@ class Recorder:
             self._timer = loop.call_later(_GROUP_S, self._begin)
 
     def _begin(self) -> None:
-        """Writes what there is, unless that is going on."""
+        """Starts a write of the kept records, unless one is in progress."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -114,7 +115,7 @@ class Recorder:
         return head, ended, dropped
 
     def _write(self, head: list[Record], ended: list[_Ended], dropped: int) -> None:
-        """In a thread."""
+        """Encodes and writes the records; runs in a thread."""
         if self.failure is not None:
             return
         records = [*head, *map(self._record, ended)]
@@ -150,7 +151,7 @@ class Recorder:
         )
 
     def _since(self, at_s: float) -> float:
-        # To the microsecond; `round` would take several times as long.
+        # Rounded to microseconds; `round` would take several times as long.
         return int((at_s - self._begun_s) * _MICROS + 0.5) / _MICROS
 
 

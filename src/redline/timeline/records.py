@@ -19,10 +19,10 @@ VERSION = 1
 class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of one endpoint.
 
-    weight: its capacity in proportion to the others'. slots: most calls that it is given at once, 0
-    if that is not stated. requests, tokens, input_tokens, output_tokens: its rate limits, such as
-    500/60s; profile: how it counts them. input_price, output_price: dollars for a million tokens of
-    the run's model, None if unknown.
+    weight: its capacity relative to the other endpoints. slots: maximum calls in flight, 0 if not
+    configured. requests, tokens, input_tokens, output_tokens: its rate limits, such as 500/60s;
+    profile: how it counts them. input_price, output_price: dollars per million tokens of the run's
+    model, None if unknown.
     """
 
     name: str
@@ -40,10 +40,10 @@ class EndpointFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="kind"):
     """The first record of a run.
 
-    v: VERSION. at: seconds since 1970-01-01 UTC. balance: how endpoints were chosen.
+    v: VERSION. at: seconds since 1970-01-01 UTC. balance: the balancing strategy.
 
-    workers: most calls at once, of a job that makes its next call when one ends; 0 for calls that
-    come when they come, whatever became of those before.
+    workers: concurrent calls of a job that makes its next call when one ends (closed loop); 0 for
+    calls that arrive independently of earlier ones (open loop).
     """
 
     v: int
@@ -56,8 +56,8 @@ class RunBegan(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
 class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One attempt. error: its kind, empty for the answer.
 
-    queued_s: when it began to wait at the endpoint, None if it did not. sent_s: when it was
-    written, None if it was not. first_byte_s: of the answer. done_s: when it was over.
+    queued_s: when it began to wait at the endpoint, None if it did not wait. sent_s: when it was
+    written, None if it was not. first_byte_s: of the answer. done_s: when it ended.
     """
 
     endpoint: str
@@ -73,8 +73,8 @@ class CallEnded(
 ):
     """One call, with its retries. outcome: `succeeded`, the kind of its error, or `cancelled`.
 
-    arrived_s: when it was made. input_tokens, output_tokens: by the answer's usage, None if
-    unknown. blocks: hashes of what its prompt begins with, see `prefixes_of`. tried: its attempts,
+    arrived_s: when it was made. input_tokens, output_tokens: from the answer's usage, None if
+    unknown. blocks: hashes of the prefixes of its prompt, see `prefixes_of`. tried: its attempts,
     oldest first, at most 32.
     """
 

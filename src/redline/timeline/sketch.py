@@ -1,9 +1,9 @@
-"""Quantiles of many durations in few numbers that can be added up.
+"""Mergeable quantiles of many durations, in few numbers.
 
-A bucket holds the values between two powers of GAMMA, so any quantile is within ERROR of the true
-one, whatever was merged. Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile Sketch
-with Relative-Error Guarantees, VLDB 2019. Theirs keeps counts in an object of its own; this one is
-a tuple that is written into a line of JSON as it is.
+A bucket holds the values between two powers of GAMMA, so that any quantile is within ERROR of the
+true one, even after merges. Masson, Rim and Lee, DDSketch: A Fast and Fully-Mergeable Quantile
+Sketch with Relative-Error Guarantees, VLDB 2019. Their implementation keeps counts in an object of
+its own; this one is a tuple that is written to a JSON line unchanged.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 ERROR = 0.01
 GAMMA = (1 + ERROR) / (1 - ERROR)
-# What is shorter counts as this long.
+# Shorter durations count as this long.
 LEAST_S = 1e-3
 _SCALE = 1 / math.log(GAMMA)
 
@@ -26,8 +26,8 @@ _SCALE = 1 / math.log(GAMMA)
 class Sketch(msgspec.Struct, frozen=True, array_like=True):
     """Durations in seconds, each 0 or more and finite.
 
-    pairs: for each bucket that holds any, in ascending order, by how much its index is above that
-    of the one before, then its count. The first index counts from 0.
+    pairs: for each bucket that is not empty, in ascending order, the difference of its index from
+    that of the previous bucket, then its count. The first index is relative to 0.
     """
 
     pairs: tuple[int, ...] = ()
@@ -35,26 +35,28 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, values_s: Iterable[float], times: int = 1) -> Sketch:
         """The sketch of these durations, each of which counts `times` times."""
-        # In C from end to end: there are as many as there are calls.
+        # In C from end to end, since it runs for every call.
         logs = map(math.log, map(max, values_s, repeat(LEAST_S)))
         counts = Counter(map(math.ceil, map(mul, logs, repeat(_SCALE))))
         return _packed({index: count * times for index, count in counts.items()})
 
     @property
     def count(self) -> int:
-        """How many durations it holds."""
+        """The number of durations."""
         return sum(self.pairs[1::2])
 
     def values_s(self) -> Iterator[tuple[float, int]]:
-        """Ascending durations, each within ERROR of those that it represents, and their number."""
+        """Durations in ascending order, each within ERROR of those that it represents, with their
+        numbers.
+        """
         for index, count in zip(accumulate(self.pairs[::2]), self.pairs[1::2], strict=True):
             yield 2 * GAMMA**index / (GAMMA + 1), count
 
     def quantile_s(self, q: float) -> float | None:
-        """The duration that a share `q` of them do not exceed; q: 0 to 1. None if it holds none.
+        """The q-quantile of the durations; q: 0 to 1. None for an empty sketch.
 
-        Between two of them it is interpolated, as numpy does (Hyndman and Fan, Sample Quantiles in
-        Statistical Packages, The American Statistician 1996, definition 7).
+        Interpolated between neighbouring durations as numpy does (Hyndman and Fan, Sample Quantiles
+        in Statistical Packages, The American Statistician 1996, definition 7).
         """
         count = self.count
         if not count:
@@ -67,11 +69,11 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         return below_s + (rank - place) * (self.ranked_s(place + 1) - below_s)
 
     def ranked_s(self, place: int) -> float:
-        """The duration at that place in ascending order, from 0; below `count`."""
+        """The duration with this rank in ascending order, from 0; below `count`."""
         indices = accumulate(self.pairs[::2])
         below = accumulate(self.pairs[1::2])
         index = next(index for index, least in zip(indices, below, strict=True) if least > place)
-        # The middle of the bucket in the sense that both its ends are as far off, in proportion.
+        # The middle of the bucket: both its ends are equally far away, in proportion.
         return float(2 * GAMMA**index / (GAMMA + 1))
 
 
@@ -79,7 +81,7 @@ EMPTY = Sketch()
 
 
 def merged_sketches(sketches: Iterable[Sketch]) -> Sketch:
-    """One that holds what all of these hold."""
+    """The sketch of all durations in these sketches."""
     counts: Counter[int] = Counter()
     filled = [sketch for sketch in sketches if sketch.pairs]
     if len(filled) == 1:
@@ -90,7 +92,7 @@ def merged_sketches(sketches: Iterable[Sketch]) -> Sketch:
 
 
 def without(sketch: Sketch, part: Sketch) -> Sketch:
-    """What the sketch holds besides `part`, all of which it holds."""
+    """The sketch without `part`, all of whose durations it contains."""
     if not part.pairs:
         return sketch
     counts = Counter(_counts(sketch))

@@ -1,4 +1,4 @@
-"""A trace as it is read: the latest calls of the runs in it."""
+"""Reads a trace: the latest calls of its runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 from redline.errors import ConfigError
 from redline.timeline.records import VERSION, CallEnded, CallsDropped, Record, RunBegan
 
-# The first line of a run of a thousand endpoints is shorter, and that of a call is, too.
+# Longer than the first line of a run with a thousand endpoints, and than that of any call.
 _LONGEST_BYTES = 1024 * 1024
 
 
@@ -30,9 +30,10 @@ class RecordedRun(msgspec.Struct):
 class Trace(msgspec.Struct):
     """The contents of a trace file.
 
-    total: calls in the file, of which `runs` has the latest. damaged: lines that are no record.
+    total: calls in the file, of which `runs` holds the latest. damaged: lines that are not valid
+    records.
 
-    is_cut: the last record was not written to its end.
+    is_cut: the last record is incomplete.
     """
 
     runs: list[RecordedRun]
@@ -58,7 +59,7 @@ _KNOWN = ("run", "call", "dropped")
 def read_trace(path: Path, most: int) -> Trace:
     """The contents of the file, with the `most` latest calls.
 
-    Raises ConfigError for a file that is not a trace, is empty, or is of a newer version.
+    Raises ConfigError if the file is not a trace, is empty, or was written by a newer version.
     """
     try:
         with path.open("rb") as file:
@@ -72,14 +73,14 @@ def read_trace(path: Path, most: int) -> Trace:
 
 
 def check_begin(fd: int, path: Path) -> bool:
-    """Whether a trace has begun in the file; False for an empty one.
+    """Whether the file begins with a trace; False for an empty file.
 
-    Raises ConfigError if something else has, or a trace of a newer version.
+    Raises ConfigError if it begins with something else, or with a trace of a newer version.
     """
     data = os.pread(fd, _LONGEST_BYTES, 0)
     line, end, _ = data.partition(b"\n")
     if not data or (not end and b'{"kind":"run"'.startswith(line[:13])):
-        # Cut off before the end of its first line.
+        # The first line is incomplete.
         return False
     try:
         first = _FIRST(line)
@@ -129,7 +130,7 @@ def _record(line: bytes) -> Record | None:
 
 
 def _is_other(line: bytes) -> bool:
-    """Whether it is a record of a kind that is not known here."""
+    """Whether the line is a record of an unknown kind."""
     try:
         return _KIND(line).kind not in _KNOWN
     except (msgspec.DecodeError, UnicodeDecodeError):

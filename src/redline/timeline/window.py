@@ -1,9 +1,9 @@
-"""What a run was like for a while: the structs of a timeline, and how windows become longer ones.
+"""The structs of a timeline, and how windows are merged into longer ones.
 
-The state of a run is sampled ten times a second, and each second of samples becomes a Window. What
-people are shown of a run is computed from windows.
+The state of a run is sampled ten times per second, and each second of samples becomes a Window.
+Everything that users see of a run is computed from windows.
 
-What holds the next call back, at one sample (`Window.held` counts the samples of each):
+What holds the next call back at a sample (`Window.held` counts the samples of each):
 
 held     is
 input    no row is ready, and the input has more
@@ -12,13 +12,13 @@ memory   no rows are read until large ones are done
 taker    workers wait until their results are taken
 limit    a call waits for its grant by a rate limit
 budget   calls wait for what other calls have reserved of the budget
-slots    as many calls are in flight as may be
+slots    all slots are in use
 parked   the endpoint asked to wait
 down     the endpoint cannot be reached, or none of several works
 backoff  rows wait to be retried, and no other row could be sent
 batch    rows are with the Batch API
 rest     no row is left: the last calls are in flight
-client   a row and a slot are there, and nothing else is waited for
+client   a row and a slot are available, and the call waits for nothing else
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WINDOW_S = 1.0
 MOST_LIMITS = 12
 MOST_ENDPOINTS = 12
 _ROUNDED = 4
-# The very object that fields have by default, which are then left out of a line.
+# The object that fields have by default: fields that are this object are left out of a line.
 ZERO = 0.0
 
 
@@ -75,7 +75,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return float(sum(msgspec.structs.astuple(self)))
 
     def times(self, count: int) -> Phases:
-        """Those of `count` times as many calls that were like these."""
+        """The phases of `count` times as many calls of the same kind."""
         if count == 1:
             return self
         return Phases(**{name: s * count for name, s in msgspec.structs.asdict(self).items()})
@@ -134,7 +134,7 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def left(self) -> int:
-        """Rows that are still to be done."""
+        """Rows that remain to be done."""
         return max(0, self.rows - self.done - self.failed - self.untried)
 
 
@@ -235,9 +235,9 @@ _SKETCHES = ("latency", "first", "first_token")
 
 
 def merged(windows: Sequence[Window]) -> Window:
-    """One window in place of these of one run, one or more, in their order.
+    """One window for these consecutive windows of one run, one or more.
 
-    Sums are added, means are weighted, and what is as of the end is that of the last one.
+    Sums are added, means are weighted, and values as of the end are those of the last window.
     """
     if len(windows) == 1:
         return windows[0]
@@ -278,10 +278,10 @@ def merged_phases(phases: Sequence[Phases]) -> Phases:
 
 
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
-    """Windows of one run, the older ones longer.
+    """The windows of one run, with older ones merged into longer ones.
 
-    now_s: on the run's time. Neighbours become one if that is then at most `share` of its age long,
-    or WINDOW_S. So their number grows as the logarithm of the time.
+    now_s: on the run's time. Neighbours are merged if the result is at most `share` of its age
+    long, or at most WINDOW_S. Therefore their number grows as the logarithm of the time.
     """
     found: list[list[Window]] = []
     for window in windows:
@@ -294,7 +294,7 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 
 
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
-    """The limits of all, each as it was last."""
+    """The limits of all windows, each in its last state."""
     held: Counter[str] = Counter()
     latest: dict[str, LimitUse] = {}
     for window in windows:
@@ -305,12 +305,12 @@ def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
 
 
 def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
-    """The limits, those that held calls back most often first, as many as a window may have."""
+    """The limits that held calls back most often, in that order, as many as a window may have."""
     return tuple(sorted(limits, key=lambda use: -use.held)[:MOST_LIMITS])
 
 
 def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointState, ...]:
-    """The endpoints of the last window that has some, with their means over all."""
+    """The endpoints of the last window that has any, with means over all windows."""
     last = next((w.endpoints for w in reversed(windows) if w.endpoints), ())
     means = []
     for use in last:
@@ -329,5 +329,5 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def rounded(value: float) -> float:
-    """A number as a window has it: to a tenth of a millisecond, or as much of anything."""
+    """A number rounded for a line: to four decimal places."""
     return round(value, _ROUNDED) or ZERO

@@ -1,4 +1,4 @@
-"""The file of a trace, to which each run adds itself."""
+"""Writes a trace file, to which each run appends."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _END_BYTES = 64 * 1024
 
 
 class TraceFile:
-    """An open trace, of this process alone until it is closed.
+    """An open trace; this process has it alone until it is closed.
 
-    A record that a death has cut off is taken out. Raises ConfigError for a file that cannot be
-    written, that is not a trace, or that another process writes.
+    An incomplete last record, as a killed process leaves it, is removed. Raises ConfigError for a
+    file that cannot be written, is not a trace, or is being written by another process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -45,11 +45,11 @@ class TraceFile:
             raise
 
     def write(self, records: Iterable[Record]) -> None:
-        """Adds the records. Blocks; raises OSError."""
+        """Appends the records. Blocks; raises OSError."""
         write_all(self._fd, [_ENCODE.encode_lines(records)])
 
     def close(self) -> None:
-        """The file is another's from here on."""
+        """Closes the file; another process may then write it."""
         os.close(self._fd)
 
     def _lock(self, where: str) -> None:
@@ -60,11 +60,11 @@ class TraceFile:
                 "another run writes this trace", where=where, hint="name another file"
             ) from None
         except OSError:
-            # A file system without locks.
+            # The file system does not support locks.
             return
 
     def _cut(self) -> None:
-        """Takes out what follows the last whole line."""
+        """Removes everything after the last complete line."""
         end = size = os.fstat(self._fd).st_size
         while end > 0:
             begin = max(0, end - _END_BYTES)

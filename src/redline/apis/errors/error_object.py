@@ -19,7 +19,7 @@ def error_body(
 
 
 class ErrorBody(NamedTuple):
-    """What an error body says: its message, and all that it names its error by, in lower case."""
+    """The contents of an error body: its message, and all names of its error, in lower case."""
 
     message: str
     codes: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ def read_error(body: bytes) -> ErrorBody:
 
 
 def _codes(error: dict[Any, Any]) -> Iterator[str]:
-    """All that an error is named by: in itself, in its details and in its metadata."""
+    """All names of an error: its own, and those in its details and metadata."""
     for name in ("code", "type", "status", "error_code", "reason", "limit_source"):
         if isinstance(value := error.get(name), str):
             yield value.lower()

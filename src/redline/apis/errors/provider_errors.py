@@ -15,7 +15,7 @@ from redline.errors import CallError, RateLimited, Refused, Unpaid
 
 
 class Meaning(NamedTuple):
-    """What an error means: its class, how its message begins, and what to do about it."""
+    """The meaning of an error: its class, the beginning of its message, and what to do about it."""
 
     error: type[CallError]
     what: str
@@ -86,7 +86,7 @@ _TABLE = (
     # OpenAI: https://developers.openai.com/api/docs/guides/error-codes
     _Row((429,), "insufficient_quota|billing_not_active", None, _NO_CREDIT),
     # OpenRouter: https://openrouter.ai/docs/api_reference/limits
-    # Calls in flight have bound what is left of the credit; it is free again as they end.
+    # Calls in flight have reserved what is left of the credit; it is free again as they end.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
     _Row((403,), "openrouter_(?:guardrail_budget|workspace_budget|key_limit)", None, _SPENT),
     # Moonshot: https://forum.moonshot.ai/t/429-insufficient-balance/244

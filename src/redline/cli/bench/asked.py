@@ -1,4 +1,4 @@
-"""What a load asks: rows of a file in turn, or synthetic prompts."""
+"""The requests of a load: rows of a file in turn, or synthetic prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_RECORDED = 100_000
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a load.
 
-    words: what is asked, for people. input_tokens: of a request, None if that is not known.
+    words: a description for people. input_tokens: of a request, None if unknown.
     """
 
     requests: Iterator[Any]
@@ -136,7 +136,7 @@ def _synthetic(
 
 
 class _Bound:
-    """What bounds the tokens of an answer to a synthetic prompt.
+    """The bound on the tokens of an answer to a synthetic prompt.
 
     field: of the body, empty if the API has none. is_own: the user has stated no bound.
     """

@@ -108,7 +108,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     try:
         say(page.decode() if options.get("json") else "\n".join([*lines, ""]))
     finally:
-        # Also if the reader of stdout has gone, as `head` does.
+        # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:
             replace_file(place, lambda fd: write_all(fd, [page]))
     return _status(found)
@@ -144,7 +144,7 @@ async def _measure(
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
-    """What the flags ask for. Raises ConfigError."""
+    """The benchmark that the flags describe. Raises ConfigError."""
     if flags.get("concurrency") == "auto":
         raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
     kinds = [name for name in _RATES if name in options]
@@ -227,7 +227,9 @@ def _rate(options: Flags, name: str) -> float:
 
 
 def _announcement(bench: _Bench) -> list[str]:
-    """What will be sent, and what bounds it, before anything is."""
+    """A description of what will be sent and which bounds apply, printed before anything is
+    sent.
+    """
     plan, asked = bench.plan, bench.asked
     time = duration(plan.duration_s)
     each = " each" if bench.is_sweep else ""
@@ -261,7 +263,9 @@ def _cost_words(bench: _Bench, most: int | None) -> str:
 
 
 def _place(text: str) -> Path:
-    """Where figures are saved. Raises ConfigError for what is no place, or holds other things."""
+    """The folder or file for the figures. Raises ConfigError if it cannot be used or holds other
+    data.
+    """
     path = Path(os.path.expanduser(local_path(text)))
     if path.is_dir():
         raise ConfigError(

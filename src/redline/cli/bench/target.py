@@ -1,4 +1,4 @@
-"""What `redline bench` measures: endpoints, a pool of them, or what `module:name` names."""
+"""The targets of `redline bench`: endpoints, a pool of them, or the object `module:name`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _HANDLER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
-# How rows become requests: flags that a function, which gets the rows themselves, has no use for.
+# Flags on how rows become requests; a function gets the rows themselves and does not use them.
 PROMPTING = (
     *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method", "body"),
     *("output_path", "constant_prompt"),
 )
 _OF_ROWS = ("prompt", "system", "body", "url", "method", "output_path", "constant_prompt")
-# What holds for an endpoint.
+# Flags that apply to an endpoint.
 CALLING = (
     *("endpoint", "balance", "api_key", "headers", "proxy"),
     *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
@@ -49,11 +49,11 @@ _HELP = {
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What `redline bench` measures.
+    """A target of `redline bench`.
 
-    label: what figures call it. job: its endpoints, limits, budget and templates.
+    label: its name in figures. job: its endpoints, limits, budget and templates.
 
-    handler: what `module:name` names; None for endpoints. takes_rows: it is called with rows.
+    handler: the object `module:name`; None for endpoints. takes_rows: it is called with rows.
     """
 
     label: str
@@ -84,7 +84,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 def target_of(
     names: Sequence[str], rows: object, given: Flags, configuration: Configuration
 ) -> Target:
-    """What is named.
+    """The target that is named.
 
     rows: as for `resolve_run`. given: flags of PROMPTING and CALLING, by their keys.
     Raises ConfigError that names the mistake.
@@ -106,7 +106,7 @@ def target_of(
     known = {FLAGS[name].key for name in (*PROMPTING, *CALLING)}
     known.add("concurrency")
     if not isinstance(rows, str):
-        # What a project makes of its rows is nothing for synthetic prompts.
+        # Settings for the rows of a project do not apply to synthetic prompts.
         known -= {FLAGS[name].key for name in _OF_ROWS}
     run = {name: value for name, value in configuration.run.items() if name in known}
     configuration = msgspec.structs.replace(configuration, run=run)
@@ -122,7 +122,7 @@ def target_of(
 
 
 def _check_name(name: str, configuration: Configuration) -> None:
-    """Raises ConfigError for a name that is no endpoint's, with what was meant."""
+    """Raises ConfigError for a name that is not an endpoint's, with the nearest one."""
     known = (*configuration.endpoints, SIM)
     if name in known or name.startswith(("http://", "https://", "engine:")):
         return

@@ -54,7 +54,7 @@ PARAMS = (
         "Put the first N rows of --shots-file, with their answers, before each question.",
     ),
     flag("shots_file", "FILE", "Rows for --shots."),
-    # The others are what the evaluation itself decides, or what an evaluation has no use for.
+    # The evaluation sets the other flags itself, or does not use them.
     *run_flags(
         *("prompt", "system", "body", "url", "method", "output_path", "fail_on"),
         *("format", "ordered", "follow", "until_empty"),

@@ -1,4 +1,4 @@
-"""`redline fleet status`: what a running fleet says of itself."""
+"""`redline fleet status`: the state that a running fleet reports."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fleet_status(ctx: Context, where: str) -> None:
     if "json" in stated(ctx):
         say(raw.decode() + "\n")
         return
-    # Imported here: the flags need nothing of it.
+    # Imported here, because the flags do not need it.
     from redline.serve.fleet import FleetStatus
 
     try:

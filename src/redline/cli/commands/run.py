@@ -1,4 +1,4 @@
-"""`redline run`: the flags of a job, and of what is shown."""
+"""`redline run`: the flags of a job and of its display."""
 
 from __future__ import annotations
 

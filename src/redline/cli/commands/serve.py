@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from redline.serve.gateway import Certificate, FunctionSettings, GatewaySettings
 
 _FILE = "redline.toml"
-# Of an endpoint: flags that hold for all of them.
+# Flags that apply to all endpoints.
 _CALLING = (
     *("endpoint", "balance", "concurrency", "api_key", "headers", "proxy"),
     *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
@@ -88,7 +88,7 @@ PARAMS = (
         for name in _CALLING
     ),
 )
-# Of [serve], beside its settings.
+# Flags of [serve], besides its settings.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 
@@ -148,7 +148,7 @@ def _say_url(url: str) -> None:
 
 
 def _settings(given: Flags) -> GatewaySettings:
-    """What the flags and the file say. Raises ConfigError that names the place."""
+    """The settings from the flags and the file. Raises ConfigError that names the place."""
     from redline.serve.batches import parse_batches
     from redline.serve.gateway import GatewaySettings, parse_classes
     from redline.serve.keys import parse_tenants
@@ -189,7 +189,9 @@ def _settings(given: Flags) -> GatewaySettings:
 
 
 def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
-    """What the flags say of the gateway itself, by field of GatewaySettings; None for nothing."""
+    """The gateway's own settings from the flags, by field of GatewaySettings; None for one not
+    given.
+    """
     from redline.serve.gateway import MOST_DRAIN_S
 
     most = FLAGS["concurrency"].read(flags, "concurrency")
@@ -276,7 +278,7 @@ def _certificate(flags: Flags) -> Certificate | None:
 
 
 def _summary(settings: GatewaySettings) -> str:
-    """What would be served, a line each."""
+    """A summary of the gateway's settings, one line each."""
     lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
     if settings.function is not None:
         lines = [f"function: {settings.function.spec}"]

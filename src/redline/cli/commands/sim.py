@@ -182,7 +182,7 @@ def _settings(flags: Flags) -> SimSettings:
 
 
 def _parsed(flags: Flags, name: str, parse: Callable[..., T], usual: T) -> T:
-    """What the simulator's own reader makes of a flag; an error names that flag."""
+    """The value of a flag, read by the simulator's own reader; an error names the flag."""
     if name not in flags:
         return usual
     try:

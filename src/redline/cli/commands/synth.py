@@ -1,4 +1,4 @@
-"""`redline synth`: the flags of a synthesis, and what it has delivered."""
+"""`redline synth`: the flags of a synthesis, and its result."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ PARAMS = (
         f"of runs of three words. Default: {_SIMILARITY}; off keeps them all.",
     ),
     flag("tries", "N", f"Ask at most N times for one text. Default: {_TRIES}."),
-    # The others are what a synthesis decides by itself, or has no use for.
+    # The synthesis sets the other flags itself, or does not use them.
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
         *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),

@@ -73,7 +73,7 @@ PARAMS = (
         "Write the rows with their tags as a table, too: "
         f"{' or '.join(f'*{suffix}' for suffix in SUFFIXES)}.",
     ),
-    # The others are what tagging itself decides, or what a tag has no use for.
+    # Tagging sets the other flags itself, or does not use them.
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via"),
         *("follow", "until_empty"),
@@ -137,7 +137,7 @@ def _task(schema: Schema, given: values.Flags) -> Tagging:
 
 
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
-    """The job that tags, and says in its system message what is wanted."""
+    """The job that tags, with a system message that describes the tags."""
     # A template, so braces of the schema must be in a string of their own.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
@@ -177,7 +177,7 @@ def _matrix_path(output: Output) -> Path:
 def _tell(
     output: Output, schema: Schema, task: Tagging, gold: Gold | None, table: Path | None
 ) -> None:
-    """Says what the tags are worth, and writes what was asked for."""
+    """Prints the accuracy of the tags, and writes the requested files."""
     found = review(output, schema, gold)
     notes = []
     if task.is_format_refused:

@@ -1,4 +1,4 @@
-"""The JSON Schema of redline.toml, for editors that complete and check what is written."""
+"""The JSON Schema of redline.toml, for editors that complete and check the file."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Command(click.Command):
         if not ctx.resilient_parsing:
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
             for param in given:
-                # Without this the last one would count, and the first be lost in silence.
+                # Otherwise the last value would count, and the first would be lost in silence.
                 is_repeatable = param.multiple or getattr(param, "is_flag", False)
                 if given.count(param) > 1 and not is_repeatable:
                     raise ConfigError(

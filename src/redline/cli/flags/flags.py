@@ -25,10 +25,10 @@ class Word(click.Argument):
 
 
 class Flag(click.Option):
-    """A flag in a section of the help, with what a shell completes a beginning to."""
+    """A flag in a section of the help, with the completions that it offers to a shell."""
 
     def __init__(self, option: Option, section: str) -> None:
-        # Its own name first: otherwise click takes one from the flag.
+        # The flag's own name first: otherwise click derives one from the flag.
         names = [option.key, option.short, flag_of(option.key)]
         is_switch = option.kind is Kind.FLAG
         super().__init__(
@@ -52,7 +52,7 @@ def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
 
 
 def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
-    """What click is to read."""
+    """The parameters for click."""
     made: list[click.Parameter] = []
     section = ""
     for each in stated:

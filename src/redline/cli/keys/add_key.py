@@ -30,7 +30,7 @@ def add_key(ctx: Context, tenant: str) -> None:
     Exit status: 0 the key is in the file, 2 bad usage, or the file cannot be used, 3 a defect in
     redline.
     """
-    # Imported here: the flags need nothing of it.
+    # Imported here, because the flags do not need it.
     from redline.serve import keys
 
     flags = stated(ctx)

@@ -31,7 +31,7 @@ def list_keys(ctx: Context) -> None:
 
     Exit status: 0 they were shown, 2 bad usage, or the file cannot be used, 3 a defect in redline.
     """
-    # Imported here: the flags need nothing of it.
+    # Imported here, because the flags do not need it.
     from redline.serve import keys
 
     flags = stated(ctx)

@@ -24,7 +24,7 @@ def revoke_key(ctx: Context, key_id: str) -> None:
     Exit status: 0 the key is revoked, 2 there is no such key, bad usage, or the file cannot be
     used, 3 a defect in redline.
     """
-    # Imported here: the flags need nothing of it.
+    # Imported here, because the flags do not need it.
     from redline.serve import keys
 
     path = path_of(ctx)

@@ -1,3 +1,3 @@
-"""Commands about the results of a run: what is in them, how two differ, whether they are whole."""
+"""Commands about the results of a run: show, compare and verify them."""
 
 from redline.cli.results.verify import results_path

@@ -185,7 +185,7 @@ def _pairs(found: Comparison, width: int) -> Iterator[str]:
 
 
 def _scores(found: Comparison, one: Opened, two: Opened) -> str:
-    """What `redline eval compare` says to a person; empty for outputs that are not graded."""
+    """The text of `redline eval compare`; empty for outputs that are not graded."""
     if not found.grades:
         return ""
     # Imported here: most outputs are not graded.

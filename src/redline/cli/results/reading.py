@@ -37,7 +37,9 @@ def priced() -> Priced:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """The output of this path or URL. Raises ConfigError with what is wrong with the name."""
+    """The output of this path or URL. Raises ConfigError, which states what is wrong with the
+    name.
+    """
     url = url_of(name)
     if url is None:
         with opened(_output_of(name)) as found:
@@ -67,7 +69,7 @@ def _output_of(name: str) -> Output:
 
 
 def notes_of(found: Opened, name: str) -> list[str]:
-    """What keeps the lines of an output from being all, and what to do about it."""
+    """Notes on why some lines of an output are missing, and what to do about it."""
     lines = found.lines
     said = []
     if lines.damaged:

@@ -16,7 +16,7 @@ _HINT = "name the file after -o of the run"
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
     """The output's timeline, with at least one run, and whether a process holds the output.
 
-    Raises ConfigError if nothing is recorded of it.
+    Raises ConfigError if no timeline was recorded.
     """
     path = output.state_path / NAME
     try:

@@ -1,4 +1,4 @@
-"""`redline show`: what is in a results file, in numbers and row by row."""
+"""`redline show`: the contents of a results file, in numbers and row by row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from redline.process import counted, duration, printable_json
 
 _MOST_SAMPLED = 100_000
 _MOST_SEED = 2**63 - 1
-# Up to this many rows of a sample are shown with what was asked, from the input if necessary.
+# In a sample of up to this many rows, each is shown with its request, if necessary from the input.
 _FEW = 100
 # Lines of a text that is folded.
 _TEXT_LINES, _MESSAGE_LINES = 6, 3
@@ -240,7 +240,7 @@ def _counted(rows: int, total: int, text: str, width: int) -> Iterator[str]:
 
 
 def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:
-    """Titles and what is said under them, empty if it does not apply."""
+    """Titles and the texts under them; a text is empty if it does not apply."""
     yield "verdicts", _listed(figures.verdicts)
     yield "re-asks", f"{figures.reasks:,}" if figures.reasks is not None else ""
     yield "dropped", _listed(figures.dropped)
@@ -297,7 +297,7 @@ def cost_text(figures: Figures) -> str:
 
 
 def _spent_text(found: Opened, figures: Figures) -> str:
-    """What the budget's own account says; empty without a budget."""
+    """The spending in the budget's own account; empty without a budget."""
     spent = found.spent
     if spent is None:
         return ""
@@ -329,7 +329,7 @@ def seconds(value: float) -> str:
 
 
 def _head(line: Line) -> str:
-    """Which row it is and how it ended, on one line."""
+    """The row and how it ended, on one line."""
     parts = [line.name]
     if line.error is not None:
         code = "" if line.error.status is None else f", HTTP {line.error.status}"

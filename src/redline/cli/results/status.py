@@ -63,13 +63,13 @@ def status(ctx: Context, results: str) -> None:
             if not (is_json or is_drawn):
                 say("\n")
     except KeyboardInterrupt:
-        # That is how one stops watching.
+        # Ctrl-C is the usual way to stop watching.
         return
     raise Exit(0 if found.state in ("running", "finished") else 1)
 
 
 def _read(output: Output) -> Status:
-    """How the job is now. Raises ConfigError if nothing is known of it."""
+    """The present status of the job. Raises ConfigError if nothing was recorded."""
     timeline, is_running = read_recorded(output)
     return status_of(timeline, time.time(), is_running=is_running)
 

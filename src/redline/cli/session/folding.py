@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from redline.process import cells, printable
 
 _NARROWEST, _WIDEST = 40, 200
-# Of a text that is cut, at most this many characters of one line are looked at.
+# When a text is cut, at most this many characters of one line are examined.
 _LONGEST = 20_000
 
 
@@ -20,7 +20,7 @@ def screen_width() -> int:
 def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str]:
     """The text in at most `most_lines` lines of `width` columns, each after the indent.
 
-    The last one says how many characters are left out. Wide characters count as two columns.
+    The last line states how many characters are left out. Wide characters count as two columns.
     """
     text = printable(text[:_LONGEST]).expandtabs(4) + text[_LONGEST:]
     lines: list[str] = []

@@ -40,7 +40,7 @@ def say(text: str = "") -> None:
         return
     try:
         if text:
-            # Not even nothing is to be written to a terminal that has gone.
+            # Nothing may be written to a terminal that no longer exists, not even an empty text.
             sys.stdout.write(printable(text))
         sys.stdout.flush()
     except OSError as error:
@@ -130,7 +130,7 @@ class Lines:
         """A reader that is slow holds back the results, and not the event loop."""
         fd, poll = self._stream.fileno(), select.poll()
         poll.register(fd, select.POLLOUT)
-        # A view: cutting the bytes themselves would copy what is left of a long line each time.
+        # A view: slicing the bytes would copy the rest of a long line each time.
         left = memoryview(data)
         turn_bytes = _TURN_BYTES
         while left:

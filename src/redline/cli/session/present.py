@@ -1,4 +1,4 @@
-"""What a person reads: errors, summaries and plans, in plain text."""
+"""Errors, summaries and plans as plain text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redline.journal import ResultsLost, error_fields, flaws_text
 from redline.process import counted, duration
 from redline.store import url_of
 
-# Of a report, in the summary for programs, in this order.
+# The fields of a report in the summary for programs, in order.
 _TOLD = (
     *("offered", "succeeded", "failed", "unfinished", "skipped", "untried", "input", "attempts"),
     *("retries", "rate_limited", "most_in_flight", "input_tokens", "output_tokens", "spent_usd"),
@@ -131,7 +131,7 @@ def _input_fields(report: Report) -> dict[str, object] | None:
 
 
 def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
-    """How many of the successes are cut, empty or refused, and what to do about it."""
+    """The numbers of successes that are cut, empty or refused, and what to do about them."""
     if not report.flawed:
         return []
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
@@ -155,7 +155,7 @@ def _endpoint_lines(report: Report) -> list[str]:
 
 
 def _cache_lines(report: Report) -> list[str]:
-    """What the cache spared, why it did not spare more, and what happened to it."""
+    """The calls that the cache saved, why it did not save more, and what happened to it."""
     use, lines = report.cache, []
     if use is not None and (use.spared or use.misses):
         share = f"{100 * use.share:.0f} % of rows without a request"
@@ -172,7 +172,7 @@ def _cache_lines(report: Report) -> list[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """What of the run was not recorded, or not sent to where it was to go, and why."""
+    """The parts of the run that were not recorded, or not sent to their receiver, and why."""
     missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
     lines = [
         f"the {what} ends early, results are not affected: {why}"
@@ -184,7 +184,7 @@ def _trace_lines(report: Report) -> list[str]:
 
 
 def _batch_lines(report: Report) -> list[str]:
-    """What went by batches, and what of it is still there."""
+    """The rows that went through batches, and those still there."""
     use = report.batches
     if use is None:
         return []
@@ -199,7 +199,7 @@ def _batch_lines(report: Report) -> list[str]:
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
-    """A dry run's findings. has_output: what is done already is known."""
+    """A dry run's findings. has_output: the rows that are already done are known."""
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")
@@ -284,7 +284,7 @@ def _files(report: Report, notes: Notes) -> list[str]:
 
 
 def _not_uploaded(report: Report) -> str:
-    """Why the object is not what the file is; in full only if it is not shown below."""
+    """Why the object differs from the file; in full only if the reason is not shown below."""
     assert report.output is not None
     line = f"not uploaded: {report.output.name}"
     is_told_below = report.stopped is report.not_uploaded
@@ -335,7 +335,7 @@ def _without_secret(flag: str, word: str) -> str:
     if flag == "--header":
         return f"{word.partition(':')[0]}: ..."
     if flag == "--proxy":
-        # Its user and password are before the @.
+        # The user and the password come before the @.
         return _CREDENTIALS.sub("//...@", word)
     # A prompt may begin with a URL, too; but it continues with a space.
     url = None if " " in word else url_of(word)

@@ -42,7 +42,7 @@ _RIVALS = (
     *(("cache", "no_cache"), ("cache_dir", "no_cache")),
 )
 _NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
-# With one of these on the command line there is to be a cache.
+# Each of these flags on the command line requires a cache.
 _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
@@ -195,7 +195,7 @@ def _of_several(
 
 @contextmanager
 def _located(stated: Flags, servers: list[_Server], configuration: Configuration) -> Iterator[None]:
-    """An error inside says where the setting that it names was stated."""
+    """The error, completed with the place where the setting that it names was stated."""
     try:
         yield
     except ConfigError as error:
@@ -204,7 +204,7 @@ def _located(stated: Flags, servers: list[_Server], configuration: Configuration
 
 
 def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
-    """What [run] says, without what the command line says otherwise."""
+    """The settings of [run] that the command line does not override."""
     defaults = {name: value for name, value in configuration.run.items() if value is not False}
     for pair in _RIVALS:
         for mine, rival in (pair, pair[::-1]):
@@ -333,7 +333,7 @@ def _named(name: str, configuration: Configuration) -> dict[str, Any]:
 def _of_server(
     flags: Flags, server: _Server, configuration: Configuration, *, is_sending: bool
 ) -> Options:
-    """The options, with what the server's table and the environment say of it."""
+    """The options, completed from the server's table and the environment."""
     options = options_in(flags)
     return msgspec.structs.replace(
         options,

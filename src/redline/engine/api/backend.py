@@ -31,7 +31,7 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """What turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
+    """Turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
 
     tokenizer: object
     pieces: Pieces
@@ -97,7 +97,7 @@ class EngineBackend:
         return outcome
 
     async def aclose(self) -> None:
-        """Ends the engine and all it is asked."""
+        """Ends the engine and all requests to it."""
         await self._thread.close()
         self._reader.close()
 
@@ -195,7 +195,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """Ends the thread once what it was given is read; waits for nothing."""
+        """Ends the thread once its given requests are read; waits for nothing."""
         self._is_closed = True
         self._inbox.put(None)
 
@@ -255,7 +255,7 @@ async def _answered(
 class _Choice:
     """One answer of a request; it receives its tokens in the engine's thread.
 
-    streams: what is new is posted at once; otherwise the whole is, at its end.
+    streams: new text is posted at once; otherwise the whole text is posted at its end.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class _Choice:
         return None
 
     def ended(self, reason: str | RedlineError) -> None:
-        """The last that is said."""
+        """The last part of the answer."""
         self.is_over = True
         if isinstance(reason, RedlineError):
             self._post(reason)

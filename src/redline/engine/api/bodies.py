@@ -30,11 +30,11 @@ class Drawn(NamedTuple):
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One choice of an answer, or what is new of it.
+    """One choice of an answer, or its new part.
 
-    index: the prompt's place times n, plus the choice's place among the prompt's n.
-    finish_reason: `stop` or `length`, None while it continues.
-    drawn: its tokens if log probabilities were asked for, otherwise None.
+    index: the prompt's place times n, plus the choice's place among the prompt's n. finish_reason:
+    `stop` or `length`, None while it continues. drawn: its tokens if log probabilities were
+    requested, otherwise None.
     """
 
     index: int
@@ -66,7 +66,7 @@ class Answer(NamedTuple):
         return [self.writer.event(opening(index)) for index in range(choices)]
 
     def next(self, said: Said) -> list[Object]:
-        """The event of what is new of a choice; none if nothing is."""
+        """The event with the new part of a choice; none if there is no new part."""
         if not (said.text or said.drawn or said.finish_reason):
             return []
         write, logprobs = self.writer.form.piece, self._logprobs(said)

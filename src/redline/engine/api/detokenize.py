@@ -150,10 +150,10 @@ class TextStream:
         return new
 
     def _released(self, new: str) -> str:
-        """What may be passed on now that `new` is certain.
+        """The text that may be passed on now that `new` is certain.
 
-        The stop string that is whole first ends the text, so the cut does not depend on where
-        tokens begin; of two that end together, the longer one.
+        The stop string that is complete first ends the text, so that the cut does not depend on
+        token boundaries; of two that end together, the longer one.
         """
         self.length += len(new)
         text = self._held + new

@@ -22,14 +22,15 @@ _MOST_PROMPTS = 2048
 _COMPLETION_TOKENS = 16
 _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
-# What OpenAI has and the engine has not, with the values that ask for nothing.
+# Parameters of OpenAI that the engine lacks, with the values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **{"tools": ([],), "tool_choice": ("none", "auto"), "modalities": (["text"],)},
     **{"functions": ([],), "function_call": ("none", "auto"), "audio": (), "moderation": ()},
     **{"prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": ()},
     **{"echo": (False,), "suffix": ("",), "best_of": (1,)},
 }
-# What changes no answer: whom to bill, where to keep it, how to call tools that are not there.
+# Parameters that change no answer: whom to bill, where to keep it, how to call tools that do not
+# exist.
 _IGNORED = {
     *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "user"),
     *("prompt_cache_retention", "safety_identifier", "service_tier", "store"),
@@ -76,7 +77,7 @@ class _Completion(_Shared, kw_only=True):
 class Asked(NamedTuple):
     """One request, read and checked.
 
-    form: what else it says. prompts: token ids. params: as asked, max_tokens None if it was
+    form: its other parameters. prompts: token ids. params: as requested, max_tokens None if it was
     not given. schema: the JSON schema that the answers must follow, None for free text.
     """
 
@@ -98,11 +99,11 @@ class Asked(NamedTuple):
 def read_request(
     url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
 ) -> Asked:
-    """What a request asks for.
+    """The checked parameters of a request.
 
-    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of
-    a prompt and its answer, at most. token_bytes: no token has more; a text with more than
-    that for each token is refused unread. Raises Rejected, which names the parameter.
+    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
+    prompt and its answer, at most. token_bytes: length of the longest token; a text with more bytes
+    for each token that fits is refused unread. Raises Rejected, which names the parameter.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):
@@ -234,7 +235,7 @@ def _named(given: str | list[Any]) -> dict[str, Any]:
 
 
 def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> None:
-    """Raises Rejected for what is not text, or is too long for its tokens to fit."""
+    """Raises Rejected if the value is not a text, or is too long for its tokens to fit."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:

@@ -91,7 +91,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
 def _speculation(
     settings: EngineSettings, vocabulary: int, length: int, device: str
 ) -> Speculation | None:
-    """What drafts tokens; None without speculative decoding."""
+    """The speculation that the settings describe; None without speculative decoding."""
     if not settings.draft_tokens or not (settings.draft_model or settings.has_lookup):
         return None
     drafter: Drafter = LookupDrafter()

@@ -71,7 +71,7 @@ def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) ->
 
 
 def past_of(sequence: Sequence, drafted: int) -> Past:
-    """What penalties count before the token after `drafted` draft tokens."""
+    """The tokens that penalties count before the token after `drafted` draft tokens."""
     if not sequence.params.is_adjusted:
         return _NO_PAST
     begin = sequence.prompt_length
@@ -122,12 +122,12 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
 
 
 def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> list[Judged]:
-    """Without the tokens of those whose logits are not numbers."""
+    """Excludes the tokens of sequences whose logits are not numbers."""
     # Words that cannot come may have -inf, but not all of them.
     rows = logits.amax(-1).isfinite().tolist()
     found, begin = [], 0
     for one, own in zip(sequences, judged, strict=True):
-        # What follows a refused draft is ignored.
+        # Everything after a refused draft is ignored.
         is_sound = all(rows[begin : begin + own.kept + 1])
         found.append(own if is_sound else Judged([], 0, []))
         begin += len(one.drafted) + 1

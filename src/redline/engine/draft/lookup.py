@@ -17,7 +17,7 @@ _MOST_TRIED = 16
 
 
 class Lookup:
-    """The index of one sequence. About 100 bytes a token, for as many as the sequence has."""
+    """The index of one sequence. About 100 bytes for each of its tokens."""
 
     def __init__(self) -> None:
         # The latest place that ends with a pair, and from each place the one before with its pair.

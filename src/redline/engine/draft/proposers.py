@@ -40,7 +40,9 @@ class Drafter(Protocol):
 
 
 class LookupDrafter:
-    """What followed the last tokens at their previous occurrence in the sequence."""
+    """Proposes the tokens that followed the last ones at their previous occurrence in the
+    sequence.
+    """
 
     def __init__(self) -> None:
         self._indices: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
@@ -58,7 +60,7 @@ class ModelDrafter:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        # By slot the tokens whose keys and values it holds, drafts among them.
+        # For each slot, the tokens whose keys and values it holds, drafts included.
         self._held: dict[int, list[int]] = {}
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:

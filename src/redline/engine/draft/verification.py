@@ -15,7 +15,7 @@ from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, uniforms
 
 
 class Acceptance(NamedTuple):
-    """Of each of B rows: how many drafted tokens stay, and the token that follows them.
+    """For each of B rows: how many drafted tokens stay, and the token that follows them.
 
     accepted (B,) int64, 0 to the row's length. following (B,) int64: drawn again if a draft was
     rejected, the bonus if none was.

@@ -52,7 +52,7 @@ def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
 
 
 class Step:
-    """What attention has to know of one step; built once and used by every layer."""
+    """The facts of one step that attention needs; built once and used by every layer."""
 
     def __init__(self, pieces: Sequence[Piece], cache: SlotCache) -> None:
         device = cache.keys[0].device
@@ -77,7 +77,9 @@ class Step:
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """What the new tokens see, (N, heads, D). query is (heads, N, D) and scaled already."""
+        """The attention output of the new tokens, (N, heads, D). query is (heads, N, D) and already
+        scaled.
+        """
         self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         by_token = query.transpose(0, 1)

@@ -11,12 +11,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# What a query looks at is cut to a multiple of this many tokens, so that shapes seldom change.
+# The keys that a query sees are cut to a multiple of this many tokens, so that shapes seldom
+# change.
 BUCKET = 16
 
 
 class Shape(NamedTuple):
-    """What a cache must hold. `kv_heads` is of this rank; `capacity` in tokens a slot."""
+    """The size of a cache. `kv_heads` is of this rank; `capacity` in tokens per slot."""
 
     layers: int
     slots: int
@@ -37,7 +38,7 @@ class SlotCache:
         capacity = bucketed(shape.capacity)
         size = (shape.slots, shape.kv_heads, capacity, shape.head_size)
         self.shape = shape
-        # Zeros, because what was never written is multiplied by a weight of zero.
+        # Zeros, because unwritten values are multiplied by a weight of zero.
         self.keys = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
         self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 

@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # Longer ones are made on demand only: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
-# What to do about a model that the engine cannot run.
+# Advice about a model that the engine cannot run.
 OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -59,7 +59,7 @@ class Loaded:
         size = getattr(config, "head_dim", None)
         self.head_size: int = size or config.hidden_size // config.num_attention_heads
         self.hidden_size: int = config.hidden_size
-        # What is tied counts once.
+        # Tied weights count once.
         self.parameter_bytes = sum(part.nbytes for part in model.parameters())
         self.has_head: bool = model.lm_head is not None
         self.device = next(model.parameters()).device

@@ -59,7 +59,7 @@ class Runner:
         """What fails here fails in a step."""
 
     def close(self) -> None:
-        """Nothing outlives the process."""
+        """Does nothing: no resource outlives the process."""
 
     @torch.inference_mode()
     def run(self, work: Work, states: Tensor | None = None) -> Tensor:

@@ -29,7 +29,7 @@ from redline.engine.settings import EngineSettings
 from redline.engine.step import Computer, EngineFailed, open_runner, try_ranks
 from redline.errors import ConfigError, RedlineError
 
-# How long ranks may take to end after they are asked to.
+# Seconds that ranks may take to end after they are asked to.
 _END_S = 5.0
 _MAIN = """
 import sys
@@ -106,7 +106,7 @@ class Ranks:
             told(self._failure)
 
     def close(self) -> None:
-        """Ends the ranks, whatever they are in."""
+        """Ends the ranks, whatever they are doing."""
         self._tell(None)
         self._listener.join(_END_S)
         if self._listener.is_alive():

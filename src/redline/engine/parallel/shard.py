@@ -34,7 +34,9 @@ _DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": Non
 
 
 class Placement(NamedTuple):
-    """What a rank holds. Ranks count through the shares of the first stage, then of the next."""
+    """The part of the model that a rank holds. Ranks count through the shares of the first stage,
+    then of the next.
+    """
 
     rank: int
     stages: int
@@ -115,7 +117,7 @@ def load_shard(
         style = plan.get(re.sub(r"\d+", "*", path), "")
         stored = _EMBEDDING if path == _HEAD and is_tied else path
         for key, parameter in list(module.named_parameters(recurse=False)):
-            # Of what is summed each rank has a part, but the first has the whole bias.
+            # Each rank has a part of every sum, but the first one has the whole bias.
             is_whole = style == "rowwise" and parameter.dim() == 1
             share = _share(f"{stored}.{key}", "" if is_whole else style, files, source, part)
             setattr(module, key, nn.Parameter(share.to(device, dtype).contiguous()))

@@ -1,4 +1,4 @@
-"""What batches have answered becomes results: each row once, whenever the process dies."""
+"""Turns the answers of batches into results: each row once, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class Collector:
     async def collect(
         self, part: Part, batch: Batch, reader: PartReader, *, may_wait: bool
     ) -> Rest | None:
-        """Saves what the batch has answered; None if it has answers that cannot be seen yet.
+        """Saves the answers of the batch; None if it has answers that are not visible yet.
 
-        may_wait: otherwise what cannot be seen is not there.
+        may_wait: if False, invisible answers are treated as missing.
         """
         paths = []
         for number, file_id in enumerate(batch.files):
@@ -104,12 +104,12 @@ class Collector:
         return rest
 
     async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
-        """The file is at `path`; False if the provider does not show it."""
+        """Whether the file is at `path` now; False if the provider does not show it."""
         try:
             with telling(path):
                 await self._api.download(file_id, path)
                 if await asyncio.to_thread(is_torn, path):
-                    # A connection may end early without anything that says so.
+                    # A connection may end early without an error.
                     await self._api.download(file_id, path)
         except Rejected as error:
             if error.status != 404:
@@ -143,7 +143,7 @@ class Collector:
         return rest
 
     async def _read(self, part: Part, path: Path, reader: PartReader, rest: Rest) -> int:
-        """Ends the rows that have lines in the file; how many of its lines name no row."""
+        """Ends the rows that have lines in the file; returns how many of its lines name no row."""
         unread = 0
         chunks = chunks_of(path)
         while (lines := await asyncio.to_thread(next, chunks, None)) is not None:
@@ -155,7 +155,7 @@ class Collector:
                     continue
                 offset = reader.pop(line.custom_id)
                 if offset is None:
-                    # Not one of ours, or its second line.
+                    # The line is not one of ours, or is its row's second line.
                     continue
                 kept = reader.read(offset)
                 await self._end(part, kept, offset, self._outcome(part, kept, raw, line), rest)
@@ -207,14 +207,14 @@ class Collector:
         await world.runner.take(picked, outcome)
 
     def _is_open(self, part: Part, picked: Picked) -> bool:
-        """The row of this part is to have its outcome from it."""
+        """Whether the row of this part still gets its outcome from the part."""
         moved = self.moved.get(part.number)
         if moved is not None and picked.key in moved:
             return False
         if self.has_line(picked.key, picked.mark):
             return False
         if moved is not None and picked.key in self._world.held.changed:
-            # The input has offered it again.
+            # The input contained the row again.
             self._world.runner.offer(-1)
             return False
         return True

@@ -57,7 +57,7 @@ class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part that is not done. batches: all that were made of it, the last one counts."""
+    """A part that is not done. batches: all that were made of it; only the last one counts."""
 
     number: int
     rows: int

@@ -44,13 +44,13 @@ PROBE_ROWS = 20
 # OpenAI lets a batch be `cancelling` for up to 10 minutes.
 CANCEL_S = 600.0
 _CANCEL_SHARE = 0.25
-# What is measured at the beginning may be slower at the end.
+# The beginning may be faster than the rest of the run.
 _LIVE_FACTOR = 1.5
 _BAD_REPLIES = 2
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """What a live row takes: seconds with all others in flight, and tokens."""
+    """The cost of a live row: seconds with all other calls in flight, and tokens."""
 
     row_s: float
     row_tokens: float
@@ -157,9 +157,9 @@ def _reason(problem: Problem) -> str:
 
 
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
-    """About how long `rows` rows take if they are asked live, in seconds.
+    """About how many seconds `rows` rows take live.
 
-    The longest of what the slots allow and of what each stated limit demands.
+    The maximum of the times that the slots and each stated limit need.
     """
     amounts = {"requests": float(max(0, rows - 1)), "tokens": rows * pace.row_tokens}
     times = [math.ceil(rows / slots) * pace.row_s]
@@ -173,5 +173,5 @@ def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
 
 
 def margin_s(live_rest_s: float, deadline_s: float) -> float:
-    """How long before its deadline a run cancels its batches, to do live what is unfinished."""
+    """How long before its deadline a run cancels its batches, to run the unfinished rows live."""
     return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s

@@ -108,7 +108,7 @@ class BatchRunner:
         await self._api.aclose()
 
     def _survey(self) -> int:
-        """How many rows of open parts have no outcome yet. Blocks."""
+        """The number of rows in open parts without an outcome. Blocks."""
         unfinished = 0
         for number in sorted(self._ledger.parts, reverse=True):
             path = self._ledger.part_path(number)
@@ -122,7 +122,7 @@ class BatchRunner:
         return unfinished
 
     async def _probe(self) -> None:
-        """Asks the first rows live, and notes what a row takes."""
+        """Runs the first rows live, and records what a row takes."""
         runner, tally = self._world.runner, self._world.tally
         first = FirstRows(self._world.feed, PROBE_ROWS)
         begun_s = SYSTEM.now_s()
@@ -179,7 +179,7 @@ class BatchRunner:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Until the next batch is to be made or looked at."""
+        """Seconds until the next batch is to be made or checked."""
         now_s = SYSTEM.now_s()
         dues = [self._look_of(part).due_s - now_s for part in self._running()]
         if not self._is_full:
@@ -227,7 +227,7 @@ class BatchRunner:
             if error.status != 404:
                 raise
             if self._collector.is_leaving:
-                # Its results are lost, so its rows are asked here. The batch may have been billed.
+                # Its results are lost, so its rows run live here. The batch may have been billed.
                 self._gone.add(part.number)
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
@@ -333,7 +333,7 @@ class BatchRunner:
             reader.close()
 
     def _is_late(self) -> bool:
-        """Whether the time that is left is what the unfinished rows may take live."""
+        """Whether no more time is left than the unfinished rows may take live."""
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
         if self._via != "auto" or pace is None or job.deadline_s is None:
             return False
@@ -358,7 +358,7 @@ class BatchRunner:
             try:
                 await self._api.cancel(part.batches[-1])
             except Rejected:
-                # It is over already, or gone; the next look shows which.
+                # The batch has ended already, or is gone; the next check shows which.
                 pass
         self._looks.clear()
         self._not_before_s.clear()
@@ -410,7 +410,7 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
 
 
 def goes_by_batches(job: Job, ledger: Ledger) -> bool:
-    """The run goes by batches, or is to end those that earlier runs have left."""
+    """Whether the run uses batches, or must end those that earlier runs have left."""
     if ledger.parts and len(job.endpoints) > 1:
         raise ConfigError(
             "batches of this output are with a provider, and a run with several endpoints cannot "
@@ -429,6 +429,6 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner:
 
 
 def place_of(job: Job) -> str:
-    """Which provider it is, so that batches are not looked for at another one."""
+    """Identifies the provider, so that batches are not looked for at another one."""
     assert job.endpoint is not None
     return job.embedded.place if job.embedded is not None else job.endpoint.base_url

@@ -73,7 +73,7 @@ class Kept(msgspec.Struct, kw_only=True):
         return Picked(row, int(self.key, 16), False, mark, custom_id(row))
 
     def asked(self, output_path: tuple[str | int, ...] = ()) -> Request:
-        """What the provider was asked."""
+        """The request that was sent to the provider."""
         line: dict[str, Any] = msgspec.json.decode(self.request)
         return Request(url=line["url"], body=line["body"], output_path=output_path)
 
@@ -184,7 +184,7 @@ def rows_at(path: Path, offsets: Iterable[int]) -> list[Kept]:
 
 
 def upload_of(path: Path) -> bytes:
-    """What the provider gets of a part. Blocks."""
+    """The file that is uploaded to the provider for a part. Blocks."""
     with path.open("rb") as file:
         return b"".join(bytes(_KEPT.decode(line).request) + b"\n" for line in file)
 

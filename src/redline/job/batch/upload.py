@@ -45,7 +45,7 @@ class Filler:
 
     @property
     def has_room(self) -> bool:
-        """More rows may be read now."""
+        """Whether more rows may be read now."""
         is_idle = not self.is_read and self._waiting is None
         return is_idle and len(self._ledger.parts) < _MOST_PARTS
 
@@ -209,5 +209,5 @@ class Sender:
 
 
 def _metadata(run: str, number: int) -> dict[str, str]:
-    """By which a batch of this part is known."""
+    """The metadata by which a batch of this part is recognized."""
     return {"redline_run": run, "redline_part": str(number)}

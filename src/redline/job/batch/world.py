@@ -29,9 +29,9 @@ class HeldRows:
         return True
 
     def holds(self, key: int, mark: int) -> bool:
-        """A part holds the row with this content.
+        """Whether a part holds the row with this content.
 
-        One that has changed since is not held: what the batch answers for it is passed over.
+        A row that has changed since is not held: the batch's answer for it is ignored.
         """
         if self._keys.matches(key, mark):
             return True

@@ -10,9 +10,10 @@ from redline.sources import extra
 
 
 class MetricsPage:
-    """Writes metrics as Prometheus reads them.
+    """Writes metrics in Prometheus' text format.
 
-    asked_for: what the error names that asked for it. Raises ConfigError without prometheus-client.
+    asked_for: the setting that requested them, for the error. Raises ConfigError without
+    prometheus-client.
     """
 
     def __init__(self, asked_for: str) -> None:
@@ -46,7 +47,7 @@ class MetricsPage:
 
 
 class _Collector:
-    """What the library asks for its metrics."""
+    """The collector that prometheus-client calls for the metrics."""
 
     def __init__(self, found: list[Any]) -> None:
         self._found = found

@@ -46,4 +46,4 @@ class MetricsServer(HttpServer):
             exchange.respond(200, self._page.of(self._read()), PROMETHEUS)
 
     async def _drain(self) -> None:
-        """A page is answered at once: nothing is in flight."""
+        """Does nothing: pages are answered at once, so none is in flight."""

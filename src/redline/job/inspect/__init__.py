@@ -1,4 +1,6 @@
-"""A job's outputs looked at: what is in one, and how two differ. Nothing is written to them."""
+"""Inspects a job's outputs: the contents of one, and the differences between two. Writes nothing to
+them.
+"""
 
 from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.comparison import (

@@ -38,5 +38,5 @@ def rows_asked(opened: Opened, keys: Iterable[int]) -> Iterator[tuple[int, msgsp
                 if not wanted:
                     return
     except (RedlineError, OSError, ValueError, RecursionError):
-        # It is not that file any more, or cannot be read; the lines are shown without their rows.
+        # The file has changed or cannot be read; the lines are shown without their rows.
         return

@@ -22,7 +22,7 @@ from redline.job.inspect.opening import Opened
 from redline.job.inspect.sampling import Sample
 from redline.journal import is_other
 
-# Of a pair of rows, by what has become of it; in this order they are shown.
+# Pairs of rows by their difference, in the order in which they are shown.
 KINDS = {
     "lost": "finished in A, failed in B",
     "gained": "failed in A, finished in B",
@@ -197,7 +197,7 @@ class _Pairing:
             first=Figures(first.billing(tariff)), second=Figures(second.billing(tariff))
         )
         self._samples: dict[str, Sample[Pair]] = {kind: Sample(sample, seed) for kind in KINDS}
-        # By the number of a line in the first results.
+        # Keyed by the line's number in the first results.
         lines = first.lines.results.lines
         self._hashes = array("Q", [0]) * lines
         self._begins = array("Q", [0]) * lines

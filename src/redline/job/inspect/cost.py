@@ -1,4 +1,4 @@
-"""What the answers of an output have cost, by their usage and the prices that are known."""
+"""The cost of an output's answers, by their usage and the known prices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redline.apis import Usage
 from redline.calls.cost import BATCH_DIVISOR, Price, Prices
 from redline.job.inspect.calls import Calls
 
-# How servers inside a run are called, see `job.settings.embedded`; they cost nothing.
+# The names of servers inside a run, see `job.settings.embedded`; they cost nothing.
 _SIM, _ENGINE = "sim", "engine:"
 
 
@@ -55,7 +55,7 @@ class Billing(msgspec.Struct, frozen=True):
     is_free: bool
 
     def cost(self, calls: Iterable[Calls]) -> Cost:
-        """What these answers have cost."""
+        """The cost of these answers."""
         cost = Cost()
         for each in calls:
             is_embedded = each.endpoint == _SIM or each.endpoint.startswith(_ENGINE)

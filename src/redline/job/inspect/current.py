@@ -63,7 +63,7 @@ class FileIndex:
         self._takes_later = takes_later
         self._above = above
         self.keys = KeySet()
-        # By the number of the line: its content's mark, and whether it is current.
+        # By line number: a mark of the line's content, and whether the line is current.
         self._marks = array("I")
         self._is_current = bytearray()
         self.current = self.repeated = self.outdated = self.damaged = self.contested = 0
@@ -91,7 +91,7 @@ class FileIndex:
             numbers, begins = range(number, last), stretch.offsets()
             # A line that is not sound has no key.
             found = zip(numbers, stretch.keys, begins, stretch.lines, strict=False)
-            # What was appended since the index was made has no flag, and is left out.
+            # Lines appended since the index was made have no flag, and are left out.
             yield from map(Place._make, compress(found, self._is_current[number:last]))
             number = last
             if number >= self.lines:
@@ -134,7 +134,7 @@ class FileIndex:
         """A line of a row that has one already."""
         earlier = self.keys.mark_of(key)
         if self._takes_later(self._marks[earlier - 1], self._marks[number - 1]):
-            # It is counted already if the row is in the file above.
+            # It is already counted if the row is in the file above.
             self.outdated += self._is_current[earlier - 1]
             self._is_current[earlier - 1] = 0
             self.keys.mark((key,), (number,))
@@ -198,7 +198,7 @@ def current_lines(output: Output) -> Iterator[CurrentLines]:
     """
     opened: list[int] = []
     try:
-        # In this order, see above.
+        # In the order of the rules above.
         failures = _opened(output.failed_path, opened)
         results = _opened(output.path, opened)
         yield CurrentLines(results, failures)

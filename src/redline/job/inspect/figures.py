@@ -72,8 +72,9 @@ class Figures:
 
     @property
     def input_tokens(self) -> int:
-        """Of results, as their usage states them; without those from the cache, whose usage is what
-        they cost when they were given."""
+        """Input tokens of results, from their usage. Excludes cached answers, whose usage counted
+        when they were first given.
+        """
         return sum(each.input_tokens for each in self._asked())
 
     @property
@@ -93,7 +94,7 @@ class Figures:
 
     @property
     def cost(self) -> Cost:
-        """What the results have cost."""
+        """The cost of the results."""
         return self._billing.cost(self.calls.values())
 
     def add_result(self, line: Line | None) -> None:

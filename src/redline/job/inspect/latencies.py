@@ -10,7 +10,7 @@ _BUFFERED = 4096
 
 
 class Latencies:
-    """Their number, the longest, and quantiles within 1 %, or 1 ms for ones that are shorter."""
+    """Number, maximum, and quantiles within 1 %, or 1 ms for shorter durations."""
 
     def __init__(self) -> None:
         self.count = 0

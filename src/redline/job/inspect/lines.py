@@ -14,7 +14,7 @@ from redline.journal import FAIL_ON
 
 _NULL = msgspec.Raw(b"null")
 _BATCH = b'{"id":"redline_'
-# Which API an answer of a batch line is of, by its `object`; plain JSON for any other.
+# The API of a batch line's answer, by its `object`; plain JSON for any other.
 _PATHS = {
     "chat.completion": "/v1/chat/completions",
     "text_completion": "/v1/completions",
@@ -106,9 +106,9 @@ class Line(msgspec.Struct, kw_only=True):
         return input_text(self.input)
 
     def output_hash(self) -> int:
-        """64 bits of what was answered, never 0: equal answers have equal ones.
+        """A 64-bit hash of the answer, never 0: equal answers have equal hashes.
 
-        Neither the order of an object's keys nor the ids of tool calls count.
+        The order of an object's keys and the ids of tool calls do not matter.
         """
         hashed = blake2b(_canonical(self.output), digest_size=8)
         if self.tool_calls != _NULL:
@@ -151,7 +151,7 @@ def _read_body(line: Line, body: bytes) -> None:
         kind = _KIND.decode(body).object
         reply = replies.read(_PATHS.get(kind, "/") if isinstance(kind, str) else "/", body)
     except (RedlineError, msgspec.DecodeError):
-        # What is not an object, such as the answer of a function.
+        # An answer that is not an object, such as that of a function.
         line.output = msgspec.Raw(body)
         return
     line.output = msgspec.Raw(_encode(reply.output))

@@ -1,4 +1,4 @@
-"""An output, opened to be looked at: its current lines, its manifest and what it has spent."""
+"""Opens an output for inspection: its current lines, its manifest and its spending."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redline.job.outputs import read_spent
 from redline.journal import Manifest, Output, has_sound_line, is_held, owner_of_failures
 from redline.journal import manifest as manifests
 
-# What gzip, zstd and zip files begin with.
+# The first bytes of gzip, zstd and zip files.
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 
 
@@ -66,7 +66,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
     def billing(self, tariff: Tariff) -> Billing:
-        """How its answers are billed. What a function of the user's own answers is free."""
+        """How its answers are billed. Answers of a user's own function are free."""
         return Billing(tariff, self.model, is_free="call" in self.settings)
 
 
@@ -95,7 +95,7 @@ def opened(output: Output) -> Iterator[Opened]:
 
 
 def _manifest(output: Output) -> tuple[Manifest | None, str]:
-    """What the output was made with, and why that is not known."""
+    """The manifest of the output, and the reason if there is none."""
     try:
         manifest = manifests.load(output)
     except JournalError as error:
@@ -104,7 +104,7 @@ def _manifest(output: Output) -> tuple[Manifest | None, str]:
 
 
 def _check(output: Output) -> None:
-    """Raises ConfigError if the output is no results file, with what it is instead."""
+    """Raises ConfigError if the output is not a results file, and states what it is instead."""
     path = output.path
     owner = owner_of_failures(path)
     if owner is not None and owner.path.exists():

@@ -110,7 +110,7 @@ def row_number(row: str) -> int | None:
 def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
     """The lines of the rows of this number or custom_id; of samples `NAME#2` those of `NAME`."""
     number = row_number(row)
-    # As a line has it; a name that is no UTF-8 is on none.
+    # In the form that lines have; a name that is not valid UTF-8 is in no line.
     name = msgspec.json.encode(row.encode("utf-8", "replace").decode())
     marks = [b'"custom_id":' + name[:-1]]
     if number is not None:

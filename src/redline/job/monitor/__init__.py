@@ -1,4 +1,4 @@
-"""What a job reports to other programs while it runs."""
+"""Reports of a running job to other programs."""
 
 from redline.job.monitor.metrics import BOUNDS_S, Family, Histogram, families
 from redline.job.monitor.monitor import Monitor, Watch, watch_of

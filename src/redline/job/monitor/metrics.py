@@ -21,12 +21,12 @@ from redline.observe import Cause, current
 from redline.timeline import EndpointState, Sketch, Window
 from redline.waist import Attempts, Health
 
-# From 10 ms to the 600 s that an attempt may take by default.
+# From 10 ms to 600 s, the default timeout of an attempt.
 BOUNDS_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0,
     30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
 )  # fmt: skip
-# What is no error of the endpoint.
+# Errors that are not the endpoint's.
 _CANCELLED = "cancelled"
 _STATES = (*(state.value for state in Health), "parked")
 Labels = Mapping[str, str]

@@ -1,4 +1,4 @@
-"""What follows the windows of a run as they come: its metrics, and its alerts."""
+"""Follows the windows of a run as they come: its metrics, and its alerts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Watch(msgspec.Struct, frozen=True):
 
     @property
     def failure(self) -> str | None:
-        """What did not reach the webhook, and why; None if all did."""
+        """The notifications that did not reach the webhook, and why; None if all did."""
         return None if self.webhook is None else self.webhook.failure
 
 
@@ -72,7 +72,7 @@ class Monitor:
         return families(self._view, self._whole)
 
     async def finish(self) -> None:
-        """Ends the alerts, and gives the webhook a moment for what is on its way to it."""
+        """Ends the alerts, and gives the webhook a moment to send what is in transit."""
         windows = self._view.sampler.windows
         self._notify(self._alerts.end(windows[-1].end_s if windows else 0.0))
         if self._webhook is not None:
@@ -95,7 +95,7 @@ class Monitor:
                 self._webhook.put(self._body(alert))
 
     def _body(self, alert: Alert) -> dict[str, object]:
-        """What the webhook gets. `text` is what chat programs show."""
+        """The body of a notification. Chat programs show `text`."""
         facts, output = self._view.sampler.facts, self._view.job.output
         name = facts.input if output is None else output.name
         text = alert.text if alert.state == "firing" else alert.what

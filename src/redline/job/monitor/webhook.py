@@ -20,7 +20,7 @@ TIMEOUT_S = 10.0
 # Seven attempts in a little more than a minute.
 PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 MOST_WAITING = 100
-# The end of a job waits this long for what is on its way, and its caller does not notice.
+# The end of a job waits this long for notifications in transit, which its caller does not notice.
 LAST_S = 3.0
 _AGAIN = frozenset({408, 425, 429})
 
@@ -43,7 +43,9 @@ class Webhook:
 
     @property
     def failure(self) -> str | None:
-        """How many notifications did not arrive, and why the last one did not; None if all did."""
+        """The number of undelivered notifications, and why the last one failed; None if all
+        arrived.
+        """
         if not self._lost:
             return None
         # Not the whole URL: its path is often a secret.
@@ -60,7 +62,7 @@ class Webhook:
             self._task = asyncio.create_task(self._send_all(), name="redline webhook")
 
     async def aclose(self) -> None:
-        """Gives what is on its way LAST_S; then it is given up."""
+        """Gives notifications in transit LAST_S; then abandons them."""
         if (task := self._task) is not None:
             await asyncio.wait([task], timeout=LAST_S)
             task.cancel()
@@ -87,7 +89,7 @@ class Webhook:
                     if reason is not None:
                         self._lose(reason)
         except ConfigError as error:
-            # Of a proxy that the environment names, for one.
+            # The error may come from a proxy that the environment names.
             self._reason = error.what
         finally:
             self._task = None
@@ -129,7 +131,7 @@ async def _posted(
     except TimeoutError:
         return TimedOut("attempt", 3 * TIMEOUT_S)
     except BadReply:
-        # It has answered with success, and with nothing that could be read: HTTP 204, for one.
+        # Success with a body that could not be read, for example HTTP 204.
         return None
     except (CallError, NoEndpoint) as error:
         return error

@@ -1,3 +1,3 @@
-"""What a job sends to OpenTelemetry; apart from the rest, for runs that send nothing."""
+"""Sends a job's data to OpenTelemetry; separate, so that runs without it import nothing."""
 
 from redline.job.otel.telemetry import Telemetry, open_telemetry

@@ -31,11 +31,13 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[str, Place]
 
     def operation(self, url: str, endpoint: str) -> str:
-        """What a request to this path does at this endpoint, which may be a function."""
+        """The operation name of a request to this path at this endpoint, which may be a
+        function.
+        """
         return operation_of(url) if endpoint in self.places else names.OTHER_OPERATION
 
     def attributes(self, operation: str, endpoint: str) -> dict[str, str | int]:
-        """What metrics and spans have in common."""
+        """The attributes that metrics and spans share."""
         place = self.places.get(endpoint, Place())
         found: dict[str, str | int] = {
             names.OPERATION: operation,
@@ -187,7 +189,7 @@ class Spans:
                 )
         if outcome.error is not None:
             span.set_attribute(names.ERROR_TYPE, outcome.error.kind)
-            # Without the error's text, which may quote what was asked or answered.
+            # Without the error's text, which may quote a prompt or an answer.
             span.set_status(self._error)
         self.ended += 1
         span.end(self._ns(last.complete_s))
@@ -228,7 +230,7 @@ def _asked(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _answered(reply: Reply, attempt: Attempt) -> dict[str, Any]:
-    """What an answer says of itself, without its text."""
+    """The attributes of an answer, without its text."""
     found: dict[str, Any] = {}
     if reply.model:
         found[names.RESPONSE_MODEL] = reply.model[:_LONGEST_TEXT]
@@ -244,7 +246,7 @@ def _answered(reply: Reply, attempt: Attempt) -> dict[str, Any]:
 
 
 def _failed(attempt: Attempt, number: int) -> dict[str, Any]:
-    """What the event of an attempt says."""
+    """The attributes of a failed attempt's event."""
     error = attempt.error
     assert error is not None
     found: dict[str, Any] = {

@@ -121,7 +121,7 @@ class CountedSpans:
 
 
 def span_exporter(settings: OtelSettings, reach: Reach) -> CountedSpans:
-    """To the endpoint of the settings, or to that of the environment."""
+    """An exporter of spans to the endpoint of the settings, or to that of the environment."""
     exporters = module("exporter.otlp.proto.http.trace_exporter")
     made = exporters.OTLPSpanExporter(**_options(settings, "v1/traces", reach))
     return CountedSpans(made, module("sdk.trace.export").SpanExportResult.SUCCESS)

@@ -45,7 +45,7 @@ REQUEST_FIELDS = {
     "top_p": "gen_ai.request.top_p",
 }
 
-# Of spans: of the call, and of the event of an attempt that failed.
+# Attributes of spans: of the call, and of the event of a failed attempt.
 ATTEMPTS = "redline.attempts"
 ENDPOINT = "redline.endpoint"
 WAITED = "redline.waited"  # seconds before the first write
@@ -53,7 +53,7 @@ ATTEMPT_FAILED = "redline.attempt.failed"
 ATTEMPT_NUMBER = "redline.attempt.number"
 ATTEMPT_DURATION = "redline.attempt.duration"  # seconds from its write on
 
-# Of the resource.
+# Attributes of the resource.
 SERVICE_NAME = "service.name"
 SERVICE_VERSION = "service.version"
 SERVICE_INSTANCE = "service.instance.id"
@@ -127,7 +127,7 @@ class NumberName(msgspec.Struct, frozen=True):
 
 
 def number_name(family: Family) -> NumberName | None:
-    """What a family of the page is called; None for one that is not exported."""
+    """The exported name of a family of the metrics page; None for one that is not exported."""
     unit = _UNITS.get(family.name)
     if unit is None or family.kind == "histogram":
         return None
@@ -183,6 +183,6 @@ def place_of(base_url: str) -> Place:
 
 
 def operation_of(url: str) -> str:
-    """What a request to this path does."""
+    """The operation name of a request to this path."""
     api = api_of(url)
     return OTHER_OPERATION if api is PLAIN else _OPERATIONS.get(api.ending, OTHER_OPERATION)

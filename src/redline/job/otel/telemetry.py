@@ -35,7 +35,7 @@ from redline.job.settings import Job, OtelSettings
 from redline.job.show import TELEMETRY
 from redline.process import DaemonThreads, counted
 
-# The end of a job waits this long for what is on its way.
+# The end of a job waits this long for data in transit.
 LAST_S = 3.0
 # How long the progress shows that an outage is over, and how many outages it reports.
 _BACK_S = 30.0
@@ -68,7 +68,7 @@ class SpanExport:
 
     def __init__(self, exporter: CountedSpans, resource: Any) -> None:
         tracing, exports = module("sdk.trace"), module("sdk.trace.export")
-        # Its end is ours to bound: at the end of the process it would wait for half a minute.
+        # The shutdown is bounded here: at the end of the process it would wait for half a minute.
         self._provider = tracing.TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(exports.BatchSpanProcessor(exporter))
         self._exporter = exporter
@@ -79,15 +79,15 @@ class SpanExport:
         return self._exporter.delivered
 
     async def finish(self, until_s: float) -> bool:
-        """Sends what is left. Whether that had an end in time."""
-        # It takes up to half a minute itself.
+        """Sends the remaining data; returns whether that ended in time."""
+        # The flush takes up to half a minute itself.
         thread = DaemonThreads(1, "redline-otel-spans")
         has_ended = await _ended(thread.submit(self._provider.shutdown), until_s)
         thread.shutdown(wait=False)
         return has_ended
 
     def give_up(self) -> None:
-        """Ends the attempts of `finish`."""
+        """Stops the attempts of `finish`."""
         self._exporter.shutdown()
 
 
@@ -127,7 +127,7 @@ class MetricExport:
         return has_ended
 
     def give_up(self) -> None:
-        """Ends the attempts of an export."""
+        """Stops the attempts of an export."""
         self._threads.shutdown(wait=False)
         self._exporter.shutdown()
 
@@ -140,7 +140,7 @@ class MetricExport:
         return bool(self._exporter.export(data) is self._success)
 
     def _is_free(self) -> bool:
-        """Whether nothing is on its way; what was has been taken note of."""
+        """Whether nothing is in transit; results of finished exports have been noted."""
         if self._exporting is None:
             return True
         if not self._exporting.done():
@@ -195,7 +195,9 @@ class Telemetry:
 
     @property
     def failure(self) -> str | None:
-        """What did not reach the receiver, and why; None if all did. After `aclose`."""
+        """The data that did not reach the receiver, and why; None if all did. Call after
+        `aclose`.
+        """
         lost = []
         if self._span_export is not None and self._spans is not None:
             missing = self._spans.ended - self._span_export.delivered
@@ -230,7 +232,7 @@ class Telemetry:
             self._tell(now_s, is_out=is_out)
 
     async def aclose(self) -> None:
-        """Gives what is on its way LAST_S; then it is given up."""
+        """Gives data in transit LAST_S; then abandons it."""
         exports = [one for one in (self._span_export, self._metric_export) if one is not None]
         begun_s = self._clock.now_s()
         until_s = begun_s + LAST_S
@@ -296,7 +298,7 @@ async def _ended(work: Future[Any], until_s: float) -> bool:
     """Returns when the work of a thread is done, or at `until_s`; whether it is done."""
     waiting = asyncio.wrap_future(work)
     done, _ = await asyncio.wait([waiting], timeout=max(0.0, until_s - SYSTEM.now_s()))
-    # What ends later must not reach for a loop that may be closed.
+    # Exports that end later must not use a loop that may be closed.
     waiting.cancel()
     return bool(done)
 
@@ -309,7 +311,7 @@ def _set_by_program(api: Any, kind: str) -> Any:
 
 
 def _resource(settings: OtelSettings, clock: Clock) -> Any:
-    """What sends: a service, and this run of it, so that the counters of two runs stay apart."""
+    """The sender: a service, and this run of it, so that counters of two runs stay separate."""
     resources = module("sdk.resources")
     run = f"{socket.gethostname()}-{os.getpid()}-{clock.wall_s():.3f}"
     stated = {names.SERVICE_VERSION: __version__, names.SERVICE_INSTANCE: run}

@@ -52,11 +52,11 @@ class AccountFile:
             raise
 
     def keep(self, committed: Amount) -> None:
-        """Writes down what is spent and on its way. Raises OSError."""
+        """Writes the money and tokens that are spent and reserved. Raises OSError."""
         _write(self._fd, committed)
 
     def sync(self) -> None:
-        """Makes what was written durable. May run beside `keep`, in a thread."""
+        """Makes written amounts durable. May run at the same time as `keep`, in a thread."""
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -84,9 +84,9 @@ def _write(fd: int, amount: Amount) -> None:
 
 
 def read_spent(output: Output) -> Amount | None:
-    """What all runs of an output with a budget have spent and reserved; None without a budget.
+    """The amounts that all runs of an output have spent and reserved; None without a budget.
 
-    Beside a run that is writing it, too. Raises JournalError for a file that is damaged.
+    Works while a run is writing the file. Raises JournalError for a damaged file.
     """
     path = path_of(output)
     try:

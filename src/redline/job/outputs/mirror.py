@@ -70,7 +70,7 @@ class Mirror:
         self._state = _State(output.url.name)
 
     def stop(self) -> None:
-        """Ends what is under way; an object that is being written stays what it was."""
+        """Stops a transfer in progress; an object that is being written keeps its old content."""
         self._stopped.set()
 
     @property
@@ -140,7 +140,9 @@ class Mirror:
             self._remember(path, found)
 
     def _replaced(self, path: Path) -> Found | None:
-        """The object in the file's place. Raises StoreError if the file has not all of it."""
+        """Replaces the object by the file. Raises StoreError if the file does not contain all of
+        it.
+        """
         found = self._store.find(self._url(path))
         if self._is_seen(path, found) or self._relation(path, found) is _Relation.FILE_HAS_ALL:
             return found
@@ -328,12 +330,12 @@ def _fetch_all(url: ObjectUrl, output: Output) -> Output:
 
 
 def _has_old_names(url: ObjectUrl, store: ObjectStore) -> bool:
-    """As `has_old_names`, of the objects in the store."""
+    """As `has_old_names`, for the objects in the store."""
     return has_old_names(url.file.name, lambda name: store.find(url.beside(name)) is not None)
 
 
 def _files(output: Output) -> tuple[Path, Path]:
-    """What becomes objects, besides the manifest."""
+    """The files that become objects, besides the manifest."""
     return output.path, output.failed_path
 
 

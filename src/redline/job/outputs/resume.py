@@ -113,7 +113,7 @@ def another_input(job: Job, output: Output) -> str | None:
 
 
 def _has_no_row_of(job: Job, output: Output) -> bool:
-    """The output has rows, but none of the input, which is read again; False for a pipe."""
+    """Whether the output has rows but none of the input, which is read again; False for a pipe."""
     rows = job.rows
     if url_of(rows) is not None or not isinstance(rows, (str, os.PathLike)):
         return False

@@ -1,4 +1,6 @@
-"""Proof that a results file is complete: every row of the input once; what is more is counted."""
+"""Proves that a results file is complete: every row of the input exactly once; counts surplus
+lines.
+"""
 
 from __future__ import annotations
 
@@ -44,11 +46,11 @@ class Verification(msgspec.Struct, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether each row of the input has exactly one sound line, of what it holds now."""
+        """Whether each row of the input has exactly one sound line for its present content."""
         return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:
-        """One line: `verify: 20 of 20, each once`, or what is wrong."""
+        """One line: `verify: 20 of 20, each once`, or the problem."""
         found = self.rows - self.missing
         if self.is_whole:
             parts = [f"verify: {found:,} of {self.rows:,}, each once"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from redline.observe import Cause
 
-# Light, dark. Calm for what is as it was asked for, red for what is not.
+# Light, dark. Calm colours for the requested state, red for problems.
 OF_CAUSES: dict[Cause, tuple[str, str]] = {
     Cause.INPUT: ("#b57200", "#d99a26"),
     Cause.CLIENT: ("#138a63", "#2bb587"),
@@ -16,7 +16,7 @@ OF_CAUSES: dict[Cause, tuple[str, str]] = {
     Cause.NOTHING: ("#a9a79f", "#5f5e59"),
     Cause.UNDETERMINED: ("#77766f", "#93928b"),
 }
-# Of lines, in this order.
+# Colours of lines, in this order.
 LINES = (
     ("#2a78d6", "#4b94ea"),
     ("#d9602a", "#ee8350"),

@@ -33,18 +33,18 @@ from redline.observe import (
 )
 from redline.timeline import Prediction, RunHistory, Window, merged_sketches
 
-# Of the JSON.
+# Version of the JSON.
 VERSION = 1
-# More would have neither colours nor columns of their own that can be read.
+# More would have no distinguishable colours or columns.
 MOST_JOBS = 7
 _MOST_SHARES = 12
 _MOST_KINDS = 20
 _MOST_SETTINGS = 60
 _LONGEST_SETTING = 2_000
 _LONGEST_NAME = 200
-# What binds then is not what another setting would change.
+# Causes that another setting would not change.
 _UNBOUND = (Cause.NOTHING, Cause.UNDETERMINED)
-# Of these, the settings say only in which way lines are written.
+# Settings with these values only state how lines are written.
 _DULL = {"method": "POST", "format": "redline"}
 
 
@@ -136,7 +136,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def points_each(jobs: int) -> int:
-    """Points of each of `jobs` outputs, so that their page has as many as that of one."""
+    """Points for each of `jobs` outputs, so that their page has as many in total as that of one."""
     return MOST_POINTS // jobs
 
 
@@ -226,7 +226,7 @@ def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
     for run in runs:
         known = [one.totals.spent_usd for one in run.windows if one.totals.spent_usd is not None]
         if not known:
-            # Of many calls, `answered` is an estimate.
+            # With many calls, `answered` is an estimate.
             if any(one.answered or one.done or one.output_tokens for one in run.windows):
                 return None
             continue
@@ -266,7 +266,7 @@ def _errors(windows: Sequence[Window]) -> tuple[ErrorLine, ...]:
 
 
 def _settings(manifest: Manifest | None) -> tuple[tuple[str, str], ...]:
-    """What decides the answers; a manifest never holds a key."""
+    """The settings that determine the answers; a manifest never holds a key."""
     if manifest is None:
         return ()
     settings = manifest.settings.items()

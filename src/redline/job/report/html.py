@@ -18,7 +18,7 @@ from redline.job.report.data import VERSION, JobReport
 from redline.job.report.svg import unit_of
 from redline.process import counted
 
-# What a file of each format begins with.
+# The first bytes of a file of each format.
 BEGINNINGS = {
     "html": "<!doctype html>",
     "md": "# Report of ",
@@ -68,7 +68,7 @@ def _plotly() -> str:
 
 
 def chart_data(reports: Sequence[JobReport]) -> dict[str, Any]:
-    """What the page's script draws from."""
+    """The data from which the page's script draws."""
     ends_s = [end_s for report in reports for end_s in report.series.end_s[-1:]]
     unit_s, unit = unit_of(max(ends_s, default=0.0))
     return {

@@ -1,4 +1,4 @@
-"""A report as Markdown: all that it says in words and figures, without the charts."""
+"""A report as Markdown: its texts and figures, without the charts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from redline.job.report.words import (
 )
 from redline.process import duration
 
-# What Markdown or HTML would read as more than text.
+# Characters that Markdown or HTML would interpret.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~&$!])")
 
 
@@ -98,7 +98,7 @@ def _several(reports: Sequence[JobReport]) -> Iterator[str]:
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Nothing without rows."""
+    """A Markdown table; empty without rows."""
     if not rows:
         return
     yield from ("", f"## {title}", "")

@@ -1,4 +1,4 @@
-"""What a report is made from, read from the files of an output."""
+"""Reads the contents of a report from the files of an output."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from redline.timeline import LimitUse, Timeline, Window, merged, merged_phases
 MOST_POINTS = 600
 # Limits, and kinds of errors.
 _MOST_LINES = 6
-# A phase has a line if it takes this share of all time.
+# A phase has a line if it takes at least this share of all time.
 _LEAST_PHASE = 0.01
 # A pause between two runs is at most this share of all running time long on the axis.
 _LONGEST_PAUSE = 0.04
@@ -124,7 +124,9 @@ def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int)
 
 
 def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
-    """How many neighbours become one each: at most so long together, and without a gap."""
+    """How many neighbours are merged into each point: within the given duration, and without
+    a gap.
+    """
     counts: list[int] = []
     begin_s = end_s = 0.0
     for window in windows:
@@ -139,7 +141,7 @@ def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
 
 
 def _longest(found: Sequence[Binding]) -> Binding:
-    """What bound for most of the time, as it was in its longest window."""
+    """The cause that bound for most of the time, as in its longest window."""
     spans: dict[tuple[object, str], float] = {}
     for one in found:
         name = (one.cause, one.what)
@@ -149,7 +151,7 @@ def _longest(found: Sequence[Binding]) -> Binding:
 
 
 def band_of(points: Sequence[Point]) -> list[Binding]:
-    """What bound, on the axis; neighbours of which the same bound are one, gaps are left out."""
+    """The causes on the axis; neighbours with the same cause are merged, gaps are left out."""
     band: list[Binding] = []
     for point in points:
         one = msgspec.structs.replace(point.binding, begin_s=point.begin_s, end_s=point.end_s)
@@ -189,7 +191,7 @@ def series_of(points: Sequence[Point]) -> Series:
 
 
 def rounded(value: float | None) -> float | None:
-    """To four digits, which is more than a chart shows."""
+    """Rounded to four digits, which is more than a chart shows."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 

@@ -120,7 +120,7 @@ def _axis(end_s: float, y: float) -> Iterator[str]:
 
 
 def _legend(report: JobReport, y: float) -> Iterator[str]:
-    """What bound, and for how much of the time."""
+    """The causes that bound, and their shares of the time."""
     for place, one in enumerate(report.shares[:_MOST_SHARES]):
         line_y = y + _LEGEND_LINE * place
         cause = one.cause.value

@@ -1,4 +1,4 @@
-"""What a report says in words and figures, whatever draws it."""
+"""The texts and figures of a report, in a form for every output format."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def nothing_text(report: JobReport) -> str:
 
 
 def run_text(run: RunLine) -> str:
-    """How one run ended."""
+    """A sentence on how one run ended."""
     return _STATES[run.state] + (f": {run.stopped}" if run.stopped else "")
 
 
@@ -161,7 +161,7 @@ def helps_rows(report: JobReport) -> list[tuple[str, str]]:
 
 
 def score_rows(report: JobReport) -> list[tuple[str, str, str]]:
-    """Runs that were predicted, and what became of it."""
+    """The runs that were predicted, and how the predictions scored."""
     rows = []
     for score in report.scores:
         prediction, measured = score.prediction, f"{rate(score.measured_per_s)} measured"

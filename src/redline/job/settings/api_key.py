@@ -71,5 +71,5 @@ def is_this_machine(host: str) -> bool:
 
 
 def _host(base_url: str) -> str:
-    """In lower case, without a dot at its end."""
+    """The host in lower case, without a dot at its end."""
     return (urlsplit(base_url).hostname or "").rstrip(".")

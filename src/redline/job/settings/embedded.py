@@ -43,7 +43,7 @@ class EmbeddedSim:
     notice = ""
 
     def identity(self) -> str:
-        """It always answers alike."""
+        """Its place, since it always answers alike."""
         return self.place
 
     @asynccontextmanager

@@ -84,7 +84,7 @@ class Keywords(TypedDict, total=False):
     progress: bool
 
 
-# What each option says, in the order of `Keywords`.
+# The description of each option, in the order of `Keywords`.
 ABOUT = {
     "prompt": "Jinja template of the user message over the row's columns.",
     "system": "Template of the system message.",
@@ -162,7 +162,7 @@ _UNCHECKED = ("call", "cache", "fail_on", "before", "after", "executor")
 
 
 def options_of(keywords: Mapping[str, Any]) -> Options:
-    """What the keyword arguments state.
+    """The options that the keyword arguments state.
 
     Raises ConfigError for an unknown one, with the nearest known one, or an unusable value.
     """

@@ -1,4 +1,4 @@
-"""What a user means by the name of an option that redline does not have."""
+"""Hints for option names that redline does not have."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from redline.errors import nearest
 
-# What other programs call it, by redline's name.
+# Names in other programs, by redline's name.
 _SYNONYMS = {
     "output": "out outfile out-file output-file output-dir outdir results save save-to dest",
     "concurrency": "threads workers parallel parallelism jobs concurrent max-concurrency "

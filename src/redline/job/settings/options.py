@@ -36,7 +36,7 @@ _MOST_RETRIES = 100
 
 
 class Kind(StrEnum):
-    """What a flag or a setting holds; the value says it in words."""
+    """The type of a flag's or setting's value; the enum's value names it in words."""
 
     TEXT = "text or a number"
     FLAG = "true or false"
@@ -120,7 +120,7 @@ _OF_ONE_INPUT = {"toml": "it describes a single input, not a project"}
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of a job, from any entry. None: not given; `resolve` has the defaults."""
+    """The options of a job, from any source. None: not given; `resolve` has the defaults."""
 
     prompt: Annotated[
         str | None,
@@ -610,14 +610,14 @@ def _table() -> dict[str, Option]:
 
 
 TABLE = _table()
-# Those that are flags, in the order of `--help`.
+# The options that are flags, in the order of `--help`.
 FLAGS = {name: option for name, option in TABLE.items() if "flag" not in option.absent}
-# Those that a table [endpoints.NAME] may state.
+# The options that a table [endpoints.NAME] may state.
 OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpoint}
 
 
 def options_in(given: values.Flags) -> Options:
-    """What flags and settings state, by their keys: texts, lists of texts, or True.
+    """The options that flags and settings state, by their keys: texts, lists of texts, or True.
 
     Raises ConfigError that names the flag.
     """

@@ -1,4 +1,4 @@
-"""What a job sends to OpenTelemetry, as redline.toml and Python state it."""
+"""The OpenTelemetry settings of a job, from redline.toml and Python."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"OtelSettings({self.endpoint})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """What rich prints of it, in tracebacks too: msgspec's own form would show the headers."""
+        """The fields that rich prints, in tracebacks too: msgspec's own form would show the
+        headers.
+        """
         return [("endpoint", self.endpoint)]
 
 

@@ -65,7 +65,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
 
 
 def output_at(place: str | os.PathLike[str], options: Options) -> Output:
-    """The output at a path or URL, whose lines hold what the options say."""
+    """The output at a path or URL, with the contents of lines that the options request."""
     return Output.at(place, **_given(options, *_OUTPUT))
 
 
@@ -85,7 +85,7 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
-    """The options of these names that are given; whatever takes them knows what is usual."""
+    """The given options among these names; their receiver has defaults for the others."""
     found = {name: getattr(options, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 

@@ -26,9 +26,9 @@ from redline.store import local_path, url_of
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 VIAS = ("live", "batch", "auto")
-# Those that send rows through the Batch API.
+# The values that send rows through the Batch API.
 BATCHING = ("batch", "auto")
-# What a suffix promises, of names that people give to tables and archives.
+# Formats that suffixes promise, as used for tables and archives.
 _OTHER_KINDS = {
     **dict.fromkeys((".csv", ".tsv"), "a table"),
     **dict.fromkeys((".parquet", ".arrow", ".feather", ".avro", ".orc"), "a table"),
@@ -241,13 +241,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
     def manifest(self) -> Manifest:
-        """What the job's results depend on, to be kept beside them."""
+        """The settings on which the job's results depend, to be saved beside them."""
         assert self.output is not None
         call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
         settings = {
             "call": call,
             **msgspec.to_builtins(self.prompting),
-            # It is asked for, and changes no request.
+            # It permits a constant prompt, and changes no request.
             "constant_prompt": None,
             "format": self.output.format,
             "raw": self.output.raw,
@@ -394,7 +394,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_suffix(output: Output) -> None:
-    """Refuses to begin a file whose name says that it holds anything but JSON lines."""
+    """Refuses to create a file whose suffix promises anything other than JSON lines."""
     suffix, path = output.path.suffix.lower(), output.path
     is_begun = is_state(output.state_path) or (path.exists() and path.stat().st_size)
     if suffix not in _OTHER_KINDS or is_begun:

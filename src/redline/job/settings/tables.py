@@ -13,7 +13,7 @@ from redline.job.settings.option_hints import meant
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-# What msgspec calls them.
+# The names that msgspec uses in messages.
 _TYPES = {
     "int": "a whole number",
     "float": "a number",
@@ -51,7 +51,7 @@ def struct_in(table: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def _words(error: str) -> str:
-    """What msgspec says, in the words of a settings file."""
+    """A message of msgspec in the terms of a settings file."""
     if found := _MISSING.match(error):
         return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
     found = _MISMATCH.match(error)

@@ -51,7 +51,9 @@ class Task(Protocol):
     """
 
     def settings(self) -> Mapping[str, Any]:
-        """What decides a result beside the prompt: a resume with other settings is refused."""
+        """The settings that determine a result besides the prompt: a resume with others is
+        refused.
+        """
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:

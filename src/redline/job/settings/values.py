@@ -48,7 +48,7 @@ def flag_of(name: str) -> str:
 def _of_given(
     read: Callable[Concatenate[Any, str, P], T],
 ) -> Callable[Concatenate[Flags, str, P], T | None]:
-    """A function of what was given and of the flag's name, made one of all flags and the key."""
+    """Turns a function of a value and the flag's name into one of all flags and the key."""
 
     @wraps(read)
     def reading(flags: Flags, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -159,7 +159,7 @@ def share(flags: Flags, name: str) -> float | None:
 
 
 def as_share(stated: object) -> float:
-    """The number of `20%` or 0.2, NaN for what is none."""
+    """The number of `20%` or 0.2; NaN if the text is not a share."""
     text = str(stated).strip()
     try:
         value = float(text.removesuffix("%"))
@@ -238,7 +238,7 @@ def place(text: str, flag: str) -> str | None:
 
 
 def words(texts: Sequence[str]) -> tuple[str, ...]:
-    """The words of some texts, commas dividing them."""
+    """The words of some texts, separated by commas."""
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 

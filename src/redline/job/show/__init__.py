@@ -1,4 +1,4 @@
-"""What a job displays: progress, notices, row counts and the report."""
+"""The displays of a job: progress, notices, row counts and the report."""
 
 from redline.job.show import notices
 from redline.job.show.layout import Line, screen, text_of

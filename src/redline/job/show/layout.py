@@ -49,7 +49,7 @@ _FLAWS = {"length": "cut", "empty": "empty", "content_filter": "filtered", "refu
 
 
 class Span(NamedTuple):
-    """A piece of a line, and what it means: WARN, BAD, STRONG, or nothing."""
+    """A piece of a line, and its meaning: WARN, BAD, STRONG, or nothing."""
 
     text: str
     style: str = ""
@@ -96,7 +96,7 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
 
 
 def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> Line:
-    """The input's name, a bar, and the time; the bar takes what is left."""
+    """The input's name, a bar, and the time; the bar takes the remaining width."""
     label = Span(f"{'input':<{_LABEL}}")
     name = _shortened(name, min(_LONGEST_NAME, width // 4))
     elapsed = f"{duration(snapshot.elapsed_s):>9}"
@@ -250,7 +250,7 @@ def _line(label: str, fields: Sequence[Field], width: int) -> Line:
         return []
     kept = list(fields)
     while len(kept) > 1 and _LABEL + _width(kept) > width:
-        # Of those that matter least, the last.
+        # Leaves out the last of the least important fields.
         kept.remove(max(reversed(kept), key=lambda one: one.rank))
     line = [Span(f"{label:<{_LABEL}}")]
     for at, field in enumerate(kept):
@@ -273,7 +273,7 @@ def _plain(text: str) -> str:
 
 
 def _cut(line: Line, width: int) -> Line:
-    """As much of the line as fits, with an ellipsis if that is not all."""
+    """The part of the line that fits, with an ellipsis if it was cut."""
     if sum(cells(span.text) for span in line) <= width:
         return line
     found, left = Line(), width - 1
@@ -287,14 +287,14 @@ def _cut(line: Line, width: int) -> Line:
 
 
 def _shortened(name: str, width: int) -> str:
-    """The end of a path says more than its beginning."""
+    """The end of a path, which is more informative than its beginning."""
     if cells(name) <= width:
         return name
     return "…" + _clipped(name[::-1], width - 1)[::-1]
 
 
 def _clipped(text: str, width: int) -> str:
-    """As many characters of the text as fit."""
+    """The part of the text that fits."""
     for at, character in enumerate(text):
         width -= cells(character)
         if width < 0:

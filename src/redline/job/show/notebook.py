@@ -58,7 +58,7 @@ class NotebookProgress:
 
 
 def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
-    """The state of a run that is over, which stays on display: nothing of it continues."""
+    """The state of an ended run, which stays on display without anything that still changes."""
     found = {kind: text for kind, text in snapshot.notices.items() if kind not in STANDSTILL}
     if snapshot.is_draining:
         found["ended"] = "interrupted" if stopped is None else f"stopped: {stopped.what}"

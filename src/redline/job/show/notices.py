@@ -1,4 +1,4 @@
-"""What goes wrong while a run continues, each in one sentence: for its progress and its summary."""
+"""The problems of a running job, each in one sentence: for its progress and its summary."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def notices(view: View, now_s: float) -> dict[str, str]:
-    """What goes wrong at the moment, by its kind; in the order of its urgency."""
+    """The present problems by kind, in order of urgency."""
     tally, runner = view.tally, view.runner
     if runner.is_draining:
         calls, most_s = runner.finishing()
@@ -62,13 +62,13 @@ def notices(view: View, now_s: float) -> dict[str, str]:
         found[f"alert {alert.rule}"] = f"alert: {alert.text}"
     found |= view.telemetry_notices
     if found.get("outage") is not None:
-        # It is why.
+        # The reason for the notice.
         found |= {"failing": None, "silence": None}
     return {kind: notice for kind, notice in found.items() if notice is not None}
 
 
 def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | None:
-    """That the endpoint takes no connections at the moment, or None."""
+    """A notice that the endpoint takes no connections at the moment, or None."""
     if outages is None or outages.down_s < _LEAST_OUTAGE_S:
         return None
     what = f"endpoint {_trouble(outages, 'refuses', 'is')}, for {duration(outages.down_s)} now"
@@ -88,7 +88,7 @@ def outages_ended(outages: Outages | None) -> str | None:
 
 
 def waiting(for_s: float, count: int) -> str | None:
-    """That every endpoint of several asked to wait, or None."""
+    """A notice that every endpoint of several asked to wait, or None."""
     if for_s < _LEAST_WAIT_S:
         return None
     which = "both" if count == 2 else f"all {count:,}"
@@ -96,7 +96,7 @@ def waiting(for_s: float, count: int) -> str | None:
 
 
 def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:
-    """That some of several endpoints fail, or None."""
+    """A notice that some of several endpoints fail, or None."""
     if failing is None or failing.down_s < _LEAST_OUTAGE_S:
         return None
     what = f"endpoint {failing.endpoint} fails, for {duration(failing.down_s)} now: "
@@ -115,20 +115,20 @@ def failing_ended(failing: Outages | None) -> str | None:
 
 
 def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:
-    """That an endpoint of several gets no more calls."""
+    """Notices of endpoints of several that get no more calls."""
     are = "is" if left == 1 else "are"
     return f"endpoint {endpoint} is taken out: {reason}; {left:,} of {of:,} {are} left"
 
 
 def failing(failures: int, failing_s: float) -> str | None:
-    """That the endpoint answers nothing but errors, or None."""
+    """A notice that the endpoint answers only with errors, or None."""
     if failures < 2 or failing_s < _LEAST_OUTAGE_S:
         return None
     return f"every request fails, for {duration(failing_s)} now, {failures:,} in a row; retrying"
 
 
 def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
-    """That no call has ended for long, or None."""
+    """A notice that no call has ended for long, or None."""
     if silent_s < _LEAST_SILENCE_S:
         return None
     what = f"no answer for {duration(silent_s)}, {calls:,} in flight"
@@ -136,7 +136,7 @@ def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
 
 
 def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
-    """That a run which is ending still finishes these calls, and for how long at most."""
+    """A notice that an ending run still finishes these calls, and for how long at most."""
     what = "interrupted" if is_interrupted else "stopping"
     if not calls:
         return f"{what}: saving what is done"

@@ -1,4 +1,4 @@
-"""What a run came to: numbers that add up."""
+"""The results of a run: numbers that add up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows the whole input has, and how many of them are done, failed and left."""
+"""Counts the rows of the whole input: in total, done, failed and left."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class RowCount:
         if self._thread is not None:
             self._thread.join(wait_s)
             self._is_closed.set()
-            # It closes the input, unless a read of it hangs.
+            # The counting closes the input, unless a read of it hangs.
             self._thread.join(_LAST_READ_S)
 
     def _count(self, counts: Iterator[int]) -> None:
@@ -106,7 +106,7 @@ class RowCount:
                     return
             self._is_whole = True
         except (RedlineError, OSError):
-            # The run reads the same input, and reports what is wrong with it.
+            # The run reads the same input, and reports its errors.
             return
         finally:
             close = getattr(counts, "close", None)

@@ -94,7 +94,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
 
 class _Lately(msgspec.Struct):
-    """What the windows say, since the last one of them."""
+    """Figures from the last windows, recomputed when there is a new one."""
 
     end_s: float = -1.0
     windows: int = 0
@@ -116,14 +116,16 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class _Bounds:
-    """What binds now, and since when."""
+    """What binds now, and for how long."""
 
     def __init__(self) -> None:
         self._key = self._key_before = ("", "")
         self._since_s = self._since_before_s = 0.0
 
     def read(self, windows: list[Window]) -> Bound | None:
-        """By the windows so far; None if it is unknown, or nothing binds."""
+        """The constraint that binds, from the windows so far; None if it is unknown, or nothing
+        binds.
+        """
         # Those of the first calls say how long an answer takes if the endpoint has no others.
         first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
         found = current([*first, *windows[-_BOUND_WINDOWS:]])
@@ -146,7 +148,7 @@ class _Bounds:
 
 
 class Meter:
-    """Takes snapshots of a run, and keeps what is needed for rates between them."""
+    """Takes snapshots of a run, and keeps the readings for rates between them."""
 
     def __init__(self, view: View, clock: Clock = SYSTEM) -> None:
         self._view = view
@@ -171,7 +173,7 @@ class Meter:
             self._fraction = max(self._fraction or 0.0, (counts.rows - left) / counts.rows)
         found = notices(view, now_s)
         spent = view.bill.read()
-        # What answers have cost is known before their rows are on disk.
+        # The cost of answers is known before their rows are on disk.
         ended = max(tally.saved, view.sampler.calls)
         to_pay = None if left is None else max(0, left - (ended - tally.saved))
         expected = spent.expected(ended, to_pay)
@@ -222,9 +224,9 @@ class Meter:
         )
 
     def _rate(self, name: str, over_s: float) -> float:
-        """By how much it has grown per second, over that time or what there is of it.
+        """The growth per second over that time, or over the part that exists.
 
-        Between two readings it has grown evenly.
+        Between two readings the growth is assumed to be even.
         """
         readings, last = self._readings, self._readings[-1]
         begin_s = max(last.at_s - over_s, readings[0].at_s)
@@ -241,7 +243,7 @@ class Meter:
         return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
 
     def _look(self, windows: list[Window], now_s: float) -> _Lately:
-        """What the windows say; it is worked out when there is a new one."""
+        """The figures of the windows, computed once for each new window."""
         before = self._lately
         if not windows or windows[-1].end_s == before.end_s:
             return before

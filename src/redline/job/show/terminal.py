@@ -17,7 +17,8 @@ from redline.process import cells, lasting
 
 _REFRESH_S = 0.5
 _USUAL_WIDTH, _USUAL_HEIGHT = 80, 24
-# What a program prints without an end of line, such as a bar of its own, is not kept for ever.
+# Output of a program without an end of line, such as its own progress bar, is not kept without
+# bound.
 _LONGEST_REST = 4_096
 # Select Graphic Rendition (ECMA-48, 8.3.117).
 _CODES = {BAD: "31", WARN: "33", STRONG: "1"}
@@ -142,7 +143,7 @@ class _Above:
     def write(self, text: str) -> int:
         with self._area.lock:
             if self._is_over:
-                # It was kept, such as by a logger.
+                # The stream was kept by another object, such as a logger.
                 return self._stream.write(text)
             lines, end, self._rest = (self._rest + text).rpartition("\n")
             if len(self._rest) > _LONGEST_REST:
@@ -152,7 +153,7 @@ class _Above:
         return len(text)
 
     def end(self) -> None:
-        """From now on it writes text unchanged; an unfinished line is ended first."""
+        """Writes text unchanged from now on, after ending an unfinished line."""
         if self._rest:
             self.write("\n")
         self._is_over = True
@@ -176,7 +177,9 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows of the terminal: what it says, or the environment, or the usual."""
+    """Columns and rows of the terminal: from the terminal, otherwise the environment, otherwise a
+    default.
+    """
     try:
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:

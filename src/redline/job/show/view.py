@@ -1,4 +1,4 @@
-"""What a display of a run may look at."""
+"""The parts of a run that a display may read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redline.observe import Alerts
 
 
 class View(Protocol):
-    """What a display may look at while a run continues."""
+    """The parts of a run that a display may read while it continues."""
 
     @property
     def job(self) -> Job: ...

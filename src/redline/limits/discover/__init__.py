@@ -1,4 +1,4 @@
-"""Limits that no server states, found by probing: a request rate and a concurrency."""
+"""Finds limits that the server does not state, by probing: a request rate and a concurrency."""
 
 from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
 from redline.limits.discover.concurrency import AdaptiveConcurrency

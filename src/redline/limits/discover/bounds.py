@@ -1,7 +1,7 @@
-"""What the verdicts of a server that states no limit leave possible.
+"""The limits that are possible given the verdicts of a server that states none.
 
-A call that is refused says that the server was full, a call that is admitted that it was not.
-Between the two, every kind of limit leaves its own marks:
+A refused call shows that the server was full, an admitted call that it was not. Between the two,
+every kind of limit leaves its own traces:
 
   N in a window W, fixed or moving   at a refusal the last W seconds hold N admitted calls or more
   a bucket, refilled R per second    between two refusals it admits what it was refilled with
@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from redline.limits.rule import Rate
 
-# Windows that people write into settings, in seconds.
+# Usual windows in settings, in seconds.
 USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0,
            7200.0, 21600.0, 43200.0, 86400.0)  # fmt: skip
-# Between them, a grid fine enough that a window of any length has one within 2.5 %.
+# Between them, a grid so fine that every window length has a point within 2.5 %.
 _STEP = 1.05
 _SHORTEST_S, _LONGEST_S = 1.0, 86400.0
 _GRID_S = sorted(
@@ -33,16 +33,16 @@ _GRID_S = sorted(
         for n in range(math.ceil(math.log(_LONGEST_S / _SHORTEST_S, _STEP)) + 1)
     }
 )
-# Calls overtake each other on their way, by this much at most: stamps are no sharper.
+# Calls overtake each other on the way by at most this many seconds: stamps are no more exact.
 _BLUR_S = 0.05
-# How far the bounds of a bucket may overlap before it is contradicted.
+# The bounds of a bucket may overlap by this factor before it is contradicted.
 _TOLERANCE = 1.08
-# Fewer calls than this may come evenly by chance.
+# A number of calls below this may be evenly spaced by chance.
 _LEAST_CALLS = 30
-# Calls before a refusal whose pace is looked at.
+# The pace is measured over this many calls before a refusal.
 _PACE_CALLS = 10
-# Shares of the fastest window that explains all: a usual one at least so fast is taken instead,
-# and among the usual ones a round one.
+# Shares of the fastest window that explains all verdicts: a usual window at least this fast is
+# chosen instead, and among the usual ones a round one.
 _USUAL_SHARE, _ROUND_SHARE = 0.7, 0.88
 # Bounds on memory and on the work of one decision.
 _MOST_CALLS, _MOST_REFUSALS = 65_536, 48

@@ -1,8 +1,8 @@
-"""Rates that were found by searching, kept for the next run.
+"""Rates found by a search, kept for the next run.
 
-A JSON file with the newest entries last. It is replaced as a whole, so a reader sees the old one
-or the new one; of two processes that write at once, one wins. It holds no key: of an
-endpoint's URL only the scheme, the host, the port and the path, and of its API key a digest.
+A JSON file with the newest entries last. It is replaced as a whole, so that a reader sees the old
+one or the new one; if two processes write at once, one of them wins. It contains no key: only the
+scheme, host, port and path of an endpoint's URL, and a digest of its API key.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from redline.errors import ConfigError
 from redline.limits.rule import Rate
 
 _VERSION = 1
-# More endpoints and models than one user has; the oldest are dropped.
+# More endpoints and models than one user has; the oldest entries are dropped.
 _MOST_ENTRIES = 256
-# Several times what that many entries take: a larger file is not one of ours.
+# Several times the size of that many entries: a larger file was not written by redline.
 _MOST_BYTES = 1 << 20
 
 
 class _Entry(msgspec.Struct):
-    """What was found. Plain numbers, because a foreign file may hold any.
+    """A found rate. Plain numbers, because a foreign file may contain any.
 
-    key: the digest of the API key; "" in what a version wrote that did not distinguish keys.
+    key: the digest of the API key; "" in entries of versions that did not distinguish keys.
     """
 
     endpoint: str
@@ -42,15 +42,15 @@ class _File(msgspec.Struct):
 
 
 class FoundRates:
-    """The file at `path`; its folder is made if it is missing.
+    """The file at `path`; its folder is created if it does not exist.
 
-    Raises ConfigError if nothing can be written there. After that, a file that is damaged or
-    foreign counts as empty, and a disk that fails keeps what it had: a search finds it again.
+    Raises ConfigError if nothing can be written there. After that, a damaged or foreign file counts
+    as empty, and if the disk fails, the file keeps its content: a search finds the rate again.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # One name for each process: a file that a death has left behind is written over.
+        # One name for each process: a file that a killed process left behind is overwritten.
         self._beside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,10 +65,10 @@ class FoundRates:
             ) from error
 
     def recall(self, endpoint_url: str, key: str, model: str) -> Rate | None:
-        """The rate that was remembered last for this model there; None if there is none.
+        """The rate remembered last for this model there; None if there is none.
 
-        key: a digest of the API key. What was remembered without one counts for every key that has
-        remembered nothing yet.
+        key: a digest of the API key. An entry without a key applies to every key that has no entry
+        yet.
         """
         endpoint = _without_secrets(endpoint_url)
         kept = {(entry.endpoint, entry.key, entry.model): entry for entry in self._entries()}
@@ -86,7 +86,7 @@ class FoundRates:
             self._beside.write_bytes(data + b"\n")
             os.replace(self._beside, self._path)
         except OSError:
-            # A run must not fail for what only saves the next one some seconds.
+            # Failing to save some seconds of the next run must not end this one.
             self._beside.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:

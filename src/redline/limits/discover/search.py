@@ -19,27 +19,28 @@ from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
 from redline.limits.discover.tracking import Hold, Word
 from redline.limits.rule import Rate
 
-# Slow enough for a server that allows a few calls a minute, fast enough to be soon elsewhere.
+# Slow enough for a server that allows a few calls per minute, and fast enough to grow quickly.
 _FIRST_PER_S = 2.0
 _FASTEST_PER_S = 100_000.0
 _SLOWEST_PER_S = 1 / 3600
-# How much faster after a round, and the calls that a round needs at least.
+# The factor of growth after each round, and the least number of calls in a round.
 _GROWTH, _ROUND = 1.5, 2
 _CAREFUL_GROWTH, _CAREFUL_ROUND = 1.25, 10
-# A window this much faster than a bucket that explains the same is not believed at once.
+# A window that is faster by this factor than a bucket that explains the same is not believed at
+# once.
 _MANY_TIMES = 3.0
 _SHORTEST_ROUND_S, _ROUND_TRIPS = 0.25, 2.0
-# Refused in a row while resting: a moment is over by then.
+# Refusals in a row while resting, after which the cause is not momentary.
 _MOST_PROBES = 8
 _SHORTEST_REST_S, _LONGEST_REST_S, _REST_GROWTH = 0.05, 3600.0, 1.4
 
 
 class RateSearch:
-    """Says how fast to ask, and learns from the verdicts. Synchronous; the caller brings the time.
+    """Finds the request rate from the verdicts. Synchronous; the caller passes the time.
 
-    start: what was remembered of this server, which is held at once. Report only its own sends,
-    with the stamps of their writes. A decision is made once per refusal episode and takes up
-    to some 30 ms.
+    start: the remembered rate of this server, which is held at once. Only calls of this process may
+    be reported, with the times of their writes. A decision is made once per refusal episode and
+    takes up to about 30 ms.
     """
 
     def __init__(self, start: Rate | None = None) -> None:
@@ -59,12 +60,12 @@ class RateSearch:
 
     @property
     def found(self) -> Rate | None:
-        """What the server has been found to grant; None while that is being searched for."""
+        """The rate that the server has been found to allow; None while the search continues."""
         hold = self._hold
         return hold.sure if hold is not None and hold.is_proven else None
 
     def rates(self) -> tuple[Rate, ...]:
-        """The request limits to keep now; none if the server has no limit."""
+        """The request limits to keep to now; none if the server has no limit."""
         if self._rest_s is not None:
             return (Rate(1, self._rest_s),)
         if self._hold is not None:
@@ -75,7 +76,7 @@ class RateSearch:
         return (Rate(count, count / self._per_s),)
 
     def sent(self, now_s: float) -> None:
-        """A call was written."""
+        """Counts a call that was written."""
         if self._changed_s is None:
             self._changed_s = self._measured_s = now_s
             if self._hold is not None:
@@ -88,9 +89,9 @@ class RateSearch:
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None = None
     ) -> bool:
-        """The verdict on the call sent at `sent_s`; True if `rates` has changed.
+        """Counts the verdict on the call sent at `sent_s`; returns True if `rates` has changed.
 
-        retry_after_s: what the server asked for, if anything.
+        retry_after_s: the wait that the server asked for, if any.
         """
         took_s = now_s - sent_s
         self._round_trip_s += (took_s - self._round_trip_s) * (0.25 if self._round_trip_s else 1.0)
@@ -120,7 +121,8 @@ class RateSearch:
         ):
             return False
         if self._sent < 0.8 * self._per_s * lasted_s - 1:
-            # The caller has not used what it had: no reason to believe that there is more.
+            # The caller has not used the present rate, so nothing shows that the server allows
+            # more.
             self._measured_s, self._sent, self._admitted = now_s, 0, 0
             return False
         self._per_s = min(self._per_s * self._growth, _FASTEST_PER_S)
@@ -139,7 +141,7 @@ class RateSearch:
         return False
 
     def _lose(self) -> None:
-        """The rate that was held is not the limit, or no longer."""
+        """The held rate is not the limit, or no longer is."""
         if self._hold is not None:
             if self._hold.is_proven:
                 self._evidence.restart(self._hold.held.window_s)
@@ -162,7 +164,7 @@ class RateSearch:
         if is_limited:
             self._probes += 1
             if self._probes > _MOST_PROBES:
-                # More than a moment: the rate that was held before is no longer true.
+                # The cause is not momentary: the rate that was held before no longer holds.
                 self._lose()
             longer_s = max(self._rest_s * _REST_GROWTH, retry_after_s or 0.0)
             self._rest_s = min(longer_s, _LONGEST_REST_S)
@@ -174,7 +176,7 @@ class RateSearch:
         return self._change(now_s)
 
     def _decide(self, now_s: float, until_s: float) -> None:
-        """Chooses what to send next by all that is known."""
+        """Chooses the next rate from all verdicts so far."""
         evidence = self._evidence
         bucket = evidence.bucket(until_s)
         windows = evidence.windows(until_s)
@@ -193,10 +195,10 @@ class RateSearch:
             self._grow_from(1.25 * average_per_s)
 
     def _is_burst(self, window: Rate, bucket: Bucket) -> bool:
-        """What looks like a fast window is rather the content of a slow bucket.
+        """The verdicts that suggest a fast window come rather from the content of a slow bucket.
 
-        A bucket that was emptied admits again at once; so does a window that happens to begin, but
-        that of two explanations which is many times slower costs less if it is wrong.
+        An emptied bucket admits again at once, and so does a window that happens to begin; but of
+        two explanations, the much slower one costs less if it is wrong.
         """
         is_slower = window.count > _MANY_TIMES * bucket.most_per_s * window.window_s
         evidence = self._evidence

@@ -20,37 +20,39 @@ from enum import Enum
 from redline.limits.discover.bounds import USUAL_S
 from redline.limits.rule import Rate
 
-# One refusal in 3,000 calls leaves most of a budget of 0.1 %: this many calls for each refusal that
-# the last climb has cost.
+# One refusal in 3,000 calls leaves most of a budget of 0.1 %: the pause, in calls, for each refusal
+# of the last climb.
 _PAUSE, _LONGEST_PAUSE = 3_000, 96_000
-# What was just found may be a little low, and what a climb has gained may be the beginning of more:
-# those are tried sooner, if a window is so small that it costs little.
+# A newly found rate may be slightly low, and the gain of a climb may be the beginning of more: such
+# rates are raised sooner if a window is so small that a climb costs little.
 _SOON, _SMALL = 100, 100
-# A level is at most half more: from there on the round trip alone costs many refusals.
+# The highest level is half more: above that, the round trip alone costs many refusals.
 _HIGHEST = 0.5
-# A level that is too high by x refuses a share of x: five refusals are due in 5 / x calls.
+# A level that is too high by a share x causes refusals at a share x: five refusals are due in 5 / x
+# calls.
 _DUE = 5
-# What a limiter adds to a window against jitter (limits/rule/guard.py); rates are compared here.
+# The margin that a limiter adds to a window against jitter (limits/rule/guard.py), for comparing
+# rates.
 _GUARD_S = 0.05
 # Refusals this close together, in calls, have one cause.
 _CLOSE = 10
-# Refusals among that many calls that stop a rate, and one that nothing has proved yet.
+# Refusals within _CLOSE calls that stop a rate, and one that is not proven yet.
 _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
 _LEAST_TRIM, _MOST_TRIM = 0.0025, 0.2
-# Refusals far apart that continue below this share of the rate, more than half as many as before,
-# are caused by others who use the same key, whatever is sent: the trims are taken back, and up to
-# three times as many are borne.
+# If refusals far apart continue below this share of the rate, more than half as often as before,
+# other users of the same key cause them: the trims are taken back, and up to three times as many
+# are tolerated.
 _LEAST_SHARE, _AS_MANY = 0.9, 0.5
-# Refusals this far apart, in calls, have nothing to do with each other.
+# Refusals this far apart, in calls, are independent.
 _FORGOTTEN = 1_000
 # A gain is kept for good once this many refusals would have been due, over that many windows.
 _WATCHED_DUE, _WATCHED_WINDOWS = 10, 3
 
 
 class Word(Enum):
-    """What an answer means for a rate that is held."""
+    """The consequence of a verdict for the held rate."""
 
     KEEP = "nothing changes"
     CHANGED = "another rate from now on"
@@ -65,7 +67,7 @@ class Hold:
         self.held = rate
         self.is_proven = False  # a whole window has passed at this rate
         self._burst = burst
-        self._full = rate  # what it was before it was trimmed
+        self._full = rate  # the rate before it was trimmed
         self._trims = 0
         self._first_share = 0.0  # of refusals, at that rate
         self._tolerated = 0.0  # share of refusals
@@ -99,7 +101,7 @@ class Hold:
 
     @property
     def rate(self) -> Rate:
-        """What is asked of the server now."""
+        """The rate to send at now."""
         return self._trial or self.held
 
     def sent(self) -> None:
@@ -108,10 +110,10 @@ class Hold:
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float = 0.0
     ) -> Word:
-        """What the verdict on the call sent at `sent_s` means.
+        """The consequence of the verdict on the call sent at `sent_s`.
 
-        retry_after_s: how long the server asked for silence. What would have been sent meanwhile
-        counts as refused, too.
+        retry_after_s: how long the server asked to wait. The calls that would have been sent
+        meanwhile also count as refused.
         """
         self._cost += is_limited
         self._slowest_s = max(now_s - sent_s, 0.99 * self._slowest_s)
@@ -147,7 +149,9 @@ class Hold:
         return Word.KEEP
 
     def _begin(self, now_s: float) -> Word:
-        """Begins a climb: with a plain rate if one is near, for limits are plain numbers."""
+        """Begins a climb: first to a plain rate if one is near, since limits are usually plain
+        numbers.
+        """
         plain = plain_above(self.held)
         self._extra = 0.0
         self._cost = 0
@@ -160,7 +164,7 @@ class Hold:
         return self._change(now_s)
 
     def _suffer(self, now_s: float, sent_s: float) -> Word:
-        """A refusal without a climb."""
+        """Handles a refusal outside a climb."""
         is_deaf = sent_s < self._deaf_until_s
         close = sum(self._last)
         if self._safe is not None and (close > 1 or not is_deaf):
@@ -180,9 +184,9 @@ class Hold:
         return Word.KEEP if is_deaf else self._trim(now_s, is_first=close == 1)
 
     def _trim(self, now_s: float, *, is_first: bool) -> Word:
-        """A little less, by the share that is refused; a whole call a window if that fits.
+        """Reduces the rate by the share that is refused, in whole calls per window if that fits.
 
-        is_first: no refusal was shortly before this one.
+        is_first: no refusal came shortly before this one.
         """
         if self._refused == 0 or self._since_first > _FORGOTTEN:
             self._trims = 0 if self._since_first > _FORGOTTEN else self._trims
@@ -191,7 +195,7 @@ class Hold:
         self._refused += 1 + self._missed
         if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
-        # A window that is one call too small refuses once in all its calls.
+        # A rate that is one call per window too high causes one refusal in a window's calls.
         share = (self._refused - 1) / max(self._since_first, self.held.count)
         self._refused = 0
         if self._trims == 0:
@@ -211,21 +215,21 @@ class Hold:
         return self._change(now_s)
 
     def _step(self) -> float:
-        """The least change worth trying: a call a window, as a share of the rate."""
+        """The smallest change worth trying: one call per window, as a share of the rate."""
         count = self.held.count if self._safe is None else self._safe.count
         if count < 10:
             return 0.05
         return max(1 / count, 0.001)
 
     def _was_wanted(self, now_s: float) -> bool:
-        """Whether the caller has used up the rate since the last question, and so may use more."""
+        """Whether the caller has used up the rate since the last query, and so may use more."""
         rate = self.rate
         allowed = (now_s - self._measured_s) * rate.count / rate.window_s
         sent, self._sent, self._measured_s = self._sent, 0, now_s
         return sent >= 0.8 * allowed - 1
 
     def _climb(self, now_s: float, sent_s: float) -> Word:
-        """Goes on to the next level if this one has passed."""
+        """Continues to the next level if this one has passed."""
         per_s = per_second(self.held)
         more = self._more or _DUE / 100
         lasted_s = min(sent_s, now_s - self._slowest_s) - self._changed_s
@@ -253,14 +257,16 @@ class Hold:
         return self._change(now_s)
 
     def _fall(self, now_s: float) -> Word:
-        """One level has met a refusal: the last one is kept for now, if there was one."""
+        """Handles a refusal at a level: the level before is kept for now, if there was one."""
         passed = (self._more - self._step()) / 2
         self._trial = None
         self._gain(self.held, passed)
         return self._change(now_s)
 
     def _gain(self, safe: Rate, more: float) -> None:
-        """Keeps the share `more` above what is safe, watched; if that is none, what is safe."""
+        """Keeps the share `more` above the safe rate, watched; only the safe rate if the share is
+        0.
+        """
         if more > 1e-9:
             self._safe, self._gained, self.held = safe, more, scaled(safe, 1 + more)
         else:
@@ -269,7 +275,7 @@ class Hold:
             self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)
 
     def _change(self, now_s: float) -> Word:
-        """The rate is another one from now on."""
+        """Starts counting anew after a change of the rate."""
         if self._trial is None:
             self._deaf_until_s = now_s + 2 * self.held.window_s
         self._changed_s = self._measured_s = now_s
@@ -288,12 +294,14 @@ def scaled(rate: Rate, factor: float) -> Rate:
 
 
 def per_second(rate: Rate) -> float:
-    """Calls a second, with the least that a network needs between two windows."""
+    """Calls per second, with the least margin that a network needs between two windows."""
     return rate.count / (rate.window_s + _GUARD_S)
 
 
 def plain_above(rate: Rate) -> Rate | None:
-    """The rate a little above this one that somebody may have written; None if this is one."""
+    """The next plain number above this rate, as a setting may state it; None if this rate is
+    plain.
+    """
     if rate.window_s in USUAL_S:
         return None
     now_per_s = per_second(rate)

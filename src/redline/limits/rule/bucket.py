@@ -1,4 +1,4 @@
-"""When a bucket is full again."""
+"""The time at which a bucket is full again."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import deque
 
 from redline.limits.rule.shape import paid_at_s
 
-# A grant is written in the same turn of the event loop, unless its connection has gone meanwhile.
+# A grant is written in the same turn of the event loop, unless its connection was lost meanwhile.
 LATE_S = 0.001
-# Amounts that are not settled by then count as they were booked: it bounds the log.
+# Amounts not settled after this many seconds count as booked, which bounds the log.
 _MOST_ENTRIES = 4096
 
 
 class Entry:
-    """One amount that a bucket gave, and whether it can still change."""
+    """One amount taken from a bucket, and whether it can still change."""
 
     __slots__ = ("amount", "at_s", "is_final")
 
@@ -24,10 +24,10 @@ class Entry:
 
 
 class BucketLevel:
-    """When a bucket is full again, as if each amount had been known when it was taken.
+    """When a bucket is full again, as if every amount had been known exactly when it was taken.
 
-    A refund must not credit what the bucket could not have held: it may have been full meanwhile.
-    So the level is folded again from the oldest amount that can still change.
+    A refund must not credit more than the bucket could hold: it may have been full meanwhile.
+    Therefore the level is computed again from the oldest amount that can still change.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class BucketLevel:
         self._known: tuple[float, float | None] | None = None  # the last answer, and its unit
 
     def take(self, at_s: float, amount: int) -> Entry:
-        """`amount` was taken at `at_s`."""
+        """Takes `amount` at `at_s`."""
         entry = Entry(at_s, amount)
         self._entries.append(entry)
         if self._known is not None:
@@ -45,20 +45,20 @@ class BucketLevel:
         return entry
 
     def left(self, entry: Entry, at_s: float) -> None:
-        """It was written at `at_s`, from when the server's bucket has given it."""
+        """Records that the entry was written at `at_s`, when the server's bucket gave it."""
         if at_s - entry.at_s > LATE_S:
             entry.at_s = at_s
             self._known = None
 
     def amend(self, entry: Entry, amount: int) -> None:
-        """It was `amount`, and will not change any more."""
+        """Replaces the amount of an entry for good."""
         entry.is_final = True
         if entry.amount != amount:
             entry.amount = amount
             self._known = None
 
     def full_at_s(self, unit_s: float) -> float | None:
-        """When it is full again, at unit_s for each unit; None before the first amount."""
+        """When the bucket is full again, at unit_s per unit; None before the first amount."""
         entries = self._entries
         while entries and (entries[0].is_final or len(entries) > _MOST_ENTRIES):
             self._base_s = _after(self._base_s, entries.popleft(), unit_s)
@@ -71,7 +71,7 @@ class BucketLevel:
         return full_at_s
 
     def cap(self, at_s: float, unit_s: float) -> None:
-        """It is full again at `at_s` at the latest."""
+        """Makes the bucket full again at `at_s` at the latest."""
         full_at_s = self.full_at_s(unit_s)
         if full_at_s is not None and full_at_s > at_s:
             self._base_s = at_s
@@ -79,7 +79,7 @@ class BucketLevel:
             self._known = None
 
     def resume(self, full_at_s: float) -> None:
-        """It is not full before `full_at_s`."""
+        """Makes the bucket full again no earlier than `full_at_s`."""
         if self._base_s is None or self._base_s < full_at_s:
             self._base_s = full_at_s
             self._known = None

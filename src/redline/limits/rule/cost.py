@@ -1,4 +1,4 @@
-"""What one call takes from the limits, and what limits count."""
+"""The cost of one call against the limits, and the kinds of amounts that limits count."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Spread(msgspec.Struct, frozen=True, gc=False):
-    """How far an amount may come to lie from its estimate, which is its mean.
+    """The uncertainty of an amount around its estimate, which is its mean.
 
-    variance, third: its second and third central moment, 0 or more. most: by how much it can be
-    above at most.
+    variance, third: its second and third central moments, 0 or more. most: by how much the true
+    amount can exceed the estimate.
     """
 
     variance: float = 0.0
@@ -42,9 +42,9 @@ class Cost(msgspec.Struct, frozen=True):
         return self.input_tokens + self.output_tokens
 
     def amount(self, kind: Kind) -> int:
-        """What a limit of this kind counts of it."""
+        """The amount that a limit of this kind counts."""
         return 1 if kind == "requests" else int(getattr(self, kind))
 
     def spread_of(self, kind: Kind) -> Spread:
-        """How uncertain that is."""
+        """The uncertainty of that amount."""
         return self.spread if kind in ("tokens", "output_tokens") else CERTAIN

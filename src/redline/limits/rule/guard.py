@@ -24,20 +24,20 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-# What is assumed before anything is measured: jitter of the internet at large.
+# Assumed before anything is measured: jitter of the internet at large.
 PRIOR_S = 0.05
-# Timers count in whole milliseconds, and a busy loop reads a reply a little late.
+# Timers count in whole milliseconds, and a busy loop reads a reply slightly late.
 MARGIN_S = 0.005
 FIRST_GUARD_S = PRIOR_S + MARGIN_S
 _MOST_S = 0.4
-# Fewer replies than this prove nothing: the shortest of them may not be short.
+# Fewer replies prove nothing: the shortest time among them may not be short.
 _LEAST_REPLIES = 16
 _LEAST_HANDSHAKES = 8
 _REPLIES = 128
 _HANDSHAKES = 64
 _LAGS = 128
-# Sorting what was seen costs more than all the rest: it is done for each eighth reply at first, and
-# later whenever a quarter of what is remembered is new.
+# Sorting the samples costs more than everything else: it is done at every eighth reply at first,
+# and later whenever a quarter of the samples is new.
 _LEARN_EVERY = 8
 _NEW_SHARE = 4
 
@@ -73,7 +73,7 @@ class Jitter:
         self.guard_s = FIRST_GUARD_S
 
     def rang(self, late_s: float) -> None:
-        """A timer rang late_s after its time."""
+        """Records that a timer rang `late_s` late."""
         self._lags_s.append(late_s)
         self._rings += 1
         if self._rings < self._learn_rings_at:
@@ -81,7 +81,7 @@ class Jitter:
         self._learn_rings_at = self._rings + max(_LEARN_EVERY, len(self._lags_s) // _NEW_SHARE)
         lags_s = sorted(self._lags_s)
         lag_s = min(lags_s[len(lags_s) * 95 // 100], PRIOR_S)
-        # The margin is there for it; only what it does not cover comes on top.
+        # The margin covers such lateness; only the part beyond it is added.
         self.catch_up_s = max(MARGIN_S, lag_s)
         self._conclude()
 
@@ -99,14 +99,14 @@ class Jitter:
             self._learn(sent_s)
 
     def proved_s(self, took_s: float) -> float:
-        """How late a call was at most whose reply took so long, by what is known now.
+        """The most by which a call with this reply time can have been late, as far as is known now.
 
-        took_s: of a reply that `replied` has seen.
+        took_s: of a reply that was passed to `replied`.
         """
         return min(took_s - self.base_s, self.unproven_s)
 
     def shook_hands(self, took_s: float) -> None:
-        """A connection was made in `took_s`, while no other was in the making."""
+        """Records that a connection was made in `took_s`, while no other was being made."""
         self._handshakes_s.append(took_s)
         if len(self._handshakes_s) >= _LEAST_HANDSHAKES:
             times_s = sorted(self._handshakes_s)
@@ -115,14 +115,16 @@ class Jitter:
             self._conclude()
 
     def was_short(self) -> None:
-        """The server counted more than was sent in its window: the guard did not cover the way."""
+        """Records that the server counted more than was sent in its window: the guard was too
+        short.
+        """
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
         self._is_telling = False
         self._conclude()
 
     def _learn(self, sent_s: float) -> None:
-        """Finds the spread of the last replies. sent_s: when the call of the last one was."""
+        """Measures the spread of the last replies. sent_s: when the last one's call was sent."""
         replies = self._replies
         if replies == 1:
             self._first_until_s = sent_s + self._prior_s

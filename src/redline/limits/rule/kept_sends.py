@@ -65,7 +65,7 @@ class RecentSends:
         self._drop_expired()
 
     def keep(self, kind: str, window: Window) -> None:
-        """Gives `window` what was sent before, and keeps what it sends from now on.
+        """Adds the kept sends to `window`, and keeps its sends from now on.
 
         kind: what the window counts, such as `requests`.
         """
@@ -81,7 +81,7 @@ class RecentSends:
         self.attach(kind, window)
 
     def attach(self, kind: str, window: Window) -> None:
-        """Keeps what `window` counts now and what it sends from now on."""
+        """Keeps the sends that `window` counts now, and those from now on."""
         path = self._path(kind, window.rate)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +96,7 @@ class RecentSends:
             return
 
     def drop(self, window: Window) -> None:
-        """`window` is gone, and another one has what it sent."""
+        """Stops keeping `window`, whose sends another window has taken over."""
         kept = self._rings.pop(window, None)
         if kept is not None:
             ring, path = kept
@@ -109,9 +109,9 @@ class RecentSends:
             ring.close()
 
     def _drop_expired(self) -> None:
-        """Removes the files of windows that have passed, whatever URL, key and limit they are of.
+        """Removes the files of windows that have passed, whatever their URL, key and limit.
 
-        Otherwise a run whose server has another port each time would leave one behind each time.
+        Otherwise a server whose port changes would leave files behind with each run.
         """
         for path in self._folder.glob("*s.sends"):
             try:
@@ -125,9 +125,10 @@ class RecentSends:
         return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
 
     def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
-        """The file of this kind with the shortest window not below the rate's, or the longest.
+        """The file of this kind with the shortest window not below the rate's, otherwise with the
+        longest.
 
-        The limits may have been stated otherwise last time.
+        The limits may have been configured differently last time.
         """
         stem = f"{name}-{kind}-"
         found: list[tuple[bool, float, Path]] = []
@@ -168,7 +169,7 @@ class _Ring:
         self._full_at_s = self._told_full_at_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
         self._fd: int | None = os.open(path, flags, 0o600)
-        # Written whole at first, so that a full disk is met here and not at a send.
+        # Written completely at first, so that a full disk is noticed here and not at a send.
         try:
             if os.pwrite(self._fd, self._image, 0) < _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -274,7 +275,7 @@ class _Ring:
 
 
 def _recall(path: Path, window: Window, clock: Clock) -> None:
-    """Gives `window` the sends in `path`; a file that is damaged or foreign says nothing."""
+    """Adds the sends in `path` to `window`; a damaged or foreign file is ignored."""
     data = path.read_bytes()
     if len(data) != _SIZE or not data.startswith(_MAGIC):
         return
@@ -282,7 +283,7 @@ def _recall(path: Path, window: Window, clock: Clock) -> None:
     span_s = window.rate.window_s + window.guard_s
     window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)))
     pace_s = _HEADER.unpack_from(data)[1] - to_wall_s
-    # A pace further ahead than a window is a clock that was set back.
+    # A pace further ahead than a window comes from a clock that was set back.
     if now_s < pace_s <= now_s + span_s:
         window.resume_pace(pace_s)
 

@@ -13,17 +13,18 @@ from redline.limits.rule.rate import Rate
 from redline.limits.rule.settings import AUTO, Limits, as_rates, usable
 from redline.limits.rule.window import Alone, AmountOf, Booking, Window, prove
 
-# A smaller change of the guard is not worth a division in every window.
+# A smaller change of the guard does not justify a division in every window.
 _LEAST_CHANGE_S = 1e-4
-# A limit that makes a call wait for this share of the longest wait is nearly as strict.
+# A limit whose wait is at least this share of the longest wait is nearly as strict.
 NEARLY = 0.75
 
 
 class LimitLine:
-    """One limit: what is stated of it, and the window that keeps it.
+    """One limit: its configured values, and the window that keeps to it.
 
-    user: as the user stated it; None for one that the server stated. stated: what is in force,
-    before headroom. others: what others have used of it so far, as far as it shows.
+    user: as the user configured it; None for one that the server stated. stated: the rate in force,
+    before headroom. others: the amount that other clients have used of it so far, as far as it
+    shows.
     """
 
     __slots__ = ("_full_at_s", "is_headed", "others", "stated", "steady", "user", "window")
@@ -33,41 +34,45 @@ class LimitLine:
         self.user = user
         self.window = window
         self.others = 0
-        self.is_headed = False  # the server's headers speak of this limit
+        self.is_headed = False  # the server's headers mention this limit
         self.steady = 0.5  # share of the headers by which it refills steadily, as a bucket does
         self._full_at_s = -math.inf
 
     @property
     def kind(self) -> Kind:
-        """What it counts."""
+        """The kind of amounts that it counts."""
         return self.window.kind
 
     def watch(self, now_s: float) -> None:
-        """Begins to follow what the server should count."""
+        """Starts tracking the amount that the server should count."""
         self._full_at_s = -math.inf
         self.note(self.window.used(now_s), now_s)
 
     def note(self, amount: int, now_s: float) -> None:
-        """`amount` is on its way to the server."""
+        """Counts `amount`, which is on its way to the server."""
         missing_s = amount * self.stated.window_s / self.stated.count
         self._full_at_s = max(self._full_at_s, now_s) + missing_s
 
     def alone(self, now_s: float) -> Alone:
-        """What the server would count now if only we and the known others had used it."""
+        """The amount that the server would count now if only this process and the known others used
+        it.
+        """
         missing_s = max(0.0, self._full_at_s - now_s)
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
 
     def name_in_headers(self, *, is_so: bool = True) -> None:
-        """The server's headers speak of this limit."""
+        """Records whether the server's headers mention this limit."""
         self.is_headed = is_so
 
     def saw_refill(self, rate: float, *, is_steady: bool) -> None:
-        """One header more shows how it refills. rate: how much one counts, of 1."""
+        """Records how one more header shows it to refill. rate: the weight of one observation, up
+        to 1.
+        """
         self.steady += rate * ((1.0 if is_steady else 0.0) - self.steady)
 
     def take(self, amount: int, now_s: float) -> None:
-        """Others have used `amount`."""
+        """Counts `amount` as used by other clients."""
         self.others += amount
         self.window.take(amount, now_s)
         self.note(amount, now_s)
@@ -76,9 +81,9 @@ class LimitLine:
 class Rules:
     """The windows of `limits`; every call takes from all of them or from none.
 
-    is_watched: the server states what is left, so each booking remembers what should be.
-    is_searched: a limit is searched for, and refusals are how it is found. The guard has no margin
-    then, for the search learns what the way needs.
+    is_watched: the server reports what remains, so that each booking records what should remain.
+    is_searched: a limit is being searched for by means of refusals. The guard then has no margin,
+    since the search measures the jitter of the network as well.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -90,12 +95,12 @@ class Rules:
         # What a call may take by a bound in place of an estimate; 0 if each must be estimated.
         self.easy_tokens = 0
         self._profile = limits.profile
-        # The share of every limit, after headroom, that is used now.
+        # The share of every limit that is used now, after headroom.
         self.share = 1.0
         self._recent: RecentSends | None = None
-        # Seconds added to each window now.
+        # The guard: seconds added to each window now.
         self.guard_s = self._guard_now_s()
-        # What replies teach; None if they prove nothing here.
+        # The jitter that replies show; None if they prove nothing here.
         self.learner: Jitter | None = None
         # Of each window, how it is booked at once, what it counts of a call, None for a request,
         # and whether that is uncertain.
@@ -109,7 +114,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """The server states what is left: from now on each booking remembers what should be."""
+        """Makes each booking record what should remain, since the server reports it."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -117,7 +122,7 @@ class Rules:
             self._follow_lines()
 
     def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf if nothing limits it."""
+        """The largest amount that a single call could ever be granted; inf if nothing limits it."""
         counts = (self._most(line) for line in self.lines if line.kind == kind)
         return min(counts, default=math.inf)
 
@@ -130,9 +135,9 @@ class Rules:
                 raise too_large(line.kind, amount_of(cost), rate)
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
-        """What `cost` takes from every window, if it may be sent now; None if it must wait.
+        """The bookings of `cost` in all windows, if it may be sent now; None if it must wait.
 
-        None, too, for a bound if the limits are not free: an estimate may be granted.
+        Also None for a bound when the limits are not free: an estimate might be granted.
         """
         taken: list[Booking] = []
         for book_now, amount_of, is_uncertain in self._takers:
@@ -169,7 +174,7 @@ class Rules:
         return wait_s
 
     def binding(self, cost: Cost, now_s: float) -> LimitLine | None:
-        """The limit that `cost` has to wait for longest; None if it has to wait for none."""
+        """The limit with the longest wait for `cost`; None if it need not wait."""
         found, longest_s = None, 0.0
         for line in self.lines:
             spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
@@ -179,9 +184,10 @@ class Rules:
         return found
 
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
-        """The limits that `cost` has to wait for, the longest wait first.
+        """The limits for which `cost` has to wait, the longest wait first.
 
-        Of the others only those whose wait is at least NEARLY as long. Empty if it need not wait.
+        Includes only limits whose wait is at least NEARLY as long as the longest. Empty if it need
+        not wait.
         """
         waits = []
         for line in self.lines:
@@ -194,7 +200,7 @@ class Rules:
         return [line for _, line in sorted(near, key=lambda one: -one[0])]
 
     def spacing_s(self, cost: Cost) -> float:
-        """Seconds between calls of `cost` that go one after the other, in the long run."""
+        """Seconds between successive calls of `cost`, in the long run."""
         each_s = [
             _amount(line, cost) * line.stated.window_s / self._most(line) for line in self.lines
         ]
@@ -223,30 +229,32 @@ class Rules:
         return bookings
 
     def settle(self, bookings: Iterable[Booking], used: Cost) -> None:
-        """The call used `used`, in place of its estimate."""
+        """Replaces a call's estimate by `used`."""
         for booking in bookings:
             window = booking.window
             if window.kind != "requests":
                 window.settle(booking, window.amount_of(used))
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
-        """A call's first byte came `took_s` after its write, the server's own time taken off."""
+        """Records that a call's first byte came `took_s` after its write, less the server's own
+        time.
+        """
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
             prove(bookings, took_s)
 
     def rang(self, late_s: float) -> None:
-        """A timer rang late_s after its time."""
+        """Records that a timer rang `late_s` late."""
         if self.limits.guard_s is None:
             self.jitter.rang(late_s)
 
     def shook_hands(self, took_s: float) -> None:
-        """A connection to the server took `took_s`."""
+        """Records that a connection to the server was made in `took_s`."""
         if self.limits.guard_s is None:
             self.jitter.shook_hands(took_s)
 
     def follow_guard(self) -> None:
-        """The windows take over the guard, and what replies prove, as they are measured now."""
+        """Updates the windows with the measured guard, and with what replies prove."""
         guard_s = self._guard_now_s()
         if abs(guard_s - self.guard_s) >= _LEAST_CHANGE_S:
             self.guard_s = guard_s
@@ -255,24 +263,25 @@ class Rules:
             line.window.believe(self.jitter.base_s)
 
     def end_search(self) -> None:
-        """The limit is not searched for any more."""
+        """Ends the search for the limit."""
         self.is_searched = False
         self.follow_guard()
 
     def set_share(self, share: float) -> None:
-        """Uses `share` of every limit, above 0 and at most 1."""
+        """Sets the used share of every limit, above 0 and at most 1."""
         self.share = share
         self._reshape()
 
     def restate(self, line: LimitLine, stated: Rate) -> None:
-        """The limit is `stated` from now on, before headroom; what was sent still counts."""
+        """Changes a limit to `stated`, before headroom; past sends still count."""
         line.stated = stated
         self._reshape()
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate], now_s: float) -> None:
-        """Other limits of one kind from now on, before headroom; what was sent counts in them, too.
+        """Replaces the limits of one kind, before headroom; past sends count in the new ones as
+        well.
 
-        A limit whose window stays as long keeps its window.
+        A limit whose window has the same length keeps its window.
         """
         old = [line for line in self.lines if line.kind == kind]
         longest = max(old, key=lambda line: line.stated.window_s, default=None)
@@ -299,7 +308,7 @@ class Rules:
         self._reshape()
 
     def keep_in(self, recent: RecentSends) -> None:
-        """Takes up the sends that `recent` has kept, and keeps its own there from now on."""
+        """Adds the sends kept by `recent` to the windows, and keeps their own there from now on."""
         self._recent = recent
         for line in self.lines:
             recent.keep(line.kind, line.window)
@@ -333,14 +342,14 @@ class Rules:
             else (window.book_now, window.amount_of, window.kind != "input_tokens")
             for window in (line.window for line in lines)
         ]
-        # What a server that states what is left should count is noted of each call, for good.
+        # If the server reports what remains, every call records permanently what should remain.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (
             min(line.window.easy_amount for line, _, _ in self._tokens) if can_bound else 0
         )
 
     def _most(self, line: LimitLine) -> int:
-        # By what is stated: a share that is lowered for a while refuses no call for good.
+        # By the configured rates: a share that is lowered for a while refuses no call for good.
         return usable(line.stated, self.limits.headroom).count
 
     def _reshape(self) -> None:
@@ -371,7 +380,7 @@ def _amount(line: LimitLine, cost: Cost) -> int:
 
 
 def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
-    """The error of a call that needs more than `rate` ever allows."""
+    """The error for a call that needs more than `rate` ever allows."""
     return OverLimit(
         f"the call needs about {amount:,} {kind.replace('_', ' ')}, more than the limit of {rate} "
         "allows at all",

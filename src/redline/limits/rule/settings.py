@@ -27,9 +27,9 @@ _NAMES = {kind: f"the {kind.replace('_tokens', ' token').rstrip('s')} limit" for
 LONG_ANSWER_S = 30.0
 MIN_CONCURRENCY, MAX_AUTO_CONCURRENCY, MAX_CONCURRENCY = 64, 1000, 100_000
 
-# Connections made ahead of their calls' turns, at least.
+# Connections that are made ahead of their calls' turns, at least.
 LEAST_AHEAD = 16
-# Profiles that send all that a window allows at once.
+# Profiles that send everything that a window allows at once.
 BURSTS = ("fixed", "moving", "bucket")
 
 Rates = Sequence[Rate | str] | Rate | str
@@ -110,11 +110,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_adaptive(self) -> bool:
-        """The number of calls in flight is found and not stated."""
+        """The number of calls in flight is searched for, not configured."""
         return self.concurrency == AUTO or (self.concurrency is None and self.rate == AUTO)
 
     def slots(self) -> int:
-        """Most calls in flight."""
+        """Calls in flight, at most."""
         if isinstance(self.concurrency, int):
             return self.concurrency
         if self.is_adaptive:
@@ -123,10 +123,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
 
     def ahead(self) -> int:
-        """Most calls that hold a connection while they wait for their grant.
+        """Calls that hold a connection while they wait for their grant, at most.
 
-        As many as may be sent in a second, or in a burst: more would open connections long before
-        they are used, and many at once keep the event loop from sending in time.
+        As many as may be sent in a second, or in a burst: a larger number would open connections
+        long before they are used, and many at once would keep the event loop from sending in time.
         """
         rates = self.request_rates()
         if not rates:
@@ -137,7 +137,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
-    """When the last send may go, after requests or tokens of the amount `before`."""
+    """The earliest time of the last send, after requests or tokens of the amount `before`."""
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
     shape = shape_of(rate, "requests", limits.profile, guard_s)
     if shape.is_hard and not shape.is_even:

@@ -55,13 +55,15 @@ def shape_of(rate: Rate, kind: Kind, profile: str, guard_s: float) -> Shape:
 
 
 def paid_at_s(full_at_s: float, from_s: float, amount: int, unit_s: float) -> float:
-    """When the pace has paid for `amount` more, from from_s on or from when it has paid so far."""
+    """When the pace has paid for `amount` more, counted from from_s or from when it has paid for
+    all so far, whichever is later.
+    """
     return max(full_at_s, from_s) + amount * unit_s
 
 
 def refund_s(paced_s: float, held_s: float) -> float:
-    """What the pace gets back of paced_s for an amount that was held for held_s and never sent.
+    """The part of paced_s that the pace gets back for an amount held for held_s and never sent.
 
-    Time that has passed cannot be sent in.
+    The time that has passed is lost.
     """
     return max(0.0, paced_s - max(0.0, held_s))

@@ -41,7 +41,7 @@ from redline.limits.rule.phases import Phases
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, shape_of
 
-# Sums of floats differ in the last bits; a wait below this is none.
+# Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9
 # Sends within this share of a window share a record with the stamp of the last: the memory of
 # a limit of ten million a day is bounded, and its rate is 0.02 % lower.
@@ -49,7 +49,7 @@ GRAIN = 1 / 4096
 # Records of requests that have left the window are dropped once in this many new ones. The ring of
 # kept_sends.py has room for as many more.
 SWEEP_EVERY = 64
-# Calls of a burst are not further apart than this.
+# Calls of a burst are at most this far apart.
 _BURST_MOST_S = 0.005
 # Margins are this many standard deviations: about one in 30,000 for a sum of many.
 _DEVIATIONS = 4.0
@@ -63,7 +63,7 @@ AmountOf = Callable[[Cost], int]
 
 
 class Doubt:
-    """How far the sum of several amounts may come to lie above the sum of their estimates."""
+    """By how much the sum of several amounts may exceed the sum of their estimates."""
 
     __slots__ = ("most", "third", "variance")
 
@@ -73,25 +73,25 @@ class Doubt:
         self.most = 0.0
 
     def add(self, spread: Spread, sign: int = 1) -> None:
-        """One amount more, or one less with sign -1."""
+        """Adds an amount; removes one if sign is -1."""
         self.variance += sign * spread.variance
         self.third += sign * spread.third
         self.most += sign * spread.most
 
     def subtract(self, other: Doubt | Spread) -> None:
-        """What `other` holds of it has gone."""
+        """Removes the part of `other`."""
         self.variance -= other.variance
         self.third -= other.third
         self.most -= other.most
 
     def margin(self, spread: Spread) -> float:
-        """What to keep free for these amounts and one more.
+        """The amount to keep free for these amounts and one more.
 
         z standard deviations of the sum, corrected for its skewness (Cornish and Fisher 1938, the
-        first term): a single long-tailed amount passes its mean by far more than z deviations.
+        first term): a single long-tailed amount exceeds its mean by far more than z deviations.
         """
         variance = self.variance + spread.variance
-        # Below a thousandth of a token are only the rounding errors of sums.
+        # Values below a thousandth of a token are rounding errors of sums.
         if variance <= 1e-6:
             return 0.0
         third = self.third + spread.third
@@ -101,11 +101,11 @@ class Doubt:
 
 
 class Record(msgspec.Struct, eq=False, gc=False):
-    """What was sent from `first_s` to `sent_s`.
+    """The sends from `first_s` to `sent_s`.
 
-    unproven: how many of its sends have no reply yet; they count as late as any may be. took_s: the
-    longest of the replies. doubt: about the amounts of those whose usage is not known yet, None if
-    all are certain; of a single one, its spread.
+    unproven: the number of its sends without a reply yet; they count with the largest possible
+    lateness. took_s: the longest of the replies. doubt: about amounts whose usage is not known yet,
+    None if all are certain; for a single one, its spread.
     """
 
     number: int
@@ -118,10 +118,10 @@ class Record(msgspec.Struct, eq=False, gc=False):
 
 
 class Alone(NamedTuple):
-    """What a server would have counted of one limit, if we were its only user.
+    """What a server would have counted of one limit if this process were its only user.
 
     in_window: sent within the last window. in_bucket: missing from a bucket that refills steadily.
-    others: what had been found to be used by others until then; both include it.
+    others: what other users had been found to have used until then; both include it.
     """
 
     in_window: int
@@ -136,7 +136,7 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     amount: int
     booked_s: float
     spread: Spread  # CERTAIN once it is settled
-    paced_s: float = 0.0  # what it has put off the sends behind it by
+    paced_s: float = 0.0  # by how much it has delayed the sends behind it
     before_s: float = 0.0  # when the pace had paid for those ahead of it; if it was booked at once
     is_sent: bool | None = None  # None while it is booked, False once it is released
     is_proved: bool = False
@@ -147,7 +147,7 @@ class Booking(msgspec.Struct, eq=False, gc=False):
 
 
 def prove(bookings: Iterable[Booking], took_s: float) -> None:
-    """The reply to their call came `took_s` after the send: what that proves counts from now on."""
+    """Records a reply that came `took_s` after the send; what that proves counts from now on."""
     for booking in bookings:
         record = booking.record
         if record is not None and not booking.is_proved:
@@ -210,11 +210,11 @@ class Window:
         unproven_s: float | None = None,
         catch_up_s: float = MARGIN_S,
     ) -> None:
-        """Other rules from now on; what was sent still counts.
+        """Changes the rules; past sends still count.
 
-        guard_s: of the pace. unproven_s: of sends without a reply, in the hard rule; None takes the
-        guard. catch_up_s: by how much a send may follow another one too early, if a timer made
-        that one late; what the guard has over the network's jitter.
+        guard_s: of the pace. unproven_s: of sends without a reply, in the hard rule; None for the
+        guard. catch_up_s: by how much a send may follow another too early if a timer made that one
+        late; the part of the guard beyond the network's jitter.
         """
         self.rate = rate
         self.guard_s = guard_s
@@ -250,15 +250,17 @@ class Window:
 
     @property
     def easy_amount(self) -> int:
-        """What puts off those behind it by no more than the lateness of a write; 0 if not even."""
+        """The amount that delays the sends behind it by no more than the lateness of a write; 0
+        unless even.
+        """
         return int(LATE_S / self._unit_s) if self._calm < math.inf else 0
 
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
         """Seconds until `amount` may be sent; 0 now, inf until a booked one is sent or released.
 
-        amount: 1 or more; what is above the limit as it is stated must be refused before.
+        amount: 1 or more; an amount above the configured limit must be refused before.
         """
-        # If a burst is the whole limit, the hard rule alone says as much as both.
+        # If a burst is the whole limit, the hard rule alone is equivalent to both.
         due_s = self._full_at_s if self._is_even else self._next_s
         is_free = self._is_simple and self._held + amount <= self.rate.count
         if is_free and due_s - now_s <= _EPSILON_S:
@@ -284,14 +286,14 @@ class Window:
         self._expire(now_s)
         excess = self._held - free
         if excess <= 0 or self._held == 0:
-            # Alone in its window, an amount needs no margin: waiting longer would not help.
+            # An amount that is alone in its window needs no margin: a longer wait would not help.
             return wait_s
         return max(wait_s, self._freed_s(excess) - now_s)
 
     def book_now(self, now_s: float, amount: int = 1, spread: Spread = CERTAIN) -> Booking | None:
-        """The amount, if it may be sent now for the simplest of reasons; None if `wait_s` decides.
+        """A booking, if the simplest rules allow the amount now; None if `wait_s` has to decide.
 
-        As wait_s and book have it, without their other cases.
+        As in wait_s and book, without their other cases.
         """
         before_s, held = self._full_at_s, self._held + amount
         if before_s - now_s > _EPSILON_S or held > self._easy:
@@ -307,7 +309,7 @@ class Window:
         return Booking(self, amount, now_s, spread, paced_s, before_s)
 
     def undo(self, booking: Booking) -> None:
-        """The last booking of `book_now` was not made."""
+        """Undoes the last booking of `book_now`."""
         self._held -= booking.amount
         self._full_at_s = booking.before_s
         if booking.spread is not CERTAIN:
@@ -331,7 +333,7 @@ class Window:
         is_crowded = not self._is_plain and self._is_crowded(amount, now_s)
         self._held += amount
         if self._is_even:
-            # As paid_at_s has it, without its call.
+            # As in paid_at_s, without the call.
             from_s = now_s
             if not self._is_plain:
                 late_s = busy_s
@@ -353,7 +355,7 @@ class Window:
         return booking
 
     def sent(self, booking: Booking, now_s: float) -> None:
-        """The booking was written at `now_s`, from when its window counts."""
+        """Records that the booking was written at `now_s`, from when its window counts."""
         if booking.is_sent is not None:
             return
         booking.is_sent = True
@@ -411,7 +413,9 @@ class Window:
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
-        """A reply that took t shows that its send was at most t - base_s late; -inf for nothing."""
+        """Sets the base of proofs: a reply that took t shows a send at most t - base_s late; -inf
+        for none.
+        """
         self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
@@ -420,7 +424,7 @@ class Window:
             return
         amount, by_s = booking.amount, 0.0
         if used > amount and used > self.rate.count:
-            # More than a window cannot be owed: a server that counts wrongly would stop the run.
+            # More than a window cannot be owed, or a server that counts wrongly would stop the run.
             used = max(self.rate.count, amount)
         difference = used - amount
         if difference:
@@ -450,18 +454,19 @@ class Window:
                     self._keeper.keep(record, difference)
 
     def take(self, amount: int, now_s: float) -> None:
-        """Another user of the limit has used `amount` of it just now."""
+        """Counts `amount` as just used by another user of the limit."""
         if amount > 0:
             booking = self.book(amount, now_s)
             self.sent(booking, now_s)
             self.settle(booking, amount)
 
     def recall(self, sends: Iterable[tuple[float, int]]) -> None:
-        """What was sent before this window was made: (stamp, amount), oldest first."""
+        """Adds sends from before this window existed: (stamp, amount), oldest first."""
         for sent_s, amount in sends:
             if not self._is_hard:
                 self._level.amend(self._level.take(sent_s, amount), amount)
-                # The limit may have been larger: after a window all of it is over in any case.
+                # The limit may have been larger: in any case, all of it has expired after one
+                # window.
                 self._level.cap(sent_s + self._span_s, self._unit_s)
                 continue
             self._held += amount
@@ -477,28 +482,28 @@ class Window:
             self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
-        """The pace goes on from `full_at_s`, unless it is later already."""
+        """Continues the pace from `full_at_s`, unless it is already later."""
         if not self._is_hard:
             self._level.resume(full_at_s)
         elif self._full_at_s < full_at_s:
             self._full_at_s = full_at_s
 
     def attach(self, keeper: Keeper) -> None:
-        """`keeper` gets what is counted now, and every send from now on."""
+        """Passes what is counted now, and every send from now on, to `keeper`."""
         self._keeper = keeper
         for record in self._records:
             keeper.begin(record)
         self._keep_pace()
 
     def used(self, now_s: float) -> int:
-        """What has been taken and counts still, booked or sent."""
+        """The amount that is taken and still counts, booked or sent."""
         self._expire(now_s)
         return self._held
 
     def sends(self, now_s: float) -> list[tuple[float, int]]:
         """(stamp, amount) of what the window still counts, oldest first; for `recall`.
 
-        What is booked counts as sent at now_s.
+        Bookings count as sent at now_s.
         """
         self._expire(now_s)
         found = [(record.sent_s, record.amount) for record in self._records]
@@ -506,7 +511,7 @@ class Window:
         return [*found, (now_s, booked)] if booked else found
 
     def _change_books(self, rate: Rate) -> None:
-        """What was counted by the hard rule counts in the bucket from now on, or the other way."""
+        """Moves what the hard rule counts into the bucket, or the other way."""
         unit_s = rate.window_s / rate.count
         if self._is_hard:
             # Nothing until the bucket would be full: what it gave is in no record.
@@ -523,9 +528,9 @@ class Window:
         self._doubt = Doubt()
 
     def _refilled_s(self, needed: float) -> float:
-        """When a bucket holds what is `needed`, at most its count.
+        """When a bucket holds the amount `needed`, at most its count.
 
-        What is above the burst leaves no room for the guard, which is waited for instead.
+        An amount above the burst leaves no room for the guard, which is waited for instead.
         """
         full_at_s = self._level.full_at_s(self._unit_s)
         if full_at_s is None:
@@ -533,7 +538,9 @@ class Window:
         return full_at_s - (self._burst - needed) * self._unit_s
 
     def _reshape_phases(self, shape: Shape) -> None:
-        """Amounts that are sent evenly are kept from being seen twice by a sliding counter."""
+        """Keeps amounts that are sent evenly from being counted twice by a sliding-window
+        counter.
+        """
         rate, phases = self.rate, self._phases
         if not shape.catch_up_s:
             self._phases, self._calm = None, math.inf
@@ -552,7 +559,7 @@ class Window:
                 self._crowd(self._records[-1].sent_s)
 
     def _is_crowded(self, more: float, now_s: float) -> bool:
-        """So much is used, or was a few windows ago, that `more` must be looked up in Phases."""
+        """So much is used, or was a few windows ago, that `more` must be checked with Phases."""
         if self._held + more > self._calm:
             self._expire(now_s)
             if self._held + more > self._calm:
@@ -595,13 +602,13 @@ class Window:
         phases.amend(step, by, amount)
 
     def _move_phase(self, booking: Booking, now_s: float) -> None:
-        """It was sent later than it was booked, and counts from now on."""
+        """Moves a booking in Phases to the time at which it was sent."""
         if self._phases is not None:
             self._amend_phases(booking, -booking.amount, 0)
             booking.step = self._phases.add(booking.amount, now_s)
 
     def _settle_doubt(self, record: Record, spread: Spread) -> None:
-        """Of an amount in that record, which is known now."""
+        """Removes the doubt about an amount of the record that is now known."""
         doubt = self._doubt
         doubt.variance -= spread.variance
         doubt.third -= spread.third
@@ -620,18 +627,20 @@ class Window:
         self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Without records the pace is all that a later process can go by."""
+        """Without records, the pace is all that a later process can use."""
         if self._keeper is not None and not self._is_hard:
             full_at_s = self.full_at_s
             if full_at_s is not None:
                 self._keeper.keep_pace(full_at_s)
 
     def _booked(self) -> int:
-        """What is taken and not sent yet."""
+        """The amount that is taken and not sent yet."""
         return self._held - sum(record.amount for record in self._records)
 
     def _freed_s(self, excess: int) -> float:
-        """When `excess` of what is counted will have left the window; inf if never by itself."""
+        """When `excess` of what is counted will have left the window; inf if that never happens by
+        itself.
+        """
         window_s, at_s = self.rate.window_s, -math.inf
         for record in self._records:
             at_s = max(at_s, record.sent_s + window_s + self._late_s(record))
@@ -642,7 +651,7 @@ class Window:
         return math.inf if self._booked() else at_s
 
     def _late_s(self, record: Record) -> float:
-        """By how much the last of a record's sends can have reached the server late at most."""
+        """The most by which the last of a record's sends can have reached the server late."""
         if record.unproven:
             return self.unproven_s
         return min(record.took_s - self._base_s, self.unproven_s)

@@ -1,4 +1,4 @@
-"""What a server says about its limits: headers, Retry-After, 429 bodies."""
+"""A server's statements about its limits: headers, Retry-After, bodies of 429 answers."""
 
 from redline.limits.server.feedback import Feedback
 from redline.limits.server.headers import HeaderReader, processing_s

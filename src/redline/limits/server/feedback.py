@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from redline.limits.rule import MAX_COUNT, Booking, LimitLine, Rate, Rules, Window
 from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
 
-# Gateways list a few policies; one that states another window every time would fill the memory.
+# Gateways list a few policies; a gateway that states another window every time would fill memory.
 _MOST_LINES = 8
 # A server counts what has reached it and we what we have sent; below this share they agree.
 _NOISE = 0.01
@@ -25,18 +25,21 @@ _NOISE = 0.01
 _STEADY = 0.8
 _NOT_STEADY = 0.1
 _STEADY_RATE = 0.2
-# A fixed window looks like a bucket for a moment: what fits counts at most this often in a window.
+# A fixed window looks like a bucket for a moment: fitting observations count at most this often per
+# window.
 _LOOKS = 16
 # A moving window, too, is whole again after nearly W.
 _TELLING = 0.9
-# What servers reject is judged over so long at least.
+# The share of rejections is judged over at least this many seconds.
 _SHORTEST_LOOK_S = 1.0
-# The smallest share of a limit that is used: it must go on asking.
+# The smallest share of a limit that is used, so that probing continues.
 _LEAST = 0.02
 
 
 class Feedback:
-    """Steers an endpoint's limits by its answers. A method returns True if the limits changed."""
+    """Adjusts an endpoint's limits by its answers. Each method returns True if the limits
+    changed.
+    """
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -46,19 +49,20 @@ class Feedback:
         self._looked_s: dict[Window, float] = {}
         self._guesses: dict[Window, WindowGuess] = {}
         if rules.limits.profile == "bucket":
-            # Its window does not count, so what is sent before the first headers is noted, too.
+            # A bucket's window does not count, so that sends before the first headers are also
+            # noted.
             rules.watch(-math.inf)
         # Counts an answer that is no 429, and does no more; False if `answered` must be called.
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
-        """Headers stated `stated` in answer to the call of `bookings`."""
+        """Handles the limits `stated` by headers in answer to the call of `bookings`."""
         self._rules.watch(now_s)
         changes = [self._heard_one(one, bookings, now_s) for one in stated]
         return any(changes)
 
     def answered(self, now_s: float, *, is_limited: bool) -> bool:
-        """A call was answered, by a 429 or not."""
+        """Handles an answer, which is a 429 or not."""
         if not is_limited and self.accepted(now_s):
             return False
         if not self._rules.lines:
@@ -88,7 +92,7 @@ class Feedback:
         return is_changed
 
     def _line_of(self, one: Stated) -> LimitLine | None:
-        """The limit that `one` speaks of; None if that is unknown."""
+        """The limit to which `one` refers; None if it is unknown."""
         lines = [line for line in self._rules.lines if line.kind == one.kind]
         for line in lines:
             if one.window_s is not None:
@@ -99,12 +103,12 @@ class Feedback:
                 return line
         if one.window_s is not None:
             return None
-        # A limit that the headers have spoken of by its old count.
+        # A limit that the headers have mentioned by its old count.
         headed = [line for line in lines if line.is_headed]
         return headed[0] if len(headed) == 1 else None
 
     def _follow(self, line: LimitLine, one: Stated, now_s: float) -> bool:
-        """Takes over the server's count, up to the user's own."""
+        """Adopts the server's count, up to the user's own."""
         assert one.limit is not None
         count, window_s = one.limit, line.stated.window_s
         if line.user is not None:
@@ -131,7 +135,7 @@ class Feedback:
     def _yield(
         self, line: LimitLine, one: Stated, bookings: Sequence[Booking], now_s: float
     ) -> bool:
-        """Leaves others what they use, as far as `remaining` shows it."""
+        """Leaves other clients the amounts that they use, as far as `remaining` shows these."""
         assert one.limit is not None
         assert one.remaining is not None
         used = max(0, one.limit - one.remaining)
@@ -174,9 +178,9 @@ class Feedback:
 
 
 class _Look:
-    """What a server counted over a window of ours, and how much of it was ours.
+    """The amount that a server counted over a window, and this process's part of it.
 
-    A fixed window begins again meanwhile: it counts most at its end. Any other kind hardly changes.
+    A fixed window restarts meanwhile: it counts most at its end. Any other kind hardly changes.
     """
 
     __slots__ = ("_least", "_most", "_seen", "_total", "_total_ours", "since_s")
@@ -197,7 +201,7 @@ class _Look:
         self._most = max(self._most, (used, ours))
 
     def counted(self) -> tuple[float, float]:
-        """What was used in all, and by us."""
+        """The total amount used, and this process's part."""
         used, ours = self._most
         if self._least < used / 2:
             return used, ours
@@ -224,7 +228,9 @@ class _Crowd:
         self.share = 1.0
 
     def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
-        """The server counted `used` of `limit`, `ours` of it being ours, around a call."""
+        """Records that the server counted `used` of `limit`, `ours` of it from this process, around
+        a call.
+        """
         look = self._looks.setdefault(line.window, _Look(booked_s))
         if booked_s < look.since_s:
             return
@@ -248,9 +254,9 @@ class _Crowd:
             return
         usable = line.stated.count * self._rules.limits.headroom
         share = self._lead(line, now_s) * (max(1.0, ours) + change) / usable
-        # Nearly all counts as all, if no other client is left.
+        # Nearly all counts as all if no other client is left.
         self.share = 1.0 if share > 1 - 2 * _NOISE else max(_LEAST, share)
-        # What was sent before a change goes on counting for a window; half of it is let pass.
+        # Sends from before a change count for one more window; half of it is skipped.
         lines = self._rules.lines
         self._looks = {each.window: _Look(now_s + each.stated.window_s / 2) for each in lines}
 
@@ -288,7 +294,7 @@ class _Pressure:
     _LEAST_ACCEPTED = 0.1
     # Two windows above 1 % by chance are rare among this many.
     _MEMORY = 8
-    # Fewer answers than this say nothing about a share.
+    # A share has no meaning with fewer answers.
     _LEAST_ANSWERS = 20
 
     def __init__(self, rules: Rules) -> None:
@@ -305,7 +311,9 @@ class _Pressure:
         self.share = 1.0
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer that is no 429; False if it is for `answered`, which then counts it."""
+        """Counts an answer other than a 429; False if `answered` must be called, which then counts
+        it.
+        """
         if now_s >= self._due_s:
             return False
         self._answered += 1
@@ -319,7 +327,7 @@ class _Pressure:
         if now_s < self._since_s:
             return
         if self._is_resting:
-            # What was answered meanwhile had been sent before the change.
+            # The calls answered meanwhile had been sent before the change.
             self._is_resting = False
             self._answered = 0
         self._answered += 1
@@ -329,9 +337,9 @@ class _Pressure:
         longest_s = max(line.stated.window_s for line in self._rules.lines)
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
         is_over = now_s >= self._since_s + window_s
-        # Limits may change meanwhile, so it looks again at least each second.
+        # Limits may change meanwhile, so it checks at least once a second.
         self._due_s = min(self._since_s + window_s, now_s + _SHORTEST_LOOK_S)
-        # Counting what was sent takes time: it is done for every eighth 429.
+        # Counting the sends takes time: it is done at every eighth 429.
         is_due = is_limited and self._limited % 8 == 0 and self.share == 1
         if not is_over and not (is_due and self._is_flood(self._answered)):
             return
@@ -373,7 +381,7 @@ class _Pressure:
         return True
 
     def _sent(self, since_s: float, now_s: float) -> int:
-        """Calls since then, if a limit on requests counts them."""
+        """The calls since then, if a limit on requests counts them."""
         counts = (
             sum(amount for sent_s, amount in line.window.sends(now_s) if sent_s >= since_s)
             for line in self._rules.lines
@@ -383,12 +391,14 @@ class _Pressure:
 
 
 def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:
-    """What is for others: what headroom leaves, and what the server allows above the user's own."""
+    """The amount left to others: by headroom, and by what the server allows above the user's own
+    limit.
+    """
     return limit - math.floor(line.stated.count * rules.limits.headroom)
 
 
 def _noise(rules: Rules, line: LimitLine, limit: int) -> float:
-    """By how much a server's count differs from ours without other clients.
+    """By how much a server's count may differ from this process's without other clients.
 
     Calls overtake each other on their way, within the guard.
     """

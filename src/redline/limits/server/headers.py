@@ -72,7 +72,7 @@ _UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|polic
 
 
 class _Lane(NamedTuple):
-    """The headers that speak of one limit by its kind. The name of an absent one is empty."""
+    """The headers that state one limit by its kind. The name of an absent header is empty."""
 
     kind: Kind
     window_s: float | None
@@ -124,7 +124,7 @@ class _Listed(NamedTuple):
 class HeaderReader:
     """Reads the limits of one endpoint, and remembers in which headers that endpoint states them.
 
-    What was found once is looked up in every later reply.
+    Headers found once are looked up directly in later replies.
     """
 
     __slots__ = ("_forms", "_found", "_lanes", "_layouts", "_names", "silent")

@@ -1,4 +1,6 @@
-"""What a refusal says: how long to wait, by its headers or its body, and which limit was met."""
+"""The contents of a refusal: how long to wait, by its headers or body, and which limit was
+reached.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,12 @@ import msgspec
 from redline.limits.rule import Kind
 from redline.limits.server.stated_limit import Stated, read_duration_s, read_limit, read_window_s
 
-# A longer silence than a day is taken for a mistake in the header.
+# A wait of more than a day is treated as a mistake in the header.
 _LONGEST_S = 86_400.0
-# Error bodies are short; a longer one is an answer or an upload echoed.
+# Error bodies are short; a longer one echoes an answer or an upload.
 _LONGEST_BODY = 65_536
 
-# Gateways quote a body inside a body, so the quotes may be escaped, more than once, or single.
+# Gateways quote a body inside a body, so that quotes may be escaped, more than once, or single.
 _RETRY_INFO = re.compile(rb"""retryDelay\\*["']\s*:\s*\\*["']([0-9]+(?:\.[0-9]+)?)s""")
 _SENTENCE = re.compile(
     rb"(?:try again|retry) (?:in|after) (?:((?:[0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+)\b"
@@ -76,10 +78,10 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
 
 
 def stated_in_body(body: bytes) -> tuple[Stated, ...]:
-    """The limits that a 429's error body names as met, each with its window if it is stated.
+    """The limits that the body of a 429 names as reached, each with its window if it is stated.
 
     Google's QuotaFailure, of which nothing remains, and the sentences of OpenAI, Groq and slowapi.
-    Groq's requests per minute, for one, are nowhere else.
+    Some limits, such as Groq's requests per minute, are stated nowhere else.
     """
     body = body[:_LONGEST_BODY]
     if b"QuotaFailure" in body:

@@ -1,4 +1,4 @@
-"""One limit as a server states it: the counts and times it is written in, and its window."""
+"""One limit as a server states it: its counts, its times, and its window."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import msgspec
 
 from redline.limits.rule import MAX_COUNT, Kind
 
-# No rate has a longer window (see Rate), so a later reset is a mistake in the header.
+# No rate has a longer window (see Rate), so that a later reset is a mistake in the header.
 _LONGEST_S = 31 * 86_400.0
-# A bare number from here on is a moment since 1970 and no span; 1e8 s are three years.
+# A bare number from here on is a moment since 1970, not a duration; 1e8 s are three years.
 _FIRST_MOMENT_S = 1e8
 # A moment in seconds stays below this until the year 5138: a larger one counts milliseconds.
 _FIRST_MOMENT_MS = 1e11
-# The longest time that is met in the wild has 32 characters. This bounds the cache, too.
+# The longest known text of a time has 32 characters. The bound limits the cache as well.
 _LONGEST_TIME = 64
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
@@ -26,7 +26,7 @@ _DURATION = re.compile(
 # The windows that providers state their limits for.
 _USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
-# A minute is what a limit without a window means in the APIs that state none.
+# In APIs that state no window, a limit refers to a minute.
 _DEFAULT_WINDOW_S = 60.0
 # A reset that is this near to a whole window was stated at its beginning.
 _EARLY = 0.01
@@ -139,16 +139,16 @@ def _moment_s(text: str) -> float | None:
 
 
 class WindowGuess:
-    """One limit's resets as they come. since_s: when its window was last guessed."""
+    """The resets of one limit over time. since_s: when its window was last guessed."""
 
     def __init__(self, since_s: float) -> None:
         self._since_s = since_s
         self._longest_s = 0.0
 
     def revised_s(self, window_s: float, reset_s: float, now_s: float, *, is_window: bool) -> float:
-        """The window as it looks by now, window_s having been the guess so far.
+        """The window that is likely by now. window_s: the guess so far.
 
-        is_window: it has turned out not to refill steadily, as a bucket does.
+        is_window: the limit has turned out not to refill steadily as a bucket does.
         """
         self._longest_s = max(self._longest_s, reset_s)
         revised_s = window_s

@@ -38,13 +38,13 @@ _MOST_BYTES = _PLACE_BYTES - _HEADER.size
 _FIRST_PLACE = 4096
 # A turn holds the lock for well under a millisecond.
 _FIRST_WAIT_S, _LONGEST_WAIT_S, _MOST_WAIT_S = 0.0005, 0.02, 1.0
-# Of endpoints that share a file; the one unused for longest makes room.
+# Maximum number of endpoints in a file; a new one replaces the one unused for longest.
 _MOST_STATES = 64
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Content(msgspec.Struct, array_like=True):
-    """What a place holds: the states by name, and when and in which boot they were written."""
+    """The content of a place: the states by name, and when and in which boot they were written."""
 
     turn: int
     boot_id: str
@@ -93,7 +93,7 @@ class FileLedger:
                         f"the shared limits in {self._path} stay locked",
                         hint="end or continue the process that holds them; it may be stopped",
                     )
-                # Drawn, so that those who met once do not meet again.
+                # Random, so that processes that collided once do not collide again.
                 pause_s = wait_s * random.uniform(0.5, 1.5)
                 await asyncio.sleep(pause_s)
                 waited_s += pause_s
@@ -143,14 +143,14 @@ class FileLedger:
 
     @property
     def _fd(self) -> int:
-        """The open file; -1 if there is none, as in a process that was forked since."""
+        """The open file; -1 if there is none, as in a process that was forked later."""
         return -1 if self._file is None else self._file.fd
 
     def _unlock(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
-        """Whether the lock is ours now; never waits. The file is then the one at the path."""
+        """Whether the lock is held now; never waits. The file is then the one at the path."""
         if self._file is None or self._file.fd < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = LockedFile(os.open(self._path, flags, 0o600))
@@ -158,7 +158,7 @@ class FileLedger:
             return False
         if _is_same(self._fd, self._path):
             return True
-        # Somebody has moved or deleted it: the others meet in what is there now.
+        # The file was moved or deleted: the other processes use the file that is at the path now.
         self._close()
         return False
 
@@ -182,13 +182,13 @@ class FileLedger:
         return lease
 
     def _read(self) -> tuple[_Content, bool]:
-        """The newest whole content, and whether there should be one and is none.
+        """The newest valid content, and whether content should exist but does not.
 
-        Raises ConfigError if the file is no ledger.
+        Raises ConfigError if the file is not a ledger.
         """
         magic = os.pread(self._fd, len(_MAGIC), 0)
         if len(magic) < len(_MAGIC) and _MAGIC.startswith(magic):
-            # New, or its maker was killed.
+            # New, or its creator was killed.
             os.pwrite(self._fd, _MAGIC, 0)
         elif magic != _MAGIC:
             raise ConfigError(

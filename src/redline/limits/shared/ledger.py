@@ -1,4 +1,4 @@
-"""Where the processes that share limits meet: a file on one machine, or Redis."""
+"""The place where processes share limits: a file on one machine, or Redis."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from redline.limits.shared.schedule import Lease, LeaseRequest, described, rated
 
 
 class Ledger(Protocol):
-    """Keeps the state of limits/shared/schedule.py. Its times are its own."""
+    """Keeps the state of limits/shared/schedule.py. Its times are those of its own clock."""
 
     @property
     def lead_s(self) -> float:
-        """How long an answer takes to come."""
+        """The usual time until an answer arrives."""
 
     @property
     def unsure_s(self) -> float:
-        """How far the two ends of `local_s` are apart."""
+        """The distance between the two ends of `local_s`."""
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
-        """The earliest and the latest local time that a ledger's time can be."""
+        """The earliest and the latest local time to which a ledger time can correspond."""
 
     def stamp_s(self, local_s: float) -> float:
-        """The ledger's time at a local time, or a later one."""
+        """The ledger time of a local time, or a later one."""
 
     async def transact(self, request: LeaseRequest) -> Lease:
-        """The lease. Raises NoEndpoint if there is no answer."""
+        """The lease. Raises NoEndpoint if no answer comes."""
 
     async def aclose(self) -> None: ...
 

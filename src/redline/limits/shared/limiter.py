@@ -32,32 +32,32 @@ from redline.limits.shared.schedule import (
 from redline.limits.shared.timetable import Caller, Slot, Timetable
 from redline.limits.wait import Alarmed, Grant
 
-# A call leaves at most so much after its planned time: the guard, or 2 % of the shortest window.
-# A loop that is so busy that slots pass unused doubles it until they do not.
+# A call leaves at most this long after its planned time: the guard, or 2 % of the shortest window.
+# If a loop is so busy that slots pass unused, the slack doubles until they do not.
 _SLACK_SHARE, _LEAST_SLACK_S, _MOST_SLACK_S = 0.02, 0.005, 0.05
 _MOST_BUSY_SLACK_S, _CALMER = 2.0, 0.8
-# Of a limit, for one lease, if its time allows more. Those of a burst are all sent at once,
-# which takes the loop some ms, and must be over within the slack.
+# The share of a limit in one lease, unless its duration allows more. The calls of a burst are sent
+# at once, which takes the loop some ms and must be over within the slack.
 _LEASE_SHARE = 1 / 16
 _MOST_CALLS, _MOST_BURST = 4096, 256
-# When more can be had, the ledger is asked after so much of a lease, drawn, so that each turn is
-# worth it and no process always comes first. The rest of the lease covers the time it takes.
+# If more can be had, the ledger is queried after a random part of a lease in this range, so that
+# each turn is worthwhile and no process always comes first. The rest of the lease covers the query.
 _ASK_AFTER = (1 / 8, 3 / 8)
-# A ledger that is lost is asked again after so long, and callers are let down after GIVE_UP_S.
+# A lost ledger is queried again with this back-off, and callers get an error after GIVE_UP_S.
 _FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 0.05, 2.0
 GIVE_UP_S = 30.0
-# A 429 in spite of the limits: somebody else uses them, too, or the guard was short. All pause for
-# a tenth of the shortest window, at most once in each.
+# A 429 in spite of the limits: another client uses them as well, or the guard was too short. All
+# processes pause for a tenth of the shortest window, at most once per window.
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
 
 
 class SharedLimiter(Alarmed):
-    """The rate limits of `limits`, shared by all who use the ledger. For one event loop.
+    """The rate limits of `limits`, shared by all processes that use the ledger. For one event loop.
 
-    A guard that is not stated is measured, by each process for its own way to the server. Limits
-    are those that all processes stated: no header changes them, and none is searched for.
+    A guard that is not configured is measured by each process for its own way to the server. The
+    limits are those configured in all processes: no header changes them, and none is searched for.
     """
 
     is_shared = True
@@ -110,7 +110,7 @@ class SharedLimiter(Alarmed):
 
     @property
     def easy_tokens(self) -> int:
-        """None: what one process books too high, the others miss."""
+        """0: an amount that one process books too high is missing for the others."""
         return 0
 
     @property
@@ -131,9 +131,9 @@ class SharedLimiter(Alarmed):
                 raise too_large(kind, amount, rate)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until a call of `cost` could be granted behind those in line; books nothing.
+        """Seconds until a call of `cost` could be granted after the callers in line; books nothing.
 
-        By what the ledger said last, as if all cost as much.
+        Estimated from the last answer of the ledger, as if all calls cost the same.
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
         each_s = [
@@ -186,17 +186,17 @@ class SharedLimiter(Alarmed):
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Does nothing: `Limits` refuses to share what is searched for."""
+        """Does nothing: `Limits` refuses to share a limit that is searched for."""
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
-        """None: every limit was stated."""
+        """Empty: every limit was configured."""
         return []
 
     def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
-        """Does nothing: the ledger remembers what was sent."""
+        """Does nothing: the ledger keeps the sends."""
 
     def acquire_now(self, cost: Cost) -> Grant | None:
-        """None: send times are given out in turn, by the ledger."""
+        """None: the ledger assigns send times in turn."""
         return None
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
@@ -223,7 +223,7 @@ class SharedLimiter(Alarmed):
                 if caller.future.cancelled():
                     self._table.left()
                 elif caller.future.exception() is None:
-                    # Granted in the same tick as the cancellation.
+                    # Granted in the same turn of the loop as the cancellation.
                     self.give_back(caller.future.result())
                 raise
             now_s = self._clock.now_s()
@@ -233,25 +233,26 @@ class SharedLimiter(Alarmed):
             self._drop(slot)
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
-        """A grant's call was written at `now_s`."""
+        """Records that a grant's call was written at `now_s`."""
         taken.write(now_s)
         self._note(taken)
 
     def give_back(self, taken: Slot) -> None:
-        """A grant's call was not written."""
+        """Gives back the slot of a grant whose call was not written."""
         if self._is_closed:
             return
         self._table.put_back(taken)
         self._pump()
 
     def settle(self, taken: Slot, used: Cost) -> None:
-        """A grant's call used `used`."""
-        # More than a whole window cannot be owed: a server that counts wrongly would stop the run.
+        """Records that a grant's call used `used`."""
+        # More than a whole window cannot be owed, or a server that counts wrongly would stop the
+        # run.
         taken.settle(tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated))
         self._note(taken)
 
     def replied(self, taken: Slot, took_s: float, sent_s: float) -> None:
-        """A grant's reply began `took_s` after its write at `sent_s`."""
+        """Records that a grant's reply began `took_s` after its write at `sent_s`."""
         if self._limits.guard_s is None:
             self.jitter.replied(took_s, sent_s)
             taken.prove(self.jitter.proved_s(took_s))
@@ -308,7 +309,7 @@ class SharedLimiter(Alarmed):
         self._pump()
 
     def _drop(self, slot: Slot) -> None:
-        """The slot is given back to the ledger."""
+        """Gives the slot back to the ledger."""
         self._has_missed |= self._clock.now_s() > slot.until_s
         self._changed[slot] = None
 
@@ -382,7 +383,7 @@ class SharedLimiter(Alarmed):
         return Change(from_s, slot.stamp_s, before, slot.amounts)
 
     def _book(self, lease: Lease, request: LeaseRequest, asked: list[Caller]) -> None:
-        """Takes up what the ledger has answered."""
+        """Books the slots of the ledger's answer."""
         local_s = self._ledger.local_s
         self._lost_s = None
         self._back_off_s = 0.0
@@ -419,6 +420,6 @@ class SharedLimiter(Alarmed):
 
 
 def _booked(cost: Cost, kind: Kind, rate: Rate) -> int:
-    """What is booked for a call: with its margin, as the doubt of all processes is unknown."""
+    """The amount booked for a call: with its margin, as the doubt of all processes is unknown."""
     margin = Doubt().margin(cost.spread_of(kind))
     return max(cost.amount(kind), min(rate.count, cost.amount(kind) + math.ceil(margin)))

@@ -55,23 +55,24 @@ class RedisLedger:
         self._clock = clock
         self._client: Redis | None = None
         self._offset = Offset()
-        # The time an answer takes to come, on the safe side; slots that begin earlier are late.
+        # The time until an answer arrives, on the safe side; slots that begin earlier would be
+        # late.
         self.lead_s = 0.0
         self._check(limits)
 
     @property
     def unsure_s(self) -> float:
-        """How far the ends of a local time are apart; 0 before the first turn."""
+        """The distance between the ends of a local time; 0 before the first turn."""
         low_s, high_s = self._offset.bounds_s(self._clock.now_s())
         return high_s - low_s if low_s > -math.inf else 0.0
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
-        """The earliest and the latest local time that a ledger's time can be."""
+        """The earliest and the latest local time to which a ledger time can correspond."""
         low_s, high_s = self._offset.bounds_s(self._clock.now_s())
         return ledger_s + low_s, ledger_s + high_s
 
     def stamp_s(self, local_s: float) -> float:
-        """The ledger's time at a local time, or a later one."""
+        """The ledger time of a local time, or a later one."""
         return local_s - self._offset.bounds_s(self._clock.now_s())[0]
 
     async def transact(self, request: LeaseRequest) -> Lease:
@@ -111,7 +112,7 @@ class RedisLedger:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # A turn that was repeated unseen would book its slots twice.
+        # A turn that was repeated unnoticed would book its slots twice.
         return Redis.from_url(self._url, retry=Retry(NoBackoff(), 0), **_TIMEOUTS)
 
     def _check(self, limits: str) -> None:
@@ -146,7 +147,7 @@ class RedisLedger:
 
 
 class Offset:
-    """What has to be added to the ledger's time to get the local one: an interval."""
+    """The interval of what has to be added to ledger time to get local time."""
 
     def __init__(self) -> None:
         self._low_s = -math.inf
@@ -159,12 +160,14 @@ class Offset:
         return self._low_s - drift_s, self._high_s + drift_s
 
     def saw(self, ledger_s: float, began_s: float, ended_s: float) -> None:
-        """The ledger's clock read `ledger_s` at some moment between two local times."""
+        """Records that the ledger's clock read `ledger_s` at some moment between two local
+        times.
+        """
         low_s, high_s = self.bounds_s(ended_s)
         drift_s = (ended_s - began_s) * _DRIFT
         least_s, most_s = began_s - ledger_s - drift_s, ended_s - ledger_s + drift_s
         if low_s > most_s or high_s < least_s:
-            # One of the clocks was set: what was known before does not hold.
+            # One of the clocks was set: earlier knowledge is invalid.
             low_s, high_s = least_s, most_s
         self._low_s, self._high_s = max(low_s, least_s), min(high_s, most_s)
         self._seen_s = ended_s

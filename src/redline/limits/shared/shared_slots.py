@@ -1,13 +1,14 @@
-"""Slots that several processes share: together they use no more than there are.
+"""Slots shared by several processes, which together use no more than exist.
 
-Each process counts in a word of its own how many it uses; who takes one locks the table, adds the
-words up and compares. Nothing is leased ahead, so that one process may use all slots, idle ones
-hold none, and a lost one holds none as soon as its words are cleared.
+Each process counts the slots that it uses in a word of its own. To take one, a process locks the
+table, adds up the words and compares. Nothing is leased ahead, so that one process may use all
+slots, idle processes hold none, and a lost process holds none once its words are cleared.
 
-A process that finds no slot free says that it wants one, and looks again every LOOK_S: another one
-that gives a slot back cannot wake it. If several want a slot, it goes to the one whose first
-call has the lowest rank; among those of one rank, to the one that uses fewest for its share: to
-that with the lowest (in use + 1) / share. So it matters little how clients are spread over them.
+A process that finds no slot free records its demand, and checks again every LOOK_S: another process
+that releases a slot cannot wake it. If several processes want a slot, it goes to the one whose
+first call has the lowest rank; among those of one rank, to the one that uses fewest for its share:
+the lowest (in use + 1) / share. Therefore it matters little how clients are spread over the
+processes.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from redline.limits.wait import Slots
 from redline.process import SharedTable
 
 LOOK_S = 0.005
-# A process that has not looked for that long is busy with something else.
+# A process that has not checked for this long is busy with other work.
 _FRESH_S = 0.05
 
 
 class Demand(NamedTuple):
-    """What a process wants slots of an endpoint for.
+    """The demand of a process for slots of an endpoint.
 
-    rank: of the first of its calls that wait; the lower goes first. share: what it is to have of
-    the slots, against the others of its rank; not below 0.
+    rank: of its first waiting call; lower goes first. share: its share of the slots, relative to
+    other processes of its rank; not below 0.
     """
 
     rank: int = 0
@@ -42,7 +43,8 @@ class Demand(NamedTuple):
 class Sharer(msgspec.Struct, frozen=True, eq=False):
     """One of the processes that share a table.
 
-    number: from 0. demand: what it wants, given the name of an endpoint. clock: the same for all.
+    number: from 0. demand: returns its demand for slots of the named endpoint. clock: the same for
+    all.
     """
 
     table: SharedTable
@@ -52,9 +54,9 @@ class Sharer(msgspec.Struct, frozen=True, eq=False):
 
 
 class SharedCount:
-    """How many of `most` all processes use. name: the same for all of them.
+    """How many of `most` slots all processes use. name: equal in all of them.
 
-    endpoint: what `Sharer.demand` is asked about.
+    endpoint: the argument of `Sharer.demand`.
     """
 
     def __init__(self, sharer: Sharer, name: str, most: int, endpoint: str = "") -> None:
@@ -64,8 +66,8 @@ class SharedCount:
         self._words, self._reals = table.words, table.reals
         self._processes = table.processes
         self._used = table.counts(f"{name}/used")
-        self._wants = table.counts(f"{name}/wants")  # when it looked last
-        self._taken = table.counts(f"{name}/taken")  # when it took one last
+        self._wants = table.counts(f"{name}/wants")  # when it last checked
+        self._taken = table.counts(f"{name}/taken")  # when it last took one
         self._ranks = table.counts(f"{name}/rank")
         self._shares = table.counts(f"{name}/share")
         self._endpoint = endpoint
@@ -73,19 +75,19 @@ class SharedCount:
 
     @property
     def used(self) -> int:
-        """By all processes."""
+        """Slots used by all processes."""
         return sum(self._words[self._used : self._used + self._processes])
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        """Whether this process may take one, once it has taken this many more."""
+        """Whether this process may take a slot, once it has taken this many more."""
         return self.is_free(coming) and self._is_next(now_s, coming)
 
     def is_free(self, coming: int = 0) -> bool:
-        """One is free once this many more are taken, whichever process is to have it."""
+        """Whether a slot is free once this many more are taken, whichever process is to get it."""
         return self.used + coming < self.most
 
     def _is_next(self, now_s: float, coming: int) -> bool:
-        """Whether no other process is to have the next one."""
+        """Whether no other process comes before this one."""
         wants, own = self._wants, self._sharer.number
         since_s = now_s - _FRESH_S
         others = [
@@ -100,25 +102,25 @@ class SharedCount:
         return all(turn <= self._turn(number) for number in others)
 
     def take(self, now_s: float) -> None:
-        """This process uses one more. To be alone with the table."""
+        """Counts a slot taken by this process. Needs the table's lock."""
         self._words[self._own] += 1
         self._reals[self._taken + self._sharer.number] = now_s
 
     def release(self) -> None:
-        """This process uses one less."""
+        """Counts a slot released by this process."""
         self._words[self._own] -= 1
 
     def want(self, now_s: float) -> None:
-        """This process waits for one."""
+        """Records that this process waits for a slot."""
         self._state_demand()
         self._reals[self._wants + self._sharer.number] = now_s
 
     def want_none(self) -> None:
-        """This process does not wait any more."""
+        """Records that this process no longer waits."""
         self._reals[self._wants + self._sharer.number] = 0.0
 
     def resize(self, most: int) -> None:
-        """Sets their number from now on."""
+        """Sets the number of slots."""
         self.most = most
 
     def _state_demand(self) -> None:
@@ -127,7 +129,9 @@ class SharedCount:
         self._reals[self._shares + number] = demand.share
 
     def _turn(self, number: int, coming: int = 0) -> tuple[int, float, float]:
-        """The lowest goes first: by rank, by share, and among equals who has waited longer."""
+        """The order of processes, lowest first: by rank, by use for its share, then by the time of
+        its last slot.
+        """
         share = self._reals[self._shares + number]
         used = self._words[self._used + number] + coming
         turn = (used + 1) / share if share > 0 else math.inf
@@ -137,7 +141,7 @@ class SharedCount:
 class SharedSlots(Slots):
     """The slots of one endpoint. For one event loop.
 
-    counts: what a call takes one of each of, the slots themselves first.
+    counts: the counts in which a call takes a slot each, those of the endpoint itself first.
     """
 
     def __init__(self, sharer: Sharer, counts: Sequence[SharedCount]) -> None:
@@ -152,7 +156,7 @@ class SharedSlots(Slots):
 
     @property
     def steady(self) -> int:
-        """Others may take all of them at any time."""
+        """0, since other processes may take all slots at any time."""
         return 0
 
     @property
@@ -207,7 +211,7 @@ class SharedSlots(Slots):
             now_s = self._clock.now_s()
             if not all(count.is_free() for count in self._counts):
                 return False
-            # A call that `has_room` has let come may be the last one of its rank.
+            # A call that `has_room` has admitted may be the last one of its rank.
             if now_s - self._told_s >= _FRESH_S and not self._may_take(now_s):
                 return False
             for count in self._counts:
@@ -216,7 +220,7 @@ class SharedSlots(Slots):
         return True
 
     def _hand_out(self) -> None:
-        """Gives what is free to those in the queue."""
+        """Gives free slots to the waiters in the queue."""
         queue = self._queue
         while queue.waiting and queue.head() is not None and self._take():
             queue.wake_head(None)
@@ -233,7 +237,7 @@ class SharedSlots(Slots):
             count.want_none()
 
     def _look(self) -> None:
-        """Takes what others have given back, or looks again later."""
+        """Takes slots that other processes have released, or checks again later."""
         self._timer = None
         now_s = self._clock.now_s()
         if not self._may_take(now_s):

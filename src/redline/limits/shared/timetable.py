@@ -104,11 +104,11 @@ class Timetable:
         return self._slots[0].at_s if self._slots else math.inf
 
     def join(self, caller: Caller) -> None:
-        """The caller waits in line from now on, at its place."""
+        """Adds a caller to the line, at its place."""
         heapq.heappush(self._waiting, caller)
 
     def left(self) -> None:
-        """A caller was cancelled."""
+        """Counts a cancelled caller."""
         self._gone += 1
         if self._gone > max(_MOST_GONE, len(self._waiting) // 2):
             self._waiting = [caller for caller in self._waiting if not caller.future.done()]
@@ -116,7 +116,7 @@ class Timetable:
             self._gone = 0
 
     def head(self) -> Caller | None:
-        """The first in line without a slot; None if there is none."""
+        """The first caller in line without a slot; None if there is none."""
         while self._waiting and self._waiting[0].future.done():
             heapq.heappop(self._waiting)
         while self._asking and self._asking[0].future.done():
@@ -125,7 +125,9 @@ class Timetable:
         return min(heads, default=None)
 
     def ask(self, room: Sequence[int], most: int) -> list[Caller]:
-        """The first in line, who ask for slots now: together at most `room`, but at least one."""
+        """The first callers in line, which request slots now: together at most `room`, but at least
+        one caller.
+        """
         asking: list[Caller] = []
         left = list(room)
         while len(asking) < most and self._waiting:
@@ -140,14 +142,14 @@ class Timetable:
         return asking
 
     def asked(self, without: Sequence[Caller]) -> None:
-        """The asking is over; those without a slot wait on."""
+        """Ends the request; callers in `without` got no slot and keep waiting."""
         self._asking.clear()
         for caller in without:
             if not caller.future.done():
                 self.join(caller)
 
     def book(self, slot: Slot) -> None:
-        """A slot of the lease, later than those before."""
+        """Adds a slot of the lease, later than the existing ones."""
         if not self._slots:
             self._last = None
         owner = slot.owner
@@ -161,18 +163,18 @@ class Timetable:
         self._slots.append(slot)
 
     def put_back(self, slot: Slot) -> None:
-        """A slot that was handed out and not used: for the next in line, at once."""
+        """Takes back a slot that was handed out and not used, for the next caller, at once."""
         slot.owner = None
         self._slots.appendleft(slot)
 
     def clear(self) -> list[Slot]:
-        """Every slot, the latest first, taken out."""
+        """Removes and returns all slots, the latest first."""
         slots = list(reversed(self._slots))
         self._slots.clear()
         return slots
 
     def hand_out(self, now_s: float, parked_until_s: float) -> list[Slot]:
-        """Wakes all whose time has come; the slots that are lost."""
+        """Wakes all callers whose slot is due; returns the lost slots."""
         lost: list[Slot] = []
         while self._slots and self._slots[0].at_s <= now_s:
             slot = self._slots.popleft()

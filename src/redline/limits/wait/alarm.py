@@ -1,4 +1,4 @@
-"""What a limiter of an event loop waits with."""
+"""The timer of a limiter on an event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SHORTEST_TIMER_S = 0.001
 
 
 class Alarmed(ABC):
-    """Has one timer, which is set again and again."""
+    """A limiter with one timer, which is set again and again."""
 
     _timer: asyncio.TimerHandle | None = None
     _due_s = math.inf  # when the timer should ring; inf without one
@@ -19,12 +19,12 @@ class Alarmed(ABC):
 
     @property
     def parked_until_s(self) -> float:
-        """No grants before (monotonic); -inf if it was never parked."""
+        """No grants are given before this time (monotonic); -inf if it was never parked."""
         return self._parked_until_s
 
     @property
     def next_s(self) -> float:
-        """When the next grant may be given (monotonic), by what waits now; -inf if nothing does."""
+        """When the next grant may be given (monotonic) to a present waiter; -inf if none waits."""
         due_s = -math.inf if self._timer is None else self._due_s
         return max(self._parked_until_s, due_s)
 

@@ -13,7 +13,7 @@ from redline.clock import SYSTEM, Clock
 from redline.limits.rule import Booking, Cost, Limits, Rate, Rules
 from redline.limits.wait.grant import Grant
 
-# A thread's place in the queue: its priority, its number, and what wakes it.
+# A thread's place in the queue: its priority, its number, and the event that wakes it.
 _Ticket = tuple[int, int, threading.Event]
 
 
@@ -51,10 +51,10 @@ class SyncLimiter:
             sent_s = self._clock.now_s()
             grant.sent(sent_s)
             yield grant
-            # The call has been answered by now, so it had reached the server.
+            # The call has been answered by now, so it must have reached the server.
             grant.replied(self._clock.now_s() - sent_s)
         finally:
-            # For a signal that came before it was sent.
+            # For a signal that came before the call was sent.
             grant.release()
 
     @property
@@ -73,7 +73,7 @@ class SyncLimiter:
         ticket = (priority, next(self._numbers), threading.Event())
         bookings: list[Booking] = []
         grant: Grant | None = None
-        # A signal can come at any line: then neither a place nor an amount stays taken.
+        # A signal can arrive at any line: even then, neither a place nor an amount must stay taken.
         try:
             with self._lock:
                 self.rules.check(cost)
@@ -90,7 +90,7 @@ class SyncLimiter:
                 self.give_back(bookings)
 
     def _booked(self, ticket: _Ticket, cost: Cost) -> list[Booking]:
-        """What `cost` takes from the limits; blocks until the ticket's turn."""
+        """The bookings of `cost`; blocks until the ticket's turn."""
         turn = ticket[2]
         due_s = math.inf
         while True:
@@ -107,14 +107,14 @@ class SyncLimiter:
             turn.wait(None if wait_s == math.inf else wait_s)
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """A grant's call was written at `now_s`."""
+        """Records that a grant's call was written at `now_s`."""
         with self._lock:
             for booking in taken:
                 booking.window.sent(booking, now_s)
             self._wake_head()
 
     def give_back(self, taken: list[Booking]) -> None:
-        """A grant's call was not written, unless it was sent before."""
+        """Gives back what a grant took, unless its call was sent."""
         with self._lock:
             now_s = self._clock.now_s()
             for booking in taken:
@@ -122,18 +122,18 @@ class SyncLimiter:
             self._wake_head()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """A grant's call used `used`."""
+        """Records that a grant's call used `used`."""
         with self._lock:
             self.rules.settle(taken, used)
             self._wake_head()
 
     def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
-        """A grant's reply began `took_s` after its write."""
+        """Records that a grant's reply began `took_s` after its write."""
         with self._lock:
             self.rules.replied(taken, took_s, sent_s)
 
     def _leave(self, ticket: _Ticket) -> None:
-        """The ticket's thread has its grant, or has given up."""
+        """Removes a ticket whose thread has its grant, or has given up."""
         if ticket in self._queue:
             self._queue.remove(ticket)
             heapq.heapify(self._queue)

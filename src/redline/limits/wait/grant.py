@@ -1,4 +1,4 @@
-"""Leave to send one call."""
+"""Permission to send one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redline.limits.rule import Cost
 
 
 class Issuer(Protocol):
-    """What gives grants, and is notified of what became of each."""
+    """Gives grants, and is notified of the end of each."""
 
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
@@ -19,10 +19,10 @@ class Issuer(Protocol):
 
 
 class Grant(msgspec.Struct, eq=False, gc=False):
-    """Leave to send one call now. Ends in exactly one of `sent` or `release`.
+    """Permission to send one call now. Ends in exactly one of `sent` or `release`.
 
-    taken: what it took from the limits. waited_s: how long it was waited for. sent_s: when the call
-    was written, None before.
+    taken: what it took from the limits. waited_s: how long the caller waited for it. sent_s: when
+    the call was written, None before.
     """
 
     _issuer: Issuer
@@ -33,14 +33,14 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     _is_open: bool = True
 
     def sent(self, now_s: float) -> None:
-        """The call was written at `now_s`: the windows count from here."""
+        """Records that the call was written at `now_s`: the windows count from then."""
         if self._is_open:
             self._is_open = False
             self.sent_s = now_s
             self._issuer.mark_sent(self.taken, now_s)
 
     def release(self) -> None:
-        """The call was not written: everything is given back. Does nothing after `sent`."""
+        """Gives everything back, since the call was not written. Does nothing after `sent`."""
         if self._is_open:
             self._is_open = False
             self._issuer.give_back(self.taken)
@@ -60,17 +60,17 @@ class Grant(msgspec.Struct, eq=False, gc=False):
         self._issuer.settle(self.taken, used)
 
     def replied(self, took_s: float) -> None:
-        """The first byte of the answer came `took_s` after the write.
+        """Records that the first byte of the answer came `took_s` after the write.
 
-        Less the server's own time on it if the server states that. It proves how late the call can
-        have reached the server, which is what the guard is for (limits/rule/guard.py).
+        took_s: less the server's own time if the server states that. It bounds how late the call
+        can have reached the server, from which the guard is measured (limits/rule/guard.py).
         """
         if self.sent_s is not None:
             self._issuer.replied(self.taken, took_s, self.sent_s)
 
 
 class FreeGrant(Grant):
-    """Leave to send any number of calls: it took nothing, so nothing becomes of it."""
+    """Permission to send any number of calls: it took nothing, so nothing has to be recorded."""
 
     def sent(self, now_s: float) -> None: ...
     def release(self) -> None: ...

@@ -45,7 +45,7 @@ class Limiter(Alarmed):
         self.accepted = self._feedback.accepted
         self._recent: RecentSends | None = None
         self._clock = clock
-        # What every caller gets while nothing limits them; set when that is known to be so.
+        # The grant of every caller while nothing limits them; set once that is known.
         self._free: Grant | None = None
         self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
         self._busy_from_s = 0.0  # since when the queue has not been empty
@@ -92,9 +92,9 @@ class Limiter(Alarmed):
         self.rules.check(cost)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` could be granted behind those in the queue; books nothing.
+        """Seconds until `cost` could be granted after the callers in the queue; books nothing.
 
-        As if these cost as much each.
+        Estimated as if each of them cost the same.
         """
         wait_s = max(self.rules.wait_s(cost, now_s), self._parked_until_s - now_s)
         if self._queue.waiting:
@@ -142,7 +142,7 @@ class Limiter(Alarmed):
         if taken:
             return Grant(self, taken, cost, 0.0)
         if taken is not None:
-            # There is nothing to take from.
+            # There are no limits to take from.
             self._free = FreeGrant(self, taken, _NOTHING, 0.0)
         return self._free
 
@@ -172,22 +172,22 @@ class Limiter(Alarmed):
                 queue.forget()
                 self.pump()
             elif turn.exception() is None:
-                # Granted in the same tick as the cancellation.
+                # Granted in the same turn of the loop as the cancellation.
                 self.give_back(turn.result())
             raise
         return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate]) -> None:
-        """Other limits of one kind from now on; waiting callers keep their order."""
+        """Replaces the limits of one kind; waiting callers keep their order."""
         self.rules.set_rates(kind, rates, self._clock.now_s())
         self.refresh()
 
     def shook_hands(self, took_s: float) -> None:
-        """A connection to the endpoint was made in `took_s`."""
+        """Records that a connection to the endpoint was made in `took_s`."""
         self.rules.shook_hands(took_s)
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """The answer to the grant's call states these limits.
+        """Handles the limits that the answer to the grant's call states.
 
         A request limit among them ends the search for one.
         """
@@ -203,7 +203,7 @@ class Limiter(Alarmed):
             self.refresh()
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """A call was answered; is_limited: by a 429."""
+        """Counts the answer to a call. is_limited: it was a 429."""
         if self._feedback.answered(now_s, is_limited=is_limited):
             self.refresh()
 
@@ -213,7 +213,7 @@ class Limiter(Alarmed):
         return self.rules.is_searched
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Keeps to these request rates, besides the user's own, while a search continues."""
+        """Sets request rates that hold besides the user's own, while a search continues."""
         self.set_rates("requests", [*self._user_rates(), *rates])
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
@@ -238,9 +238,9 @@ class Limiter(Alarmed):
         return [line.user for line in lines if line.kind == "requests" and line.user is not None]
 
     def refresh(self) -> None:
-        """Decides again who may go, after a change of the rules.
+        """Decides anew which callers may go, after a change of the rules.
 
-        Callers who could never go any more are refused with OverLimit.
+        Callers whose calls could never go any more get OverLimit.
         """
         self.counts_tokens = self.rules.counts_tokens
         if self.rules.lines:
@@ -255,14 +255,16 @@ class Limiter(Alarmed):
             self.pump()
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """A grant's call was written at `now_s`: nothing of it is given back any more."""
+        """Records that a grant's call was written at `now_s`: nothing of it is given back any
+        more.
+        """
         for booking in taken:
             booking.window.sent(booking, now_s)
         if self.is_stalled:
             self.pump()
 
     def give_back(self, taken: list[Booking]) -> None:
-        """A grant's call was not written, unless it was sent before."""
+        """Gives back what a grant took, unless its call was sent."""
         now_s = self._clock.now_s()
         for booking in taken:
             booking.window.release(booking, now_s)
@@ -270,7 +272,7 @@ class Limiter(Alarmed):
             self.pump()
 
     def settle(self, taken: list[Booking], used: Cost) -> None:
-        """A grant's call used `used`."""
+        """Records that a grant's call used `used`."""
         self.rules.settle(taken, used)
         if self._queue.waiting and self.counts_tokens:
             self.pump()
@@ -319,6 +321,6 @@ class _Entry:
         return self._grant
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # The call has been answered by now, so it had reached the server.
+        # The call has been answered by now, so it must have reached the server.
         if self._grant is not None and error is None:
             self._grant.replied(self._limiter.now_s() - self._sent_s)

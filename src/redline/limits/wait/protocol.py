@@ -1,4 +1,4 @@
-"""What the calls to an endpoint need of a limiter, and what they report to it."""
+"""The interface through which calls to an endpoint use a limiter and report to it."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ class RateLimiter(Protocol):
         """Raises OverLimit when `cost` could never be granted."""
 
     def room_s(self, cost: Cost, now_s: float) -> float:
-        """Seconds until `cost` could be granted behind those in the queue; books nothing.
+        """Seconds until `cost` could be granted after the callers in the queue; books nothing.
 
-        As if these cost as much each.
+        Estimated as if each of them cost the same.
         """
 
     def binds(self, cost: Cost, now_s: float) -> str:
@@ -72,11 +72,11 @@ class RateLimiter(Protocol):
 
     @property
     def parked_until_s(self) -> float:
-        """No grants before (monotonic); -inf if it was never parked."""
+        """No grants are given before this time (monotonic); -inf if it was never parked."""
 
     @property
     def next_s(self) -> float:
-        """When the next grant may be given (monotonic), by what waits now; -inf if nothing does."""
+        """When the next grant may be given (monotonic) to a present waiter; -inf if none waits."""
 
     def acquire_now(self, cost: Cost) -> Grant | None:
         """A grant if `cost`, which must have been checked, may be sent without waiting."""
@@ -91,23 +91,23 @@ class RateLimiter(Protocol):
         """Gives no grants before `until_s` (monotonic). True if that is later than before."""
 
     def shook_hands(self, took_s: float) -> None:
-        """A connection to the endpoint was made in `took_s`."""
+        """Records that a connection to the endpoint was made in `took_s`."""
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """The answer to the grant's call states these limits."""
+        """Handles the limits that the answer to the grant's call states."""
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer that is no 429; False if `answered` must be called for it instead."""
+        """Counts an answer other than a 429; False if `answered` must be called for it instead."""
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """A call was answered; is_limited: by a 429."""
+        """Counts the answer to a call. is_limited: it was a 429."""
 
     @property
     def is_searched(self) -> bool:
         """A request rate is searched for, until a header states one."""
 
     def search(self, rates: Sequence[Rate]) -> None:
-        """Keeps to these request rates, besides the user's own, while a search continues."""
+        """Sets request rates that hold besides the user's own, while a search continues."""
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
         """The limits in force that the user did not state."""

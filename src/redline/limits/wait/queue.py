@@ -17,10 +17,10 @@ Got = TypeVar("Got")
 
 
 class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
-    """One caller in a queue: `want` is what it asked for, `future` brings what it got.
+    """A caller in a queue. want: what it asked for. future: brings what it got.
 
-    Only the queue holds it, so it is part of no reference cycle; untracked, a hundred thousand of
-    them cost the garbage collector nothing.
+    Only the queue holds it, so that it is part of no reference cycle; since it is untracked, a
+    hundred thousand waiters cost the garbage collector nothing.
     """
 
     want: Want
@@ -44,7 +44,9 @@ class WaitQueue(Generic[Want, Got]):
         return self.waiting
 
     def add(self, want: Want, priority: int) -> asyncio.Future[Got]:
-        """What a new waiter, last of its priority, will get. Ends in `wake_head` or `forget`."""
+        """A future for what a new waiter, last of its priority, gets. Ends in `wake_head` or
+        `forget`.
+        """
         line = self._lines.get(priority)
         if line is None:
             line = self._lines[priority] = deque()
@@ -55,17 +57,17 @@ class WaitQueue(Generic[Want, Got]):
         return future
 
     def is_next(self, future: asyncio.Future[Got]) -> bool:
-        """Whether its waiter is the one that goes next."""
+        """Whether its waiter is the next one."""
         head = self.head()
         return head is not None and head.future is future
 
     def waiters(self) -> list[Waiter[Want, Got]]:
-        """All waiters, in the order in which they go."""
+        """All waiters in their order."""
         lines = (self._lines[priority] for priority in self._priorities)
         return [waiter for line in lines for waiter in line if not waiter.future.done()]
 
     def head(self) -> Waiter[Want, Got] | None:
-        """The waiter that goes next, left in place; None if the queue is empty."""
+        """The next waiter, left in place; None if the queue is empty."""
         while self._priorities:
             line = self._lines[self._priorities[0]]
             while line:
@@ -77,12 +79,12 @@ class WaitQueue(Generic[Want, Got]):
         return None
 
     def wake_head(self, got: Got) -> None:
-        """Takes the head out and wakes it with what it got; call only after `head` named it."""
+        """Removes the head and wakes it with what it got; call only after `head` returned it."""
         self.waiting -= 1
         self._lines[self._priorities[0]].popleft().future.set_result(got)
 
     def forget(self) -> None:
-        """One waiter's future was cancelled."""
+        """Counts a waiter whose future was cancelled."""
         self.waiting -= 1
         self._forgotten += 1
         if self._forgotten > self.waiting + _MOST_FORGOTTEN:

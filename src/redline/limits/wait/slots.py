@@ -26,7 +26,7 @@ class Slots:
 
     @property
     def steady(self) -> int:
-        """While fewer are in use, one is surely free."""
+        """While fewer slots than this are in use, one is certainly free."""
         return self.count
 
     @property
@@ -35,21 +35,21 @@ class Slots:
         return self._queue.waiting
 
     def has_room(self, coming: int = 0) -> bool:
-        """Whether one would be free once this many more are taken, whichever calls wait."""
+        """Whether a slot would be free once this many more are taken, whichever calls wait."""
         return self.in_use + coming < self.count
 
     def want(self) -> None:
-        """Calls wait elsewhere for a slot: others that share the slots are to know it."""
+        """Notes that calls wait elsewhere for a slot, for other processes that share the slots."""
 
     def tell(self, on_room: Callable[[], None]) -> None:
-        """`on_room` is to be called when slots come free that `release` has not been called for."""
+        """Registers `on_room`, called when slots become free without a call of `release`."""
 
     def close(self) -> None:
-        """Calls no waiter any more. May be repeated."""
+        """Stops calling waiters. May be repeated."""
 
     def take_free(self) -> bool:
         """Takes a slot if one is free and the queue is empty; False otherwise."""
-        # As in is_free, without the call: each attempt asks twice.
+        # As in is_free, without the call: each attempt checks twice.
         if self.in_use < self.count and (not self._queue.waiting or self._queue.head() is None):
             self.in_use += 1
             return True
@@ -66,7 +66,7 @@ class Slots:
             if turn.cancelled():
                 self._queue.forget()
             else:
-                # The slot was handed over in the same tick as the cancellation.
+                # The slot was handed over in the same turn of the loop as the cancellation.
                 self.release()
             raise
 
@@ -79,7 +79,7 @@ class Slots:
             queue.wake_head(None)
 
     def resize(self, count: int) -> None:
-        """There are `count` slots from now on, at least 1; what is in use above that runs out."""
+        """Sets the number of slots, at least 1; calls in flight above it run to their end."""
         self.count = count
         while self.in_use < count and self._queue.head() is not None:
             self.in_use += 1

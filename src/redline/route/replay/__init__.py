@@ -1,4 +1,4 @@
-"""What another way to balance would have made of a recorded run."""
+"""Simulates how another balancing strategy would have handled a recorded run."""
 
 from redline.route.replay.results import Compared, Replay, Scored, Seeded, compared, recommended
 from redline.route.replay.scoring import MOST_CALLS, SEEDS, replay

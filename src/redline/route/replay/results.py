@@ -1,4 +1,6 @@
-"""What a replay has found: every strategy's figures, and whether one is better than the noise."""
+"""The results of a replay: the figures of every strategy, and whether one is significantly
+better.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """The difference between two strategies.
 
-    gain: by what share one strategy's figure is below another's; error: its standard error.
+    gain: by what share one strategy's figure is below the other's; error: its standard error.
     """
 
     better: str
@@ -139,7 +141,7 @@ def compared(better: Scored, worse: Scored, figure: str) -> Compared:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
+    """The value below or at which this share of them lies."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

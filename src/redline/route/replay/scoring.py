@@ -47,7 +47,7 @@ from redline.testing import VirtualClock, virtual_run
 from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace
 
 SEEDS = (1, 2, 3, 4, 5)
-# This many calls are replayed some forty times within a minute.
+# This many calls can be replayed about forty times within a minute.
 MOST_CALLS = 5000
 _OTHER_DRAWS = 1_000_000
 
@@ -72,9 +72,9 @@ def replay(
     seeds: Sequence[int] = SEEDS,
     most: int = MOST_CALLS,
 ) -> Replay:
-    """What each strategy would have made of the latest `most` calls of the trace at `path`.
+    """The result of each strategy for the latest `most` calls of the trace at `path`.
 
-    strategies: all that are offered if they are not named.
+    strategies: all available ones by default.
     Raises ConfigError for a file that is not a trace, or a trace that allows no conclusion.
     """
     trace = read_trace(path, most)
@@ -115,7 +115,7 @@ def replay(
 
 
 def _is_offered(strategy: str) -> bool:
-    """A pool supplies all that it looks at."""
+    """Whether a pool supplies everything that the strategy uses."""
     try:
         check_balance(strategy)
     except ConfigError:
@@ -124,7 +124,7 @@ def _is_offered(strategy: str) -> bool:
 
 
 def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
-    """The runs of the trace that have the endpoints of the last one, and what is to be noted."""
+    """The runs of the trace with the endpoints of the last one, and notes about them."""
     last = trace.runs[-1].began
     notes = list[str]()
     if len(last.endpoints) < 2:
@@ -162,7 +162,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
 
 
 def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
-    """The calls of all runs by arrival, each run behind the one before."""
+    """The calls of all runs by arrival, each run after the one before."""
     found, offset_s = list[CallEnded](), 0.0
     for run in runs:
         if not run.calls:
@@ -201,11 +201,11 @@ def _most_at_once(calls: Sequence[CallEnded]) -> int:
 
 
 def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) -> dict[str, Service]:
-    """How long each endpoint takes."""
+    """The service of each endpoint."""
     attempts = {one.name: _served(one.name, calls) for one in endpoints}
     own = {name: fitted(served) for name, served in attempts.items()}
     known = [name for name, service in own.items() if service is not None]
-    # If each has too few of its own, all together.
+    # If each has too few answers of its own, all are fitted together.
     slowest = [one for served in attempts.values() for one in served]
     if known:
         slowest = max((attempts[name] for name in known), key=mean_s)
@@ -219,7 +219,7 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
-    """The attempts at one endpoint, of which a 429 is none: limits are not the server's speed."""
+    """The attempts at one endpoint, without 429s: limits are not the server's speed."""
     found = list[tuple[float, float, CallEnded, bool]]()
     for call in calls:
         for one in call.tried:
@@ -238,7 +238,7 @@ def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
 
 
 def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
-    """One replay. Other seeds draw other work, and other ways of the strategy."""
+    """One replay. Another seed gives other work and other random choices of the strategy."""
 
     async def main() -> Seeded:
         clock = VirtualClock(asyncio.get_running_loop())
@@ -248,7 +248,7 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
         seats = [
             _seat(facts, server) for facts, server in zip(recorded.endpoints, servers, strict=True)
         ]
-        # Not as the pool draws, or what it offers would go with what is chosen.
+        # Not the pool's own generator, or its draws would correlate with the choices.
         balance = strategy_of(strategy, random.Random(seed + _OTHER_DRAWS))
         pool = Pool(seats, balance, clock=clock, seed=seed)
         ended = await _send_all(recorded, pool, balance, seed)
@@ -268,7 +268,7 @@ def _seat(facts: EndpointFacts, server: ReplayServer) -> Seat:
 async def _send_all(
     recorded: _Recorded, pool: Pool, strategy: Strategy, seed: int
 ) -> list[CallEnded]:
-    """The calls with the times and outcomes that they have now."""
+    """The recorded calls with the times and outcomes of this replay."""
     loop, ended = asyncio.get_running_loop(), list[CallEnded]()
     backend = Retry(pool, clock=VirtualClock(loop), seed=seed)
     has_text = bool(strategy.needs)
@@ -299,7 +299,7 @@ async def _send_all(
 
 
 def _as_it_was(recorded: _Recorded) -> Seeded:
-    """What came of the recorded calls."""
+    """The results of the recorded calls."""
     answers, used = Counter[str](), dict[str, tuple[int, int]]()
     for call in recorded.calls:
         if call.tried:
@@ -330,7 +330,7 @@ def _summary(
 def _cost_usd(
     endpoints: Sequence[EndpointFacts], used: Mapping[str, tuple[int, int]]
 ) -> float | None:
-    """What these tokens cost, input and output of each endpoint; None if a price is unknown."""
+    """The cost of these tokens, input and output by endpoint; None if a price is unknown."""
     cost_usd = 0.0
     for one in endpoints:
         if one.input_price is None or one.output_price is None:

@@ -1,4 +1,4 @@
-"""A server that is simulated as its calls have shown it to be, as a member of a pool."""
+"""A simulated server with fitted service times, as a member of a pool."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from redline.route.replay.service import Service
 from redline.timeline import CallEnded, EndpointFacts
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
-# Prefixes that a server keeps: 4,000 prompts of a few thousand tokens.
+# Prefixes that a server caches: 4,000 prompts of a few thousand tokens.
 _MOST_BLOCKS = 100_000
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """A recorded call, as it is made once more. draws: of what this call differs by."""
+    """A recorded call that is made again. draws: the random part of its work."""
 
     call: CallEnded
     draws: random.Random
@@ -36,13 +36,13 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class PromptCache:
-    """What a server has read of prompts: the latest ones."""
+    """The latest prompts that a server has read."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def share(self, blocks: tuple[int, ...]) -> float:
-        """The share of a prompt that it has read before, 0 to 1. Reads all of it."""
+        """The share of a prompt that is cached, 0 to 1. The whole prompt is cached afterwards."""
         known = 0
         while known < len(blocks) and blocks[known] in self._blocks:
             known += 1
@@ -57,8 +57,8 @@ class PromptCache:
 class ReplayServer:
     """A member of a pool that answers recorded calls by a service model, in the loop's time.
 
-    facts: its slots and rate limits are kept to as redline does. Requests hold what `request_of`
-    makes. used: input and output tokens of its answers.
+    facts: its slots and rate limits are applied as redline applies them. Requests must be made by
+    `request_of`. used: input and output tokens of its answers.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class ReplayServer:
         self._waiting = 0
 
     def seated(self, on_room: Callable[[], None]) -> ReplayServer:
-        """Itself, as the member of a pool."""
+        """Returns itself, as the member of a pool."""
         self.on_room = on_room
         return self
 
@@ -97,7 +97,7 @@ class ReplayServer:
         return has_slot and (self._limiter.is_unlimited or self._waiting + coming < self._ahead)
 
     def withdraw(self, call: Call | None = None) -> int:
-        """Takes back none: it is never parked or lost."""
+        """Withdraws no call: it is never parked or lost."""
         return 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -171,9 +171,9 @@ class ReplayServer:
 
 
 def request_of(replayed: Replayed, *, has_text: bool) -> Request:
-    """A request for a recorded call. has_text: with a prompt that begins as the recorded one did.
+    """A request for a recorded call. has_text: with a prompt that has the recorded prefixes.
 
-    Its text is made of the hashes, as long as its tokens say.
+    Its text is made of the hashes, with the recorded number of tokens.
     """
     body: dict[str, object] = {}
     if has_text:
@@ -190,12 +190,12 @@ def replayed_of(request: Request) -> Replayed:
 
 
 def prompt_of(call: CallEnded) -> str:
-    """A text with the same prefixes in common with others as the recorded prompt."""
+    """A text that shares the same prefixes with others as the recorded prompt."""
     parts, begin = list[str](), 0
     for block, end in zip(call.blocks, PREFIX_CHARS, strict=False):
         parts.append(_filled(f"{block:x} ", end - begin))
         begin = end
-    # About four characters a token; what is left is of this call alone.
+    # About four characters per token; the rest is unique to this call.
     most = PREFIX_CHARS[len(call.blocks)] - 1 if len(call.blocks) < len(PREFIX_CHARS) else begin
     left = min(most, max(begin, 4 * (call.input_tokens or 0))) - begin
     parts.append(_filled(f"{call.arrived_s} {call.done_s} ", left))
@@ -207,9 +207,9 @@ def _filled(text: str, chars: int) -> str:
 
 
 class _Slots:
-    """Work of which so much goes on at once; the rest waits in order of arrival.
+    """Runs a bounded number of pieces of work at once; the others wait in order of arrival.
 
-    take: does a piece of it.
+    take: runs a piece of work.
     """
 
     def __init__(
@@ -234,11 +234,11 @@ class _Slots:
 
 
 class _Shared:
-    """Pieces of work that run at once, each of them slowed by the others."""
+    """Pieces of work that run at once and slow each other down."""
 
     def __init__(self, slowdown: float) -> None:
         self._slowdown = slowdown
-        self._done_s = 0.0  # what a piece has done that was there from the beginning
+        self._done_s = 0.0  # the progress of a piece that has been there from the beginning
         self._at_s = 0.0
         self._left: list[tuple[float, int, asyncio.Future[None]]] = []
         self._numbers = count()
@@ -270,7 +270,7 @@ class _Shared:
     def _end_first(self) -> None:
         self._go_on(asyncio.get_running_loop().time())
         first_s, _, over = heapq.heappop(self._left)
-        # What rounding has left of it is none of the others' work.
+        # Rounding errors must not count as work of the others.
         self._done_s = max(self._done_s, first_s)
         over.set_result(None)
         self._set_timer()

@@ -1,4 +1,4 @@
-"""How many replicas a fleet should have, and a fleet that has as many."""
+"""Decides how many replicas a fleet should have, and keeps that many running."""
 
 from redline.route.scale.autoscaler import Autoscaler, Capacity, Change, Decision, Sample, replay
 from redline.route.scale.fleet import Failure, Fleet, Launcher

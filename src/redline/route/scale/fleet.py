@@ -1,4 +1,4 @@
-"""A fleet that has as many replicas as its autoscaler decides."""
+"""A fleet that runs as many replicas as its autoscaler decides."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ class Fleet:
 
     @property
     def again_s(self) -> float:
-        """No replica is started before, by the monotonic clock."""
+        """No replica is started before this time (monotonic)."""
         return self._again_s
 
     async def run(self) -> None:
-        """Keeps the fleet as large as it should be, until cancelled. Then stops all replicas."""
+        """Keeps the fleet at the decided size until cancelled; then stops all replicas."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
@@ -125,7 +125,7 @@ class Fleet:
                     tasks.create_task(self._end(member.name))
 
     def sample(self) -> Sample:
-        """The fleet as it is now. To be called once for each decision."""
+        """The present state of the fleet. To be called once for each decision."""
         pool, now_s, members = self._pool, self._clock.now_s(), self.ready
         loads = [member.backend.load(now_s) for member in pool.members]
         slots = [member.backend.load(now_s).slots for member in members]
@@ -162,7 +162,9 @@ class Fleet:
                 self._take(member.name, tasks)
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
-        """Starts what is missing. Replicas that are ending their calls count for the maximum."""
+        """Starts missing replicas. Replicas that are ending their calls count against the
+        maximum.
+        """
         if self._clock.now_s() < self._again_s:
             return
         have = len(self.ready) + len(self._starting)
@@ -172,7 +174,7 @@ class Fleet:
             self._starting[name] = tasks.create_task(self._start(name))
 
     def _shrink(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
-        """Stops what is too much: those that are not ready yet, then the least busy ones."""
+        """Stops surplus replicas: first those that are not ready yet, then the least busy ones."""
         ready = self.ready
         surplus = len(ready) + len(self._starting) - replicas
         for name in [*reversed(self._starting)][: max(0, surplus)]:
@@ -233,7 +235,9 @@ class _Waits:
         self._steps: deque[tuple[float, int, Counter[int]]] = deque()
 
     def add(self, at_s: float, begun: int, waits: Counter[int]) -> None:
-        """begun: calls that have got a replica so far. waits: of those that had to wait."""
+        """Adds waits. begun: calls that have got a replica so far. waits: of those that had to
+        wait.
+        """
         calls = max(begun - self._begun, waits.total())
         self._begun = max(begun, self._begun)
         self._steps.append((at_s, calls, waits))
@@ -241,7 +245,7 @@ class _Waits:
             self._steps.popleft()
 
     def p95_s(self, waiting_s: Sequence[float]) -> float:
-        """waiting_s: how long the calls that still wait have done so."""
+        """The 95th percentile. waiting_s: how long each call that still waits has waited."""
         now = Counter(map(wait_class, waiting_s))
         calls = sum(calls for _, calls, _ in self._steps) + len(waiting_s)
         return quantile_s(0.95, calls, [now, *(waits for _, _, waits in self._steps)])

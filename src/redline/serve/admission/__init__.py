@@ -1,4 +1,4 @@
-"""Which call may start now, which waits, and which is refused."""
+"""Decides which calls start now, which wait, and which are refused."""
 
 from redline.serve.admission.admission import Room
 from redline.serve.admission.errors import Overloaded, QueueFull

@@ -1,16 +1,16 @@
-"""Admission decided: plain functions of the time, which never wait.
+"""Admission decisions: plain functions of the time that never wait.
 
-A call of a class may start when
+A call of a class may start when all three hold:
 
-  no call of its class or a higher one waits, or it is the next of those that do;
-  the endpoints have room for it;
-  the classes below each higher class are within what that class leaves them.
+no call of its class or a higher class is waiting, or this call is the next one to start;
+the endpoints have room for it;
+the lower classes have not used up the slots that each higher class leaves to them.
 
-The last is trunk reservation. Of the slots that a class and those above it do not use, on average
-over the last while, it keeps a share free of all lower classes. So a burst finds free slots, and a
-batch still gets nearly all that the others leave, however much that is. The average matters: if
-lower classes could fill each gap between two bursts, their long calls would be in the way of the
-second one.
+The third condition is trunk reservation. A class keeps a share of the slots that it and the higher
+classes leave unused on average over the last seconds; no lower class may use that share. Therefore
+a burst finds free slots, and batches still get nearly all unused slots, whatever their number. The
+rule uses the average because long calls of lower classes would otherwise fill each gap between two
+bursts and delay the second burst.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import AdmissionState, ClassLoad
 from redline.waist import Load, Request
 
-# What a class uses is averaged over about this many seconds: the time of many calls.
+# The usage of a class is averaged over about this many seconds: the time of many calls.
 MEAN_S = 30.0
-# Nothing is kept free for a class that has had no call for that long: many gateways have one class.
+# A class without calls for this many seconds reserves no slots: many gateways use one class only.
 UNUSED_S = 600.0
-# Seconds for which slots are taken to be as they were.
+# Seconds for which a measured number of slots is reused.
 REVIEW_S = 0.25
 # Used until a queue has drained long enough to measure its rate.
 _USUAL_WAIT_S = 1.0
 
 
 class Room(Protocol):
-    """What calls are admitted to: `route.Pool`, whose methods these are."""
+    """The part of `route.Pool` that admission uses."""
 
     def has_room(self, now_s: float, coming: int = 0, avoid: frozenset[str] = ...) -> bool: ...
 
@@ -52,11 +52,11 @@ class Room(Protocol):
 
 
 class Line:
-    """The calls of one class: those that wait, those in flight, and counts since the start.
+    """The calls of one class: waiting, in flight, and counted since the start.
 
-    flights: those in flight in all processes that share the endpoints; None if this one has them to
-    itself. usual: how many of them on average, over about MEAN_S. is_used: the class has had a call
-    of late.
+    flights: the calls in flight in all processes that share the endpoints; None if only this
+    process uses them. usual: the mean number of calls in flight, over about MEAN_S. is_used: the
+    class has had a call recently.
     """
 
     def __init__(self, settings: ClassSettings, now_s: float, flights: Flights | None) -> None:
@@ -76,7 +76,7 @@ class Line:
         self._seen_s = 0.0
 
     def review(self, now_s: float) -> None:
-        """Brings its mean up to date."""
+        """Updates the mean number of calls in flight."""
         self._seen_s += (past_s := now_s - self._at_s)
         self._at_s = now_s
         share = max(past_s / self._seen_s, -math.expm1(-past_s / MEAN_S)) if past_s > 0 else 0.0
@@ -88,30 +88,30 @@ class Line:
 
     @property
     def in_flight_in_all(self) -> int:
-        """Those in flight in all processes."""
+        """The calls of this class in flight in all processes."""
         return self.in_flight if self.flights is None else self.flights.count
 
     def begin(self) -> None:
-        """A call starts."""
+        """Counts a call that starts."""
         self.in_flight += 1
         self.admitted += 1
         if self.flights is not None:
             self.flights.add(1)
 
     def end(self) -> None:
-        """A call is over."""
+        """Counts a call that ends."""
         self.in_flight -= 1
         if self.flights is not None:
             self.flights.add(-1)
 
     def add(self, waiter: Waiter, now_s: float) -> None:
-        """A call waits."""
+        """Queues a call."""
         if not self.queue.waiting:
             self.drain.begins(now_s)
         self.queue.add(waiter)
 
     def take(self, fits: Fits, now_s: float) -> Waiter | None:
-        """The call that waits and starts now; None if none fits."""
+        """Removes the next call to start from the queue and returns it; None if no call fits."""
         waiter = self.queue.take(fits)
         if waiter is not None:
             self.begin()
@@ -121,14 +121,14 @@ class Line:
         return waiter
 
     def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
-        """A call waits no more, and does not start."""
+        """Removes a waiting call that will not start."""
         self.queue.remove(waiter)
         if not self.queue.waiting:
             self.drain.ends(now_s)
         waiter.turns(step)
 
     def refuse(self, reason: str) -> None:
-        """Counts a call that is refused."""
+        """Counts a refused call."""
         self.refused[reason] += 1
 
     def give_up(self) -> None:
@@ -153,13 +153,14 @@ class Line:
 
 
 class Admission:
-    """Decides which call may start, wait or be refused.
+    """Decides which calls start, wait or are refused.
 
-    waiting, in_flight: calls of all classes. coming: may start, and have not yet gone on.
+    waiting, in_flight: calls of all classes. coming: calls that were allowed to start but have not
+    yet reached the pool.
 
-    most: calls in flight at once, beside what the endpoints allow; None for no such bound.
-    flights: those of a class, by its name, in all processes that share the endpoints; None if this
-    one has them to itself.
+    most: maximum number of calls in flight, in addition to the bounds of the endpoints; None for no
+    such maximum. flights: returns, for the name of a class, its calls in flight in all processes
+    that share the endpoints; None if only this process uses them.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class Admission:
         self.is_held_by_coming = False
 
     def line(self, klass: str) -> Line:
-        """The class of this name. Raises ConfigError if there is none."""
+        """The class with this name. Raises ConfigError if it does not exist."""
         try:
             return self._by_name[klass]
         except KeyError:
@@ -203,12 +204,12 @@ class Admission:
 
     @property
     def is_full(self) -> bool:
-        """As many calls are in flight as may be, and others wait."""
+        """The maximum number of calls is in flight, and further calls wait."""
         return self.waiting > 0 and self._in_flight_in_all() >= self._slots
 
     def first(self, endpoint: str) -> tuple[int, float] | None:
-        """The priority of the highest class of which a call waits that may use this endpoint, and
-        the weights of its tenants with such calls; None if there is none.
+        """The highest priority among waiting calls that may use this endpoint, and the summed
+        weights of their tenants; None if no such call waits.
         """
         for line in self._lines:
             if weights := line.queue.weights_for(endpoint):
@@ -216,14 +217,16 @@ class Admission:
         return None
 
     def class_of(self, priority: int) -> str:
-        """The name of the highest class that goes no sooner than this, or of the lowest."""
+        """The name of the highest class whose priority is not ahead of this one, otherwise of the
+        lowest.
+        """
         for line in self._lines:
             if line.settings.priority >= priority:
                 break
         return line.settings.name
 
     def enter(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
-        """Starts a call that comes now, if it may start."""
+        """Starts a new call if it may start at once; returns whether it did."""
         if self.waiting:
             for one in self._lines:
                 if one.queue.waiting:
@@ -239,7 +242,7 @@ class Admission:
         return True
 
     def add(self, line: Line, waiter: Waiter, until_s: float, now_s: float) -> None:
-        """The call waits. until_s: when it has to start. Raises QueueFull and Overloaded."""
+        """Queues a call. until_s: latest time for its start. Raises QueueFull and Overloaded."""
         self._check_queue(line, waiter, now_s)
         wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
         most_s = max(0.0, until_s - now_s)
@@ -253,7 +256,7 @@ class Admission:
         self.waiting += 1
 
     def next(self, now_s: float) -> Waiter | None:
-        """The call that starts now, of those that wait; None if none may."""
+        """The waiting call that starts now; None if no call may start."""
         if now_s >= self._review_s:
             self._review(now_s)
         known: dict[frozenset[str], bool] = {}
@@ -269,7 +272,7 @@ class Admission:
             if not line.queue.waiting:
                 continue
             if not self._is_free(line):
-                # More slots stay free of lower classes.
+                # The slots still free are reserved for this class and the higher ones.
                 return None
             waiter = line.take(fits, now_s)
             if waiter is not None:
@@ -280,30 +283,32 @@ class Admission:
         return None
 
     def arrived(self) -> bool:
-        """A call that may start has gone on; whether others were held back by that alone."""
+        """Counts a started call that has reached the pool; returns whether it alone held back
+        others.
+        """
         self.coming -= 1
         was_held, self.is_held_by_coming = self.is_held_by_coming, False
         return was_held
 
     def leave(self, line: Line) -> None:
-        """A call that had started is over."""
+        """Counts a started call that has ended."""
         self.in_flight -= 1
         line.end()
 
     def give_up(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """A call that waited has been cancelled."""
+        """Removes a waiting call that was cancelled."""
         line.give_up()
         line.remove(waiter, Step.GONE, now_s)
         self.waiting -= 1
 
     def late(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """A call has waited for as long as it may; its task asks `lateness` what to raise."""
+        """Removes a call whose longest wait is over; its task raises the error from `lateness`."""
         line.refuse("late")
         line.remove(waiter, Step.LATE, now_s)
         self.waiting -= 1
 
     def lateness(self, line: Line, waiter: Waiter, now_s: float) -> Overloaded:
-        """What a late call is refused with."""
+        """The error for a call whose longest wait is over."""
         wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
         return Overloaded(
             f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
@@ -311,7 +316,7 @@ class Admission:
         )
 
     def wait_s(self, line: Line, flow: Flow, tokens: float, now_s: float) -> float | None:
-        """Seconds until a call of this tenant starts, if it came now; None if that is unknown."""
+        """Seconds until a call of this tenant would start if it came now; None if unknown."""
         rate = line.drain.tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
         if rate is None:
@@ -328,7 +333,7 @@ class Admission:
         )
 
     def _is_free(self, line: Line) -> bool:
-        """A slot is free, and lower classes are not at what the classes above leave to them."""
+        """A slot is free for this class, beyond those that the higher classes reserve."""
         slots = self._slots
         if slots == math.inf:
             return True
@@ -348,13 +353,13 @@ class Admission:
         return True
 
     def _in_flight_in_all(self) -> int:
-        """Calls of all classes in all processes."""
+        """The calls of all classes in flight in all processes."""
         if not self._is_shared:
             return self.in_flight
         return sum([line.in_flight_in_all for line in self._lines])
 
     def _check_queue(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """Raises QueueFull if as many calls wait as may."""
+        """Raises QueueFull if the maximum number of calls of the class or tenant waits."""
         settings, flow = line.settings, waiter.flow
         is_tenants = flow.waiting >= settings.of_a_tenant
         if not is_tenants and line.queue.waiting < settings.most_waiting:
@@ -370,7 +375,9 @@ class Admission:
         )
 
     def _review(self, now_s: float) -> None:
-        """Brings up to date what changes rarely."""
+        """Updates the values that change rarely: means, slots, and the time until which the pool is
+        parked.
+        """
         for line in self._lines:
             line.review(now_s)
         self._review_s = now_s + REVIEW_S
@@ -378,7 +385,7 @@ class Admission:
         self._parked_until_s = self._room.load(now_s).parked_until_s
 
     def _again_s(self, line: Line, wait_s: float | None, now_s: float) -> float:
-        """When to ask again: not before one more call could have started."""
+        """Seconds until a retry: at least until one more call could have started."""
         if wait_s is None:
             return _USUAL_WAIT_S
         rate = line.drain.calls_per_s(now_s)

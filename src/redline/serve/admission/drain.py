@@ -1,39 +1,40 @@
-"""How fast a queue drains, observed while it is not empty."""
+"""The rate at which a queue drains, measured only while the queue is not empty."""
 
 from __future__ import annotations
 
 from collections import deque
 
-# Starts that the rate counts: the latest ones, of the last WINDOW_S, and not fewer than LEAST if
-# they are slow.
+# The rate is measured over the latest starts: at most MOST, from the last WINDOW_S seconds, but at
+# least LEAST starts if they are slower.
 MOST = 512
 LEAST = 16
 WINDOW_S = 30.0
-# Fewer say nothing yet.
+# Fewer starts give no rate.
 FIRST = 3
 
 
 class Drain:
-    """The rate at which calls leave a queue. Time in which nothing waits does not count."""
+    """The rate at which calls leave a queue. Time with an empty queue does not count."""
 
     def __init__(self) -> None:
-        # When each start was, by the time that something has waited; and its tokens.
+        # Each start: its time on a clock that runs only while the queue is not empty, and its
+        # tokens.
         self._starts: deque[tuple[float, float]] = deque()
         self._tokens = 0.0
-        self._from_s = 0.0  # of the time that the starts cover
+        self._from_s = 0.0  # start of the time that the starts cover
         self._waited_s = 0.0
         self._since_s: float | None = None
 
     def begins(self, now_s: float) -> None:
-        """The queue is not empty any more."""
+        """Notes that the queue is no longer empty."""
         self._since_s = now_s
 
     def ends(self, now_s: float) -> None:
-        """The queue is empty."""
+        """Notes that the queue is empty."""
         self._waited_s, self._since_s = self._clock_s(now_s), None
 
     def started(self, now_s: float, tokens: float) -> None:
-        """A call has left the queue because it may start."""
+        """Counts a call that left the queue to start."""
         starts, at_s = self._starts, self._clock_s(now_s)
         starts.append((at_s, tokens))
         self._tokens += tokens
@@ -42,11 +43,11 @@ class Drain:
             self._tokens -= gone
 
     def calls_per_s(self, now_s: float) -> float | None:
-        """None if too few have left it to say."""
+        """Calls per second; None if too few calls have left the queue."""
         return self._rate(len(self._starts), now_s)
 
     def tokens_per_s(self, now_s: float) -> float | None:
-        """None if too few calls have left it to say."""
+        """Tokens per second; None if too few calls have left the queue."""
         return self._rate(self._tokens, now_s)
 
     def _rate(self, amount: float, now_s: float) -> float | None:

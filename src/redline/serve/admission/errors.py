@@ -1,4 +1,4 @@
-"""Calls that admission refuses: both kinds say when to ask again."""
+"""Errors of calls that admission refuses. Both state when to retry."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from redline.errors import RateLimited, ServerFailed
 
 
 class QueueFull(RateLimited):
-    """The tenant, or its class, has as many calls waiting as it may: HTTP 429."""
+    """The tenant or its class already has the maximum number of waiting calls: HTTP 429."""
 
     def __init__(self, what: str, *, hint: str, retry_after_s: float) -> None:
         super().__init__(what, hint=hint, status=429, retry_after_s=retry_after_s)
 
 
 class Overloaded(ServerFailed):
-    """The call would wait longer than it may, or has: HTTP 503."""
+    """The call would wait longer than allowed, or has: HTTP 503."""
 
     def __init__(self, what: str, *, retry_after_s: float) -> None:
         hint = "ask again later, or allow more time"

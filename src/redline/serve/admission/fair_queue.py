@@ -1,9 +1,10 @@
-"""Calls of one class that wait, fair between tenants: start-time fair queuing, in tokens.
+"""The waiting calls of one class, shared fairly by tenants: start-time fair queuing, in tokens.
 
-Each tenant has a virtual time: the tokens that its calls have used, and an estimate of those in
-flight, by its weight. The next call is one of the tenant whose virtual time is the lowest. A tenant
-that is new or was idle starts at what the others have used: no tenant saves up for later. Estimates
-count only while a call is in flight, so that wrong ones put off no tenant for long.
+Each tenant has a virtual time: the tokens that its calls have used, plus an estimate for its calls
+in flight, divided by its weight. The next call to start belongs to the tenant with the lowest
+virtual time. A new or idle tenant starts at the queue's present virtual time, so that no tenant
+saves up for later. An estimate counts only while its call is in flight, so that a wrong estimate
+does not delay a tenant for long.
 
 P. Goyal, H. Vin and H. Cheng, Start-time Fair Queueing, ACM SIGCOMM 1996.
 """
@@ -19,16 +20,16 @@ from heapq import heapify, heappop, heappush
 
 from redline.errors import ConfigError
 
-# Tenants without calls that are known because of what they have used, or calls in flight.
+# Tenants without waiting calls that are remembered for their usage or their calls in flight.
 _MOST_IDLE = 10_000
-# Entries of the order beyond two for each tenant.
+# Entries of the heap beyond two for each tenant.
 _MOST_OUTDATED = 64
 
 Fits = Callable[[frozenset[str]], bool]
 
 
 class Step(Enum):
-    """Where a call is: it waits, then it may start, or is late, or gives up."""
+    """The state of a call: waiting, started, late, or given up."""
 
     WAITING = "waiting"
     STARTED = "started"
@@ -37,7 +38,7 @@ class Step(Enum):
 
 
 class Waiter:
-    """One call that waits. avoid: endpoints that it may not use. turn: what its task waits for."""
+    """A waiting call. avoid: endpoints that it may not use. turn: what its task awaits."""
 
     __slots__ = ("avoid", "flow", "number", "since_s", "step", "tokens", "turn")
 
@@ -51,22 +52,23 @@ class Waiter:
         self.turn: asyncio.Future[None] | None = None
 
     def wait(self) -> asyncio.Future[None]:
-        """Done when the call does not wait any more."""
+        """A future that is done when the call no longer waits."""
         self.turn = asyncio.get_running_loop().create_future()
         return self.turn
 
     def turns(self, step: Step) -> None:
-        """It no longer waits; wakes its task."""
+        """Ends the wait with this state and wakes the call's task."""
         self.step = step
         if self.turn is not None and not self.turn.done():
             self.turn.set_result(None)
 
 
 class Flow:
-    """One tenant in the queue.
+    """A tenant in the queue.
 
-    used: tokens of its calls that are over, by its weight. pending: estimated tokens of its calls
-    in flight, charged: their number. place: its virtual time as the queue has it in its order.
+    used: tokens of its ended calls, divided by its weight. pending: estimated tokens of its calls
+    in flight; charged: the number of these calls. place: the virtual time by which the queue has
+    sorted the tenant.
     """
 
     __slots__ = (
@@ -83,12 +85,13 @@ class Flow:
         self.charged = 0
         self.waiting = 0
         self.tokens = 0.0
-        # By the endpoints that calls may not use: one that is full holds back no others.
+        # Keyed by the endpoints that calls may not use: a full endpoint does not hold back other
+        # calls.
         self._lines: dict[frozenset[str], OrderedDict[Waiter, None]] = {}
 
     @property
     def time(self) -> float:
-        """The queue's virtual time."""
+        """The tenant's virtual time."""
         return self.used + self.pending / self.weight
 
     def add(self, waiter: Waiter) -> None:
@@ -110,13 +113,13 @@ class Flow:
         self.pending += tokens
 
     def end(self, estimate: float, tokens: float) -> None:
-        """A call that was charged is over. tokens: what it has used."""
+        """Ends a charged call. tokens: its real usage."""
         self.charged -= 1
         self.pending = self.pending - estimate if self.charged else 0.0
         self.used += tokens / self.weight
 
     def may_use(self, endpoint: str) -> bool:
-        """One of its calls that wait may use this endpoint."""
+        """One of the waiting calls may use this endpoint."""
         return any(endpoint not in avoid for avoid, calls in self._lines.items() if calls)
 
     def heads(self) -> Iterator[Waiter]:
@@ -124,7 +127,7 @@ class Flow:
         return (next(iter(line)) for line in self._lines.values())
 
     def first(self, fits: Fits) -> Waiter | None:
-        """The call that came first, of those that fit; None if none does."""
+        """The earliest call that fits; None if no call fits."""
         found = None
         for head in self.heads():
             if (found is None or head.number < found.number) and fits(head.avoid):
@@ -135,7 +138,8 @@ class Flow:
 class FairQueue:
     """Waiting calls, served fairly between tenants.
 
-    waiting: calls in it. weights: of the tenants that wait. tokens: of all calls in it.
+    waiting: the number of waiting calls. weights: the sum for tenants with waiting calls. tokens:
+    the sum for all waiting calls.
     """
 
     def __init__(self) -> None:
@@ -143,17 +147,18 @@ class FairQueue:
         self.weights = 0.0
         self.tokens = 0.0
         self._flows: dict[str, Flow] = {}
-        self._busy = 0  # tenants that wait
-        # Tenants that wait by virtual time. An entry whose time is not `Flow.place` is outdated.
+        self._busy = 0  # tenants with waiting calls
+        # Waiting tenants by virtual time. An entry whose time differs from `Flow.place` is
+        # outdated.
         self._order: list[tuple[float, int, Flow]] = []
-        # Calls that wait by the endpoints that they may not use.
+        # The waiting calls, keyed by the endpoints that they may not use.
         self._avoided = Counter[frozenset[str]]()
-        self._floor = 0.0  # what a tenant has used that comes now
+        self._floor = 0.0  # the usage at which a new or idle tenant starts
         self._time = 0.0  # virtual time of the tenant whose call started last
         self._number = 0
 
     def flow(self, tenant: str, weight: float) -> Flow:
-        """The tenant, with what it has used. weight: its share in proportion to the others'.
+        """The tenant and its usage. weight: its share in proportion to the other tenants' weights.
 
         Raises ConfigError for a weight of 0 or less.
         """
@@ -172,7 +177,7 @@ class FairQueue:
         return flow
 
     def flows(self) -> Iterator[Flow]:
-        """The tenants that wait."""
+        """The tenants with waiting calls."""
         return (flow for flow in self._flows.values() if flow.waiting)
 
     def weights_for(self, endpoint: str) -> float:
@@ -185,7 +190,7 @@ class FairQueue:
         return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
 
     def add(self, waiter: Waiter) -> None:
-        """The call waits, behind those of its tenant."""
+        """Queues the call behind its tenant's other calls."""
         flow = waiter.flow
         waiter.number = self._number = self._number + 1
         is_first = not flow.waiting
@@ -200,9 +205,9 @@ class FairQueue:
             self._put(flow)
 
     def take(self, fits: Fits) -> Waiter | None:
-        """The call that starts now, and is charged; None if none fits.
+        """Removes, charges and returns the next call to start; None if no call fits.
 
-        fits: whether a call could start that may not use these endpoints.
+        fits: returns whether a call could start that may not use the given endpoints.
         """
         if not any(map(fits, self._avoided)):
             return None
@@ -223,7 +228,7 @@ class FairQueue:
         return found
 
     def remove(self, waiter: Waiter) -> None:
-        """The call waits no more."""
+        """Removes a waiting call."""
         flow = waiter.flow
         flow.remove(waiter)
         self.waiting -= 1
@@ -238,12 +243,12 @@ class FairQueue:
             self._clear()
 
     def ended(self, flow: Flow, estimate: float, tokens: float) -> None:
-        """A call that had waited is over. tokens: what it has used in place of the estimate."""
+        """Ends a call that had waited. tokens: its real usage, which replaces the estimate."""
         flow.end(estimate, tokens)
         self._put(flow)
 
     def ahead(self, flow: Flow, tokens: float) -> float:
-        """Tokens that start before a call of this tenant, if it came now, by what waits now."""
+        """Tokens of waiting calls that would start before a call of this tenant that came now."""
         lead = max(flow.used, self._floor) + flow.pending / flow.weight - self._time
         own = flow.tokens + tokens + max(0.0, lead * flow.weight)
         others = self.weights - flow.weight if flow.waiting else self.weights
@@ -259,7 +264,7 @@ class FairQueue:
         self._put(flow)
 
     def _put(self, flow: Flow) -> None:
-        """Sets the place of a tenant by its virtual time."""
+        """Sorts a tenant by its present virtual time."""
         flow.place = flow.time
         if not flow.waiting:
             return
@@ -271,14 +276,14 @@ class FairQueue:
             heapify(order)
 
     def _clear(self) -> None:
-        """Nothing waits: everyone has got all that was asked for, and nothing is owed."""
+        """Clears the usage of all tenants: with an empty queue, no tenant is owed anything."""
         self._flows.clear()
         self._order.clear()
         self._avoided.clear()
         self.weights = self.tokens = self._floor = self._time = 0.0
 
     def _forget(self) -> None:
-        """Forgets tenants that do not wait: those that owe nothing, or else the oldest half."""
+        """Forgets tenants without waiting calls: those that owe nothing, or the older half."""
         idle = [flow for flow in self._flows.values() if not flow.waiting]
         even = [flow for flow in idle if not flow.charged and flow.used <= self._floor]
         for flow in even or idle[: len(idle) // 2]:

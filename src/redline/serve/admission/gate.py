@@ -1,4 +1,4 @@
-"""The gate in front of the endpoints: a call passes, waits for its turn, or is refused."""
+"""The gate in front of the endpoints: each call passes, waits for its turn, or is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import AdmissionState
 
-# An estimate beyond this is a mistake.
+# A larger estimate is a mistake.
 _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
@@ -23,7 +23,7 @@ def _nothing() -> None:
 
 
 class Place:
-    """What a call holds from its start to its end; to be left once, by `with` or by `leave`."""
+    """A started call's place among the calls in flight. Left once: by `with` or by `leave`."""
 
     __slots__ = ("_flow", "_gate", "_is_left", "_line", "_tokens", "_used")
 
@@ -37,11 +37,13 @@ class Place:
         self._is_left = False
 
     def settle(self, tokens: float) -> None:
-        """The tokens that the call has used, in place of its estimate. Not after it has left."""
+        """Replaces the call's estimate by the tokens that it used. Has no effect after the call
+        ended.
+        """
         self._used = tokens
 
     def leave(self) -> None:
-        """The call is over. May be called again."""
+        """Ends the call. May be repeated."""
         if not self._is_left:
             self._is_left = True
             if self._flow is not None:
@@ -56,13 +58,14 @@ class Place:
 
 
 class Gate:
-    """Lets calls through to a pool, by class and fairly between tenants.
+    """Admits calls to a pool, by class and fairly between tenants.
 
-    room: where they go. All calls to it pass this gate, or one of another process. classes: see
-    ClassSettings. most: calls in flight at once, beside what the endpoints allow; None for no such
-    bound. flights: those of a class, by its name, in all processes with a gate to the room; None
-    if there is no other one. want: called whenever a call has to wait, so that they know it.
-    Raises ConfigError for classes that are none or alike.
+    room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
+    ClassSettings. most: maximum number of calls in flight, in addition to the bounds of the
+    endpoints; None for no such maximum. flights: returns, for the name of a class, its calls in
+    flight in all processes with a gate to the room; None if this gate is the only one. want: called
+    whenever a call has to wait, so that the other processes learn of the demand. Raises ConfigError
+    if classes are missing or indistinguishable.
     """
 
     def __init__(
@@ -82,11 +85,11 @@ class Gate:
         room.held_by(self._look)
 
     def class_of(self, priority: int) -> str:
-        """The class of calls with this priority: the highest that goes no sooner, or the lowest."""
+        """The class of calls with this priority; see `Admission.class_of`."""
         return self._admission.class_of(priority)
 
     def try_enter(self, klass: str, avoid: frozenset[str] = _ALL) -> Place | None:
-        """A place for a call that may start at once; None if it has to wait, with `enter`.
+        """A place for a call that may start at once; None if it has to wait in `enter`.
 
         Raises ConfigError for an unknown class.
         """
@@ -104,13 +107,13 @@ class Gate:
         deadline_s: float = math.inf,
         avoid: frozenset[str] = _ALL,
     ) -> Place:
-        """A place for a call, when it is its turn.
+        """A place for a call, once its turn comes.
 
-        tenant: who shares the class, in proportion to `weight`, above 0. tokens: an estimate of
-        what the call uses. deadline_s: when it has to start, by the monotonic clock. avoid:
-        endpoints that it cannot use.
-        Raises QueueFull, or Overloaded: at once if it would start too late, or when it is too late;
-        ConfigError for an unknown class.
+        tenant: shares the class with other tenants in proportion to `weight`, above 0. tokens: an
+        estimate of the call's usage. deadline_s: latest time for its start, monotonic. avoid:
+        endpoints that the call cannot use.
+        Raises QueueFull; Overloaded, at once if the call would start too late, otherwise when its
+        time is over; ConfigError for an unknown class.
         """
         place = self.try_enter(klass, avoid)
         if place is not None:
@@ -132,7 +135,7 @@ class Gate:
         return self._admission.is_full
 
     def waits_for(self, endpoint: str) -> bool:
-        """A call waits that may use this endpoint."""
+        """A waiting call may use this endpoint."""
         return self._admission.first(endpoint) is not None
 
     def demand(self, endpoint: str) -> Demand:
@@ -141,11 +144,11 @@ class Gate:
         return Demand(self._admission.lowest) if first is None else Demand(*first)
 
     def state(self) -> AdmissionState:
-        """How it is now."""
+        """The present state of the gate."""
         return self._admission.state(self._clock.now_s())
 
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
-        """Returns when the call may start. Raises Overloaded when it is too late."""
+        """Returns when the call may start. Raises Overloaded when its time is over."""
         loop, admission = asyncio.get_running_loop(), self._admission
         timer = None
         if until_s < math.inf:
@@ -154,9 +157,9 @@ class Gate:
             await waiter.wait()
         except BaseException:
             if waiter.step is Step.STARTED:
-                # It was its turn in the same moment.
+                # The call was allowed to start at the same moment.
                 self._arrived()
-                # It has used nothing.
+                # The call has used no tokens.
                 line.queue.ended(waiter.flow, waiter.tokens, 0.0)
                 self._left(line)
             elif waiter.step is Step.WAITING:
@@ -175,7 +178,7 @@ class Gate:
             self._look()
 
     def _arrived(self) -> None:
-        """A call goes on to the pool in this turn of the loop."""
+        """Counts a call that reaches the pool in this turn of the loop."""
         if self._admission.arrived() and self._admission.waiting:
             asyncio.get_running_loop().call_soon(self._look)
 
@@ -185,7 +188,7 @@ class Gate:
             self._look()
 
     def _look(self) -> None:
-        """Starts the calls that may start now."""
+        """Starts all calls that may start now."""
         admission = self._admission
         if admission.waiting:
             now_s = self._clock.now_s()
@@ -198,7 +201,7 @@ class Gate:
                 self._timer.cancel()
                 self._timer = None
         elif self._timer is None:
-            # Slots may become more without a word of the pool.
+            # The number of slots may grow without a notification from the pool.
             self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self._look_again)
 
     def _look_again(self) -> None:

@@ -1,4 +1,4 @@
-"""A backend behind a gate: its calls wait for their turn, or fail with what refused them."""
+"""A backend behind a gate: each call waits for its turn, or fails with the refusal's error."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _alike(tenant: str) -> float:
 
 
 class Gated:
-    """Sends each call in the class of its priority, as a call of its tenant.
+    """Sends each call in the class of its priority and in the name of its tenant.
 
-    gate: of the pool that `backend` leads to. tokens_of: estimates what a request will use.
-    weight_of: the weight of a tenant. Both are asked only for calls that have to wait. An answer
-    with usage settles the estimate.
+    gate: the gate in front of the pool that `backend` leads to. tokens_of: estimates the usage of a
+    request. weight_of: returns the weight of a tenant. Both are called only for calls that have to
+    wait. A reply with usage replaces the estimate.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Priority classes, and what each may take and keep waiting."""
+"""Priority classes: the slots that each reserves, and how many calls it lets wait."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from redline.errors import ConfigError
 class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One priority class.
 
-    name: how keys and settings refer to it. priority: the lower number goes first.
-    reserved: 0 or more, and below 1. Of the slots that this class and those above it do not use on
-    average, the share that stays free of lower classes, rounded down to whole slots.
-    most_waiting: calls of the class that wait at once. most_waiting_each: of one tenant; 0 for a
-    quarter of them. longest_wait_s: a call that would wait longer is refused.
+    name: used by keys and settings. priority: lower numbers start first. reserved: 0 or more, and
+    below 1: of the slots that this class and the higher ones leave unused on average, the share
+    that stays free of lower classes, rounded down to whole slots. most_waiting: waiting calls of
+    the class, at most. most_waiting_each: the same for one tenant; 0 for a quarter of
+    `most_waiting`. longest_wait_s: a call that would wait longer is refused.
     Raises ConfigError for a value out of its range.
     """
 
@@ -46,7 +46,7 @@ class ClassSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def of_a_tenant(self) -> int:
-        """Calls of one tenant that wait at once, at most."""
+        """Waiting calls of one tenant, at most."""
         return self.most_waiting_each or -(-self.most_waiting // 4)
 
 
@@ -59,7 +59,9 @@ CLASSES = (
 
 
 def in_order(classes: Sequence[ClassSettings]) -> list[ClassSettings]:
-    """The classes, highest first. Raises ConfigError for none, or two that are alike."""
+    """The classes, highest first. Raises ConfigError if there is none, or if two are
+    indistinguishable.
+    """
     if not classes:
         raise ConfigError("admission needs a class")
     for what in ("name", "priority"):

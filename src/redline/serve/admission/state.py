@@ -1,4 +1,4 @@
-"""Admission at one moment, for pages and metrics."""
+"""A snapshot of admission, for pages and metrics."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import msgspec
 class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
     """One class. Counts are since the start.
 
-    waiting, in_flight: calls now. admitted: calls that could start. refused: by reason: `tenant`
-    (as many of the tenant wait as may), `class` (the same of the class), `wait` (it would wait too
-    long), `late` (it has). gave_up: calls that were cancelled while they waited. oldest_wait_s: 0
-    if none waits. drain_per_s: calls that leave the queue while some wait; None if unknown.
-    tenants: how many calls of each wait, of those that have some.
+    waiting, in_flight: calls now. admitted: started calls. refused: refused calls by reason:
+    `tenant` (the maximum number of the tenant's calls waits), `class` (the same for the class),
+    `wait` (the call would wait too long), `late` (it waited too long). gave_up: calls that were
+    cancelled while they waited. oldest_wait_s: 0 if no call waits. drain_per_s: calls per second
+    that leave the queue while it is not empty; None if unknown. tenants: waiting calls by tenant,
+    without tenants that have none.
     """
 
     name: str
@@ -30,7 +31,8 @@ class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
 class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
     """The state of a gate.
 
-    slots: calls at the endpoints at once, 0 if no bound is known. classes: highest first.
+    slots: maximum number of calls in flight at the endpoints; 0 if it is unknown. classes: highest
+    first.
     """
 
     slots: int
@@ -39,5 +41,5 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waiting(self) -> int:
-        """Calls of all classes that wait."""
+        """Waiting calls of all classes."""
         return sum(one.waiting for one in self.classes)

@@ -1,4 +1,4 @@
-"""What POST /v1/batches asks for, checked."""
+"""The checked parameters of POST /v1/batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELD = re.compile(r"`\$?\.?(\w+)`|`\$\.(\w+)")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A batch that can be made, once its file is found. output_s: how long its files are kept."""
+    """The parameters of a batch. output_s: how long its output files are kept."""
 
     request: BatchRequest
     window_s: float
@@ -25,7 +25,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def read_batch(raw: bytes, settings: BatchSettings) -> Asked:
-    """Raises Refusal."""
+    """The checked parameters. Raises Refusal if they are not valid."""
     try:
         asked = _DECODER.decode(raw)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""Files and batches of all tenants, as a server with the OpenAI API has them.
+"""Files and batches of all tenants, with the routes of the OpenAI API.
 
-Below `state`: `files/`, each with its record; `batches/`, a record for each, and a folder for each
-that is not over. One process has the state at a time.
+The folder `state` contains `files/`, with a record for each file, and `batches/`, with a record for
+each batch and a folder for each unfinished one. One process owns the folder at a time.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from redline.serve.http import Answer, Refusal, Route, read_body
 _MOST_LISTED, _USUALLY_LISTED = 100, 20
 _LOOK_S = 1.0
 _SWEEP_LOOKS = 30
-# Around the file of a form.
+# The parts of a form other than its file.
 _FORM_BYTES = 2**20
-# What a request for a batch says, its metadata written with escapes.
+# The body of a request for a batch, its metadata written with escapes.
 _ASKED_BYTES = 256 * 2**10
 
 
 class BatchState(msgspec.Struct, frozen=True, kw_only=True):
-    """One batch that is not over, for those who operate the server."""
+    """One unfinished batch, for operators of the server."""
 
     id: str
     tenant: str
@@ -58,9 +58,8 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """The batches at one moment.
 
-    batches: those that are not over, in the order of their making. in_flight: their calls.
-
-    stored: files and bytes by tenant.
+    batches: the unfinished ones, in the order of their creation. in_flight: their calls. stored:
+    files and bytes by tenant.
     """
 
     batches: list[BatchState]
@@ -71,9 +70,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 class Batches:
     """Serves its `routes` while it is entered, or from `start` to `aclose`; starts once.
 
-    state: its folder. backend: answers the lines, in the order of `Call.priority` among other
-    calls; a line that fails is retried here, so the backend need not. It is closed by its
-    owner.
+    state: its folder. backend: answers the lines, ordered among other calls by `Call.priority`.
+    Failed lines are retried here, so the backend need not retry. The owner closes the backend.
     """
 
     def __init__(
@@ -118,7 +116,7 @@ class Batches:
         await self.aclose()
 
     async def start(self) -> None:
-        """Continues unfinished batches. Raises ConfigError or JournalError for the state."""
+        """Continues unfinished batches. Raises ConfigError or JournalError for the state folder."""
         await self._disk.do(self._load)
         for record in self._shelf.all():
             if not record.is_over:
@@ -126,7 +124,7 @@ class Batches:
         self._keeping = asyncio.create_task(self._keep_house(), name="redline batches")
 
     async def drain(self) -> None:
-        """Lets calls in flight end within `grace_s`; unfinished batches go on at the next start.
+        """Lets calls in flight end within `grace_s`; unfinished batches continue at the next start.
 
         Files and batches are still served, until `aclose`. May be repeated.
         """
@@ -140,7 +138,7 @@ class Batches:
             await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
-        """Drains, and releases the state. May be repeated."""
+        """Drains, and releases the state folder. May be repeated."""
         await self.drain()
         await self._files.aclose()
         await self._disk.aclose()
@@ -210,7 +208,7 @@ class Batches:
         _answer(exchange, self._shown(record))
 
     def _get(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Raises Refusal for one that this tenant does not have."""
+        """The batch. Raises Refusal if this tenant has no such batch."""
         record = self._shelf.of(tenant).get(batch_id)
         if record is None:
             what = f"No such batch: {batch_id[:80]}"
@@ -252,7 +250,7 @@ class Batches:
                 metadata=request.metadata,
             ),
         )
-        # Known from here on, so that the bound holds for those who come meanwhile.
+        # Counted from here on, so that the bound also holds for requests that arrive meanwhile.
         life = self._lives[record.id] = Life(record, self._world)
         try:
             place = self._world.folder_of(record.id).input
@@ -298,7 +296,7 @@ class Batches:
         )
 
     async def _keep_house(self) -> None:
-        """Removes what has expired, and gives calls the room that has come about meanwhile."""
+        """Removes expired files and batches, and passes on calls for which there is now room."""
         looks = 0
         while True:
             if looks % _SWEEP_LOOKS == 0:
@@ -313,14 +311,16 @@ class Batches:
             self._world.backend.look()
 
     async def _forget(self) -> None:
-        """Drops batches that have been over for long."""
+        """Drops batches that ended long ago."""
         before_s = self._clock.wall_s() - self._settings.kept_s
         for record in [record for record in self._shelf.all() if record.is_over]:
             if record.shown.expires_at < before_s:
                 await self._shelf.drop(record)
 
     def _load(self) -> None:
-        """Takes the state, reads its records and removes what has none. Blocks."""
+        """Takes ownership of the state folder, reads its records, and removes what has none.
+        Blocks.
+        """
         try:
             self._state.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -350,7 +350,7 @@ class Batches:
 
 
 def _guarded(answer: Answer) -> Answer:
-    """The answer, or the response to a client if the disk fails."""
+    """The handler, which answers with a refusal if the disk fails."""
 
     async def guarded(exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
@@ -369,13 +369,13 @@ def _answer(exchange: Exchange, shown: object) -> None:
 
 
 def _link(source: Path, place: Path) -> None:
-    """Gives a batch its own name of its file, which a client may delete meanwhile. Blocks."""
+    """Links the input file under a name of the batch, since a client may delete it. Blocks."""
     with telling(place):
         place.parent.mkdir()
         try:
             os.link(source, place)
         except OSError:
-            # A file system without links.
+            # The file system does not support links.
             shutil.copyfile(source, place)
             with place.open("rb") as file:
                 os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""The check of a batch's input file, before any of its lines is asked."""
+"""Checks the input file of a batch before its first line is sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.apis import LineChecker, Problem, RequestLine
 from redline.sources import MAX_ROW_BYTES
 
 _MOST_PROBLEMS = 100
-# The event loop runs after as many lines: a thread that only computes would hold it up for 5 ms.
+# The event loop runs after this many lines: a thread that only computes would block it for 5 ms.
 BREATH_LINES = 64
 _BREATH_S = 1e-6
 
@@ -21,7 +21,7 @@ _BREATH_S = 1e-6
 class Checked(msgspec.Struct, frozen=True):
     """The result of checking a batch's file.
 
-    lines: how many requests the file has. problems: what is wrong with it.
+    lines: the number of requests in the file. problems: the errors in the file.
     """
 
     lines: int
@@ -29,7 +29,9 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
-    """Whether a file is a batch for this endpoint. Blocks; meant for a thread. Raises OSError."""
+    """Whether the file is a valid batch for this endpoint. Blocks; meant for a thread. Raises
+    OSError.
+    """
     checker = LineChecker(endpoint)
     problems: list[Problem] = []
     count = 0
@@ -65,7 +67,9 @@ def custom_ids(path: Path) -> Iterator[str]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Each line that is not blank, and its number from 1; None for one that is too long."""
+    """Each line that is not blank, with its number from 1; None in place of a line that is too
+    long.
+    """
     number = 0
     with path.open("rb") as file:
         while raw := file.readline(MAX_ROW_BYTES + 2):

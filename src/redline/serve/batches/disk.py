@@ -1,4 +1,4 @@
-"""Reading and writing files beside the event loop, in order."""
+"""Reads and writes files in a thread, in the order of the calls."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class Disk:
-    """One thread, so that what concerns one file happens in the order in which it is asked for."""
+    """One thread, so that operations on one file happen in the order of their requests."""
 
     def __init__(self, name: str) -> None:
         self._thread = DaemonThreads(1, name)
         self._unfinished: set[asyncio.Task[Any]] = set()
 
     async def do(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What the function returns, once it is its turn."""
+        """The result of the function, once its turn has come."""
         return await asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
 
     def later(self, function: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Calls it in its turn; nothing waits for that."""
+        """Calls the function in its turn, without waiting for it."""
         self._thread.submit(function, *args, **kwargs)
 
     async def whole(self, steps: Coroutine[Any, Any, T]) -> T:
-        """The result of the steps, which continue if the caller, such as a task, is cancelled."""
+        """The result of the steps, which continue even if the caller's task is cancelled."""
         task = asyncio.get_running_loop().create_task(steps)
         self._unfinished.add(task)
         task.add_done_callback(self._finished)
@@ -37,11 +37,11 @@ class Disk:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            # Its caller may be gone, and nothing else would look at it.
+            # The caller may be gone; without this, nothing would retrieve the error.
             task.exception()
 
     async def aclose(self) -> None:
-        """Returns once all that was begun is done."""
+        """Returns once all operations that were started are complete."""
         while self._unfinished:
             await asyncio.wait(self._unfinished)
         self._thread.shutdown(wait=False)

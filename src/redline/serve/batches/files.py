@@ -1,7 +1,7 @@
-"""The files of all tenants: each in one folder under a name of our own, with its record beside it.
+"""The files of all tenants: each in one folder under a generated name, with its record beside it.
 
-A file is stored before its record is, and its record is removed before it is. So what has a record
-has its file, and a file without one is removed at the next start.
+A file is stored before its record, and the record is removed before the file. Therefore every
+record has its file, and a file without a record is removed at the next start.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BINARY = header_lines(
 class Files:
     """The files of all tenants.
 
-    disk: writes them; reader: reads what is downloaded.
+    disk: the thread that writes them; reader: the thread that reads downloads.
     """
 
     def __init__(self, folder: Path, settings: BatchSettings, clock: Clock, disk: Disk) -> None:
@@ -45,7 +45,7 @@ class Files:
         self._disk = disk
         self._reader = Disk("redline-downloads")
         self._shelf = Shelf(folder, StoredFile, disk)
-        # Of each tenant: bytes on their way, and how many uploads.
+        # By tenant: bytes being uploaded, and the number of uploads.
         self._coming: Counter[str] = Counter()
         self._uploads: Counter[str] = Counter()
 
@@ -62,11 +62,11 @@ class Files:
         await self._reader.aclose()
 
     def path_of(self, file_id: str) -> Path:
-        """Where the file of a record, or of one to come, is."""
+        """The path of the file of an existing or a future record."""
         return self._folder / file_id
 
     def get(self, tenant: str, file_id: str) -> StoredFile:
-        """Raises Refusal for one that this tenant does not have."""
+        """The record. Raises Refusal if this tenant has no such file."""
         file = self._shelf.of(tenant).get(file_id)
         if file is None or file.expires_s <= self._clock.wall_s():
             what = f"No such File object: {file_id[:80]}"
@@ -74,7 +74,7 @@ class Files:
         return file
 
     def used(self) -> Mapping[str, tuple[int, int]]:
-        """Files and their bytes by tenant."""
+        """The number of files and their bytes, by tenant."""
         shelf = self._shelf
         return {tenant: (len(shelf.of(tenant)), self._stored(tenant)) for tenant in shelf.tenants()}
 
@@ -94,7 +94,7 @@ class Files:
         place = self.path_of(file_id)
         most = min(settings.most_file_bytes, settings.tenant_bytes - stored)
         upload = Upload(place.with_name(f"{file_id}.part"), most, self._disk)
-        # An upload of unknown length may become as long as is allowed.
+        # An upload of unknown length may grow to the maximum size.
         coming = min(int(stated), most) if stated.isdigit() else most
         self._uploads[tenant] += 1
         self._coming[tenant] += coming
@@ -107,12 +107,12 @@ class Files:
             self._disk.later(upload.discard)
 
     async def adopt(self, source: Path, file: StoredFile) -> None:
-        """Stores a file that was written by the server itself, and is durable as `source`."""
+        """Stores a file that the server wrote itself and that is already durable at `source`."""
         await self._disk.do(_move, source, self.path_of(file.id))
         await self._shelf.save(file)
 
     async def delete(self, tenant: str, file_id: str) -> object:
-        """The answer, once the file is gone. Raises Refusal."""
+        """The response, once the file is gone. Raises Refusal."""
         file = self.get(tenant, file_id)
         await self._disk.whole(self._remove(file))
         return deleted_object(file_id)
@@ -132,7 +132,7 @@ class Files:
         return page_object(shown, page.ids, has_more=page.has_more)
 
     async def send(self, exchange: Exchange, tenant: str, file_id: str) -> None:
-        """Answers with the content, at the pace at which it is read. Raises Refusal."""
+        """Answers with the content, as fast as the client reads. Raises Refusal."""
         reading = _Reading(self.path_of(self.get(tenant, file_id).id))
         try:
             data = await self._reader.do(reading.next)
@@ -144,17 +144,17 @@ class Files:
         except ClientGoneError:
             exchange.break_off()
         finally:
-            # In turn: a read may be under way.
+            # In the order of the thread: a read may be in progress.
             self._reader.later(reading.close)
 
     async def sweep(self) -> None:
-        """Removes what has expired. Raises JournalError."""
+        """Removes expired files. Raises JournalError."""
         now_s = self._clock.wall_s()
         for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
             await self._remove(file)
 
     def written(self, tenant: str, file_id: str, name: str, kept_s: int) -> StoredFile:
-        """The record of a file that the server is about to write."""
+        """The record of a file that the server will write."""
         now_s = int(self._clock.wall_s())
         return StoredFile(
             id=file_id,
@@ -192,7 +192,7 @@ class Files:
 
 
 class _Reading:
-    """A file that is read in pieces, in one thread."""
+    """A file that one thread reads in pieces."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -210,7 +210,7 @@ class _Reading:
 
 
 def _move(source: Path, place: Path) -> None:
-    """Once it is done already, there is no source any more."""
+    """Moves a file. If a move was already done, the source no longer exists."""
     try:
         os.replace(source, place)
     except FileNotFoundError:

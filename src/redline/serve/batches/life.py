@@ -1,7 +1,9 @@
-"""One batch from its creation to its end: checked, in its turn run as a job, written, ended.
+"""One batch from its creation to its end: checked, run as a job when its turn comes, written,
+ended.
 
-Each step is durable before the next one begins, and may be done twice: a restart continues with the
-step that the record names. The job's own journal knows which lines are done.
+Each step is durable before the next one begins, and each may be repeated: after a restart, the
+batch continues with the step that its record names. The job's own journal records the completed
+lines.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class World(msgspec.Struct, frozen=True):
-    """What all batches share. checks: one file at a time; starts: who may run."""
+    """The objects that all batches share. checks: admits one file at a time to its check; starts:
+    admits batches to their run.
+    """
 
     settings: BatchSettings
     backend: Shared
@@ -54,11 +58,11 @@ class World(msgspec.Struct, frozen=True):
 
 
 class _StoppedError(Exception):
-    """The server ends; the batch goes on at its next start."""
+    """The server is shutting down; the batch continues at its next start."""
 
 
 class Life:
-    """A batch that is not over. trouble: why it does not continue now, empty if it does."""
+    """An unfinished batch. trouble: the reason why it makes no progress now; empty if it does."""
 
     def __init__(self, record: BatchRecord, world: World) -> None:
         self._record = record
@@ -78,11 +82,11 @@ class Life:
 
     @property
     def is_running(self) -> bool:
-        """Whether its job is under way."""
+        """Whether its job is in progress."""
         return self._runner is not None
 
     def look(self) -> None:
-        """Brings the counts of the record up to date."""
+        """Updates the counts of the record."""
         if self._tally is not None:
             total = self._record.shown.request_counts["total"]
             done, failed = self._before
@@ -90,23 +94,25 @@ class Life:
             self._record.count(total, done + tally.succeeded, failed + tally.failed)
 
     async def live(self) -> None:
-        """Returns when the batch is over, or after `stop`."""
+        """Returns when the batch has ended, or after `stop`."""
         try:
             await self._live()
         except _StoppedError:
             return
         except OSError as error:
-            # Of its own folder, whose files only this server is to touch.
+            # The error is in the batch's own folder, whose files only this server should touch.
             await self._fail(f"its files cannot be read: {error.strerror}")
 
     async def cancel(self) -> None:
-        """Returns once it is durable that the batch is to end. It must not be finalizing."""
+        """Returns once the cancellation is durable. Must not be called while the batch is
+        finalizing.
+        """
         self._record.become("cancelling", self._world.clock.wall_s())
         self._interrupt(self._world.settings.cancel_s)
         await self._save()
 
     def stop(self) -> None:
-        """The server ends: calls in flight have `grace_s`, and everything else stays as it is."""
+        """Stops for a shutdown: calls in flight have `grace_s`; everything else stays unchanged."""
         self._is_stopping = True
         self._interrupt(self._world.settings.grace_s)
 
@@ -125,11 +131,11 @@ class Life:
                 await self._saved()
         if not record.is_over:
             await self._write()
-        # What only a batch that is not over needs.
+        # Needed only by an unfinished batch.
         await asyncio.to_thread(shutil.rmtree, self._folder.path, ignore_errors=True)
 
     async def _check(self) -> None:
-        """Checks the lines of the file; a batch with a wrong one fails."""
+        """Checks the lines of the file; an invalid line fails the batch."""
         record, world = self._record, self._world
         async with world.checks:
             self._go_on()
@@ -138,7 +144,7 @@ class Life:
             )
         self._go_on()
         if record.status != "validating":
-            # Cancelled meanwhile.
+            # The batch was cancelled meanwhile.
             return
         if checked.problems:
             record.fail(checked.problems, world.clock.wall_s())
@@ -147,7 +153,7 @@ class Life:
         await self._saved()
 
     async def _ending(self) -> str:
-        """Runs the job to the status that the batch ends with."""
+        """Runs the job and returns the final status of the batch."""
         record, starts = self._record, self._world.starts
         if record.status == "cancelling":
             return "cancelled"
@@ -180,9 +186,9 @@ class Life:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _run_job(self) -> RedlineError | None:
-        """What keeps the batch from its end; None if every line has its outcome."""
+        """The error that prevents the batch from ending; None if every line has its outcome."""
         world = self._world
-        # An interrupt before the runner exists is seen when it starts.
+        # An interrupt that comes before the runner exists takes effect when the runner starts.
         self._before = await asyncio.to_thread(self._folder.counts)
         self._tally = Tally()
         parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
@@ -192,7 +198,7 @@ class Life:
         except JournalError as error:
             return error
         except ConfigError as error:
-            # Its files are not what they should be: no later try would find them so.
+            # The files are not as the job left them; a later attempt would fail in the same way.
             await self._fail(error.what)
             return error
         finally:
@@ -223,7 +229,7 @@ class Life:
         await self._saved()
 
     async def _write(self) -> None:
-        """Writes the batch's files, and ends it."""
+        """Writes the batch's output files, and ends the batch."""
         record, world, outputs = self._record, self._world, self._record.outputs
         assert outputs is not None
         pause_s = _FIRST_PAUSE_S
@@ -264,11 +270,11 @@ class Life:
 
     @property
     def _left_s(self) -> float:
-        """Until its window is over."""
+        """Seconds until the completion window ends."""
         return self._record.shown.expires_at - self._world.clock.wall_s()
 
     def _cut_short(self) -> str:
-        """The status of a batch whose job does not end. Raises _StoppedError."""
+        """The status of a batch whose job was cut short. Raises _StoppedError."""
         self._go_on()
         return "cancelled" if self._is_cancelled else "expired"
 
@@ -277,7 +283,7 @@ class Life:
             raise _StoppedError
 
     async def _in_time(self, waiting: Awaitable[object]) -> bool:
-        """Whether what it waits for has come before the window is over, or an interrupt."""
+        """Whether `waiting` completed before the window ended or an interrupt came."""
         is_cut = self._is_stopping or self._is_cancelled
         wait = asyncio.timeout(0.0 if is_cut else self._left_s)
         self._wait = wait
@@ -291,7 +297,7 @@ class Life:
         return True
 
     async def _pause(self, pause_s: float) -> None:
-        """Waits, unless the server ends. The window may be over: the files are still to come."""
+        """Waits, unless the server shuts down. The window may be over: files are still to come."""
         wait = asyncio.timeout(pause_s)
         self._wait = wait
         try:
@@ -317,7 +323,7 @@ class Life:
             self._drain(runner, settings.cancel_s)
 
     def _drain(self, runner: Runner, within_s: float) -> None:
-        """Waits this long for calls on the wire, since their answers are paid for."""
+        """Waits at most this long for calls in flight, since their answers are paid for."""
         runner.drain()
         if self._abort is not None:
             self._abort.cancel()
@@ -333,7 +339,7 @@ class Life:
         await self._world.disk.whole(self._world.shelf.save(self._record))
 
     async def _saved(self) -> None:
-        """Saves the record, as soon as the disk takes it."""
+        """Saves the record, and retries until the disk accepts it."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:

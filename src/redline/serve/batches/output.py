@@ -1,4 +1,4 @@
-"""From a job's results to the output and error files of its batch."""
+"""Writes the output and error files of a batch from the job's results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What the files have: lines with an answer and lines with an error, and the tokens."""
+    """The contents of the files: lines with an answer, lines with an error, and tokens."""
 
     completed: int
     failed: int
@@ -69,7 +69,7 @@ _USED = msgspec.json.Decoder(_Used)
 
 
 class Folder:
-    """The files of one batch while it is not over."""
+    """The files of one unfinished batch."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,11 +79,11 @@ class Folder:
         self.errors = path / "errors.jsonl"
 
     def counts(self) -> tuple[int, int]:
-        """Lines with an answer, and with an error, that the job has so far. Blocks."""
+        """The job's lines so far with an answer, and with an error. Blocks."""
         return _count(self.results.path), _count(self.results.failed_path)
 
     def write(self, ending: str) -> Written:
-        """Writes both files again, durably. ending: the status that the batch will have. Blocks."""
+        """Writes both files anew, durably. ending: the final status of the batch. Blocks."""
         done: set[str] = set()
         used = [0, 0]
         with self.output.open("wb", _BUFFER_BYTES) as output:
@@ -118,7 +118,7 @@ class Folder:
 
 
 def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """The endpoint's answer, if that is why a line has failed; otherwise the error."""
+    """The endpoint's response if that caused the failure of the line; otherwise the error."""
     answer, error = failure.response, failure.error
     if answer is not None:
         return answer_object(answer.status_code, answer.request_id, answer.body), None
@@ -135,7 +135,7 @@ def _put(file: BinaryIO, name: str, custom_id: str, response: Any, error: Any = 
 
 
 def _add(used: list[int], body: msgspec.Raw) -> None:
-    """Adds the tokens that an answer states."""
+    """Adds the tokens that an answer reports."""
     try:
         usage = _USED.decode(body).usage
     except msgspec.DecodeError:
@@ -147,7 +147,7 @@ def _add(used: list[int], body: msgspec.Raw) -> None:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    """The whole lines of a file that may be missing."""
+    """The complete lines of a file; nothing if the file does not exist."""
     if not path.exists():
         return
     with path.open("rb", _BUFFER_BYTES) as file:

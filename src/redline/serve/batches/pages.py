@@ -1,4 +1,4 @@
-"""One page of a list: by limit, after and order, as OpenAI has them."""
+"""One page of a list, selected by limit, after and order as in the OpenAI API."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ORDERS = ("asc", "desc")
 class Page(NamedTuple):
     """One page of a list.
 
-    ids: of one page. has_more: others follow them.
+    ids: on this page. has_more: further ids follow.
     """
 
     ids: list[str]
@@ -23,7 +23,7 @@ class Page(NamedTuple):
 
 
 def query_of(exchange: Exchange) -> Mapping[str, str]:
-    """Raises Refusal for too many fields."""
+    """The query fields of a request. Raises Refusal if there are too many."""
     try:
         return exchange.query
     except BodyError as error:
@@ -33,10 +33,10 @@ def query_of(exchange: Exchange) -> Mapping[str, str]:
 def page_of(
     ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: int, order: str = "desc"
 ) -> Page:
-    """The page that the query asks for. Raises Refusal.
+    """The page that the query selects. Raises Refusal.
 
-    ids: of all, in the order in which they were made. usual: how many, unless it says. after: the
-    last id of the page before, also if it is gone since.
+    ids: all ids, in the order of their creation. usual: the limit if the query has none. `after` in
+    the query: the last id of the previous page, which may have been removed since.
     """
     limit = _limit(query.get("limit", ""), usual, most)
     order = query.get("order", order)

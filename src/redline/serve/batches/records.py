@@ -1,7 +1,7 @@
 """The stored records of files and batches.
 
 status       meaning                                          turns to
-validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
+validating   its file is checked, or it waits to run        in_progress, failed, expired,
                                                               cancelling
 in_progress  its job runs, or continues after a restart         finalizing, cancelling
 finalizing   its output and error files are written           completed, expired
@@ -58,7 +58,9 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """How a batch ends, and the ids that its files will have. Kept before they are written."""
+    """The final status of a batch and the ids of its future files. Saved before the files are
+    written.
+    """
 
     ending: str
     output_id: str
@@ -68,9 +70,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
 class BatchRecord(msgspec.Struct, kw_only=True):
     """The record of a batch.
 
-    shown: as the API shows it. is_checked: its file has been found to be right.
-
-    output_s: how long its files are kept.
+    shown: the batch as the API shows it. is_checked: its file was found to be valid. output_s: how
+    long its files are kept.
     """
 
     tenant: str
@@ -92,7 +93,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         return self.status in ENDED
 
     def become(self, status: str, wall_s: float) -> None:
-        """Has this status from now on."""
+        """Changes the status."""
         self._change(status=status, **{f"{status}_at": int(wall_s)})
 
     def checked(self, lines: int) -> None:
@@ -101,16 +102,16 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         self.count(lines, 0, 0)
 
     def count(self, total: int, completed: int, failed: int) -> None:
-        """So far."""
+        """Updates the counts of lines."""
         self._change(request_counts=counts_object(total, completed, failed))
 
     def fail(self, problems: Sequence[Problem], wall_s: float) -> None:
-        """It ends without asking."""
+        """Ends the batch as failed; no line was sent."""
         self._change(errors=errors_object(problems))
         self.become("failed", wall_s)
 
     def finalize(self, outputs: Outputs, wall_s: float) -> None:
-        """Marks that its files are about to be written."""
+        """Records that its files are about to be written."""
         self.outputs = outputs
         if outputs.ending != "cancelled":
             self.become("finalizing", wall_s)

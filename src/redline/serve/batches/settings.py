@@ -1,4 +1,4 @@
-"""How much of files and batches a server takes, and how long it keeps them."""
+"""Bounds on files and batches, and how long a server keeps them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _WINDOW = re.compile(r"([0-9]{1,6})([smhd])")
 class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and times; all above 0.
 
-    endpoints: the urls that a batch may ask. most_file_bytes: of an upload. most_lines: of a batch.
-    tenant_files, tenant_bytes: stored for a tenant, output included; beyond that, nothing is
-    uploaded. tenant_batches: of a tenant that are not over. tenant_uploads: at once. kept_s: after
-    it, files expire and batches that are over are forgotten. most_window_s: the longest completion
-    window.
-    running: batches that run at once, tenant_running of one tenant; others wait. in_flight: calls
-    that the backend gets at once of one tenant to one model; fewer if it has fewer slots. priority:
-    of these calls. retry: of a line. cancel_s: for the calls in flight of a cancelled batch;
-    grace_s: when the server ends.
+    endpoints: the urls that a batch may use. most_file_bytes: size of an upload. most_lines: lines
+    of a batch. tenant_files, tenant_bytes: stored for a tenant, output included; beyond that,
+    uploads are refused. tenant_batches: unfinished batches of a tenant. tenant_uploads: concurrent
+    uploads of a tenant. kept_s: after it, files expire and ended batches are forgotten.
+    most_window_s: the longest completion window.
+    running: batches that run at once, tenant_running of them for one tenant; others wait.
+    in_flight: calls of one tenant to one model that the backend gets at once; fewer if it has fewer
+    slots. priority: of these calls. retry: how failed lines are retried. cancel_s: time for the
+    calls in flight of a cancelled batch; grace_s: the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)
@@ -55,13 +55,13 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{name} of batches must be above 0, not {value:g}")
 
     def window_s(self, text: str) -> float | None:
-        """A completion window such as `24h`, in seconds; None for what is none."""
+        """A completion window such as `24h`, in seconds; None if the text is not a window."""
         found = _WINDOW.fullmatch(text)
         window_s = float(int(found[1]) * _SECONDS[found[2]]) if found else 0.0
         return window_s if 0 < window_s <= self.most_window_s else None
 
 
-# What [serve.batches] may say: its keys, and the fields that they set.
+# The keys of [serve.batches], and the fields that they set.
 _SIZES = {"file_size": "most_file_bytes", "stored": "tenant_bytes"}
 _NUMBERS = {
     "lines": "most_lines",
@@ -78,7 +78,7 @@ _MOST_NUMBER = 1_000_000
 
 
 def parse_batches(table: object, file: str) -> BatchSettings:
-    """The bounds of batches, as [serve.batches] changes the usual ones.
+    """The bounds of batches: the defaults, changed by the table [serve.batches].
 
     file: its name, for errors. Raises ConfigError that names the file and the table.
     """
@@ -95,7 +95,7 @@ def parse_batches(table: object, file: str) -> BatchSettings:
         )
         return BatchSettings(**{name: value for name, value in found.items() if value is not None})
     except ConfigError as error:
-        # As a file has it, and not the command line.
+        # The message names the setting as in a file, not as on the command line.
         flag, *rest = error.what.split(" ", 1)
         error.what = " ".join([flag.removeprefix("--").replace("-", "_"), *rest])
         error.where = where

@@ -1,7 +1,7 @@
-"""Records on disk, each a file of JSON in one folder, and their index in memory by tenant.
+"""Records on disk, each a JSON file in one folder, with an index in memory by tenant.
 
-Ids begin with the time of their making, so their order is that of the records, also for an id whose
-record is gone. They come from here alone: a name that a client sends is only looked up.
+Ids begin with their creation time, so sorting by id sorts by creation, even for an id whose record
+no longer exists. Only this module creates ids: a name that a client sends is only looked up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SUFFIX = ".json"
 
 
 class Record(Protocol):
-    """What a shelf holds."""
+    """The fields that a record on a shelf needs."""
 
     @property
     def id(self) -> str: ...
@@ -37,13 +37,13 @@ R = TypeVar("R", bound=Record)
 
 
 class _Ids:
-    """Ids in the order of their making, also if the clock goes back meanwhile."""
+    """Ids in the order of their creation, even if the clock goes back."""
 
     def __init__(self) -> None:
         self._last_ns = 0
 
     def new(self, prefix: str) -> str:
-        """An id above all earlier ones, which cannot be guessed."""
+        """An id that sorts after all earlier ones and cannot be guessed."""
         self._last_ns = max(self._last_ns + 1, time.time_ns())
         return f"{prefix}{self._last_ns:016x}{secrets.token_hex(8)}"
 
@@ -52,7 +52,7 @@ new_id = _Ids().new
 
 
 class Shelf(Generic[R]):
-    """Records of one kind. disk: writes them."""
+    """Records of one kind. disk: the thread that writes them."""
 
     def __init__(self, folder: Path, kind: type[R], disk: Disk) -> None:
         self._folder = folder
@@ -61,7 +61,8 @@ class Shelf(Generic[R]):
         self._records: dict[str, dict[str, R]] = defaultdict(dict)
 
     def load(self) -> list[str]:
-        """Reads what is there; the names of other files and folders beside it. Blocks.
+        """Reads the existing records; returns the names of other files and folders beside them.
+        Blocks.
 
         Raises JournalError for a record that cannot be read.
         """
@@ -84,7 +85,7 @@ class Shelf(Generic[R]):
         return others
 
     def of(self, tenant: str) -> Mapping[str, R]:
-        """A tenant's records by their ids."""
+        """The records of a tenant, by id."""
         return self._records.get(tenant, {})
 
     def all(self) -> Iterator[R]:
@@ -97,14 +98,14 @@ class Shelf(Generic[R]):
         return [*self._records]
 
     async def save(self, record: R) -> None:
-        """Returns once the record as it is now is durable. Raises JournalError."""
+        """Returns once the present state of the record is durable. Raises JournalError."""
         data = msgspec.json.encode(record)
         path = self._path(record.id)
         await self._disk.do(replace_file, path, lambda fd: write_all(fd, [data]))
         self._records[record.tenant][record.id] = record
 
     async def drop(self, record: R) -> None:
-        """Returns once the record is gone for good. Raises JournalError."""
+        """Returns once the removal of the record is durable. Raises JournalError."""
         records = self._records.get(record.tenant, {})
         records.pop(record.id, None)
         if not records:

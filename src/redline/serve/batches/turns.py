@@ -1,4 +1,4 @@
-"""Turns by tenant: each that waits is served after the other, within a bound for all of them."""
+"""Turns by tenant: waiting tenants are served in rotation, within a total bound."""
 
 from __future__ import annotations
 
@@ -10,25 +10,27 @@ from collections.abc import Callable
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
 
-# A backend is asked at most this often how many calls it can take.
+# Seconds between two queries of a backend's slots, at least.
 _FRESH_S = 0.05
 _LEAST_AHEAD = 16
 
 
 class Turns:
-    """most: how many may be held at once, asked whenever that matters; most_each: by a tenant."""
+    """Turns for calls. most: returns the total that may be held now; most_each: maximum of one
+    tenant.
+    """
 
     def __init__(self, most: Callable[[], int], most_each: float = math.inf) -> None:
         self._most = most
         self._most_each = most_each
         self._held: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        # Tenants that have waiters, the next one first.
+        # Tenants with waiters, the next one first.
         self._ring: deque[str] = deque()
         self.held = 0
 
     async def acquire(self, tenant: str) -> None:
-        """Returns with a turn; give it back with `release`."""
+        """Returns once the tenant has a turn; give it back with `release`."""
         if not self._ring and self._may(tenant):
             self._take(tenant)
             return
@@ -44,7 +46,7 @@ class Turns:
             if turn.cancelled():
                 self._forget(tenant, turn)
             else:
-                # It was given and cancelled in the same turn of the loop.
+                # The turn was granted and cancelled in the same turn of the loop.
                 self.release(tenant)
             raise
 
@@ -56,7 +58,7 @@ class Turns:
         self.look()
 
     def look(self) -> None:
-        """Gives out what is free."""
+        """Grants all free turns."""
         passed = 0
         while self._ring and passed < len(self._ring):
             tenant = self._ring[0]
@@ -91,7 +93,9 @@ class Turns:
 
 
 class _Group:
-    """The calls of one tenant to one model. room: how many of them the backend gets at once."""
+    """The calls of one tenant to one model. room: returns how many of them the backend may have
+    now.
+    """
 
     def __init__(self, tenant: str, room: Callable[[], int]) -> None:
         self._tenant = tenant
@@ -107,12 +111,12 @@ class _Group:
 
 
 class Shared:
-    """The backend of all batches: of each tenant and model a few calls more than can be answered
-    at once.
+    """The backend of all batches. It passes on, for each tenant and model, a few calls more than
+    can be answered at once.
 
-    most: calls of a tenant to a model, however many could be answered. The backend orders what
-    waits there by priority and arrival: so tenants have equal shares, and neither a tenant whose
-    limits are used up nor a model whose endpoints are down holds up others.
+    most: calls of a tenant to a model, at most. The backend orders its waiting calls by priority
+    and arrival. The bounds therefore give tenants equal shares, and neither a tenant whose limits
+    are used up nor a model whose endpoints are down holds up other calls.
     """
 
     def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
@@ -123,11 +127,11 @@ class Shared:
 
     @property
     def held(self) -> int:
-        """Calls that the backend has."""
+        """Calls that the backend has now."""
         return sum(group.turns.held for group in self._groups.values())
 
     def look(self) -> None:
-        """Gives the backend more, if it has room for more by now."""
+        """Passes further calls to the backend if it has room for them."""
         for group in self._groups.values():
             group.turns.look()
 
@@ -151,11 +155,13 @@ class Shared:
                 del self._groups[name]
 
     async def aclose(self) -> None:
-        """Nothing: the backend stays its owner's."""
+        """Does nothing: the owner of the backend closes it."""
 
 
 class _Room:
-    """How many calls like `request` the backend gets at once; asked again now and then."""
+    """How many calls like `request` the backend may have at once; its slots are queried at
+    intervals.
+    """
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend

@@ -1,4 +1,4 @@
-"""One upload: a form whose file goes to the disk while it comes."""
+"""One upload: a form whose file is written to disk as it arrives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redline.serve.batches.disk import Disk
 from redline.serve.batches.records import UPLOADED
 from redline.serve.http import Refusal
 
-# As much is gathered for one write.
+# Bytes that are collected for one write.
 _PIECE_BYTES = 256 * 1024
 _MOST_NAME = 255
 _LEAST_KEPT_S = 3600
@@ -22,16 +22,16 @@ _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
 class Uploaded(msgspec.Struct, frozen=True):
-    """A whole form. kept_s: how long its file is to be kept, None if it does not say."""
+    """A complete form. kept_s: how long the client wants its file kept; None if not stated."""
 
     filename: str
     kept_s: int | None
 
 
 class Upload:
-    """The file of one upload, beside its later place until it is whole.
+    """The file of one upload, written beside its later place until it is complete.
 
-    most_bytes: of it. path: where it is written.
+    most_bytes: maximum size. path: of the incomplete file.
     """
 
     def __init__(self, path: Path, most_bytes: int, disk: Disk) -> None:
@@ -44,7 +44,7 @@ class Upload:
         self.size_bytes = 0
 
     async def receive(self, exchange: Exchange, most_kept_s: float) -> Uploaded:
-        """Reads the form; its file is then written, and not yet durable. Raises Refusal."""
+        """Reads the form; its file is then written, but not yet durable. Raises Refusal."""
         try:
             parts = await read_form(exchange, self._take)
         except BodyError as error:
@@ -63,7 +63,7 @@ class Upload:
         await self._write()
         if not self.size_bytes:
             raise Refusal("The file is empty.", param="file")
-        # The name is shown and nothing else: the path is of our own making.
+        # The name is only shown: the path is generated.
         return Uploaded(parts["file"].filename[:_MOST_NAME], kept_s)
 
     def keep(self, place: Path) -> None:
@@ -74,14 +74,14 @@ class Upload:
         os.replace(self._path, place)
 
     def discard(self) -> None:
-        """Removes what was not kept. Blocks."""
+        """Removes the file unless it was kept. Blocks."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
-        """Takes the next data of a file of the form."""
+        """Takes the next data of a part of the form."""
         if part.name != "file" or self._number not in (0, part.number):
             raise Refusal("The form must have one file, named 'file'.", param="file")
         self._number = part.number
@@ -105,7 +105,7 @@ class Upload:
 
 
 def checked_expiry(given: ExpiresAfter, most_s: float, param: str) -> int:
-    """The seconds that a client asks for. Raises Refusal."""
+    """The seconds after which the client wants the file to expire. Raises Refusal."""
     if given.anchor != "created_at":
         raise Refusal("The anchor must be 'created_at'.", param=f"{param}.anchor")
     if not min(_LEAST_KEPT_S, most_s) <= given.seconds <= most_s:

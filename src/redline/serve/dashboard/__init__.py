@@ -1,4 +1,4 @@
-"""What people see of a gateway: a page, and the state that it shows."""
+"""The web page of a gateway, and the state that it shows."""
 
 from redline.serve.dashboard.dashboard import Dashboard
 from redline.serve.dashboard.snapshot import (

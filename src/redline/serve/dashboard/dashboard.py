@@ -1,7 +1,7 @@
 """The dashboard: a page that receives the state of its gateway once a second.
 
 path       answers
-/          the page, whole: it loads nothing else
+/          the page, complete: it loads nothing else
 /status    the state as JSON
 /events    the same as server-sent events, one a second, until the client leaves
 """
@@ -20,13 +20,14 @@ from redline.serve.dashboard.snapshot import Snapshot
 from redline.serve.http import busy, wrong_method
 
 _EVERY_S = 1.0
-# Each costs a snapshot a second.
+# Each stream costs one snapshot per second.
 _MOST_WATCHERS = 64
 _PAGE = header_lines(
     {
         "content-type": "text/html; charset=utf-8",
         "cache-control": "no-cache",
-        # The page is whole: whatever a fault's text holds, nothing else is loaded or sent.
+        # The page is complete: whatever an error's text contains, the browser loads and sends
+        # nothing.
         "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'",
@@ -47,9 +48,9 @@ _STATUS = header_lines({"content-type": "application/json", "cache-control": "no
 class Dashboard:
     """The page and its state.
 
-    read: the state now. check: raises Refusal for a request that may not see it; asked for all but
-    the page itself, which holds nothing of it. A page that is open does not keep a gateway from
-    its end.
+    read: returns the present state. check: raises Refusal for a request that may not see the state;
+    called for all paths but the page itself, which contains no state. An open page does not delay
+    the end of a gateway.
     """
 
     paths = frozenset({"/", "/status", "/events"})

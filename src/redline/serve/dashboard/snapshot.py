@@ -6,11 +6,11 @@ import msgspec
 
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds calls back.
+    """The cause that holds calls back.
 
-    cause: nothing, down, parked, limit, concurrency, endpoints or gateway. sentence: with its
-    figures. advice: what would help, and by how much; empty if nothing is needed. since_s: seconds
-    for which it has been so.
+    cause: nothing, down, parked, limit, concurrency, endpoints or gateway. sentence: the cause with
+    its figures. advice: which change would help, and by how much; empty if no change is needed.
+    since_s: seconds since the cause has applied.
     """
 
     cause: str
@@ -20,7 +20,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassView(msgspec.Struct, frozen=True, kw_only=True):
-    """A priority class: calls that run and wait, and how long the first of them has waited."""
+    """A priority class: its calls in flight and waiting, and how long the oldest has waited."""
 
     name: str
     running: int = 0
@@ -33,7 +33,8 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
 class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
     """An endpoint. state: of Health, or parked. reason: why it is not ready; empty if it is.
 
-    slots: 0 for no bound. per_s: answers. latency_s: mean of the last answers; 0 if there is none.
+    slots: 0 for no bound. per_s: answers per second. latency_s: mean of the last answers; 0 if
+    there are none.
     """
 
     name: str
@@ -49,7 +50,9 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant that has asked: its calls, tokens and, if prices are known, dollars of today."""
+    """A tenant that has made requests: its calls, tokens and, if prices are known, dollars spent
+    today.
+    """
 
     name: str
     calls: int = 0
@@ -60,7 +63,7 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchView(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch: lines done and failed of all."""
+    """A batch: its lines done and failed, and their total."""
 
     id: str
     tenant: str
@@ -83,7 +86,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Second(msgspec.Struct, frozen=True, array_like=True):
-    """One second of the past: answers, tokens, and what ran and waited at its end."""
+    """One past second: answers, tokens, and the calls in flight and waiting at its end."""
 
     at_s: float
     answers: float
@@ -93,8 +96,8 @@ class Second(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the dashboard shows. at_s: seconds since 1970. latencies: of the last minute, by
-    class, in seconds. history: the last minutes, the oldest second first.
+    """All that the dashboard shows. at_s: seconds since 1970. latencies: of the last minute, in
+    seconds by class. history: the last minutes, the oldest second first.
     """
 
     at_s: float

@@ -30,7 +30,7 @@ from redline.serve.http import Bounds, Refusal, Relay, busy
 T = TypeVar("T")
 
 PAGE = "/fleet"
-# After this many failed starts in a row, waiting for the next one is not worth a client's while.
+# After this many failed starts in a row, clients are refused instead of kept waiting.
 HOPELESS = 3
 _LOOK_S = 0.2
 _SHOWN = 20
@@ -62,8 +62,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
     """A fleet at one moment. changes, failures: the last ones, the oldest first.
 
-    in_flight: calls that replicas have. waiting: the other calls that have come: for a replica, for
-    its limits or to be repeated. answered: calls that succeeded.
+    in_flight: calls at replicas. waiting: all other calls that were received: they wait for a
+    replica, for its limits or for a retry. answered: calls that succeeded.
     """
 
     model: str
@@ -88,10 +88,10 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServedFleet:
-    """The parts of a fleet, from its settings; `run` is to be called once.
+    """The parts of a fleet, made from its settings; `run` is to be called once.
 
-    on_url: gets the base URL. on_event: gets each change and failure. on_status: gets the state
-    a few times a second.
+    on_url: called with the base URL. on_event: called with each change and failure. on_status:
+    called with the state a few times a second.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class ServedFleet:
         self._is_over = False
 
     def status(self) -> FleetStatus:
-        """The fleet as it is now."""
+        """The present state of the fleet."""
         fleet, pool, scale = self._fleet, self._pool, self._settings.scale
         now_s, members = SYSTEM.now_s(), pool.members
         starting = fleet.starting
@@ -156,7 +156,7 @@ class ServedFleet:
         )
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set, then ends the calls in flight, and the replicas.
+        """Serves until `stop` is set, then ends the calls in flight and the replicas.
 
         Raises ConfigError for the address, and RedlineError if the first replica cannot be started.
         """
@@ -179,7 +179,7 @@ class ServedFleet:
             running.result()
 
     def _look(self) -> None:
-        """Reports what is new. Raises RedlineError if no replica has ever been started."""
+        """Reports changes. Raises RedlineError if no replica has ever been started."""
         fleet = self._fleet
         ready = frozenset(one.name for one in fleet.ready)
         self._was_ready = self._was_ready or bool(ready)
@@ -221,7 +221,7 @@ def serve_fleet(
 
     async def main(stop: asyncio.Event) -> None:
         def close(_: int) -> None:
-            # The guardians of the replicas end them.
+            # The guardians end the replicas.
             on_signals(end_at_once)
             stop.set()
 
@@ -233,7 +233,7 @@ def serve_fleet(
 
 
 async def _first(waiting: Coroutine[Any, Any, object], most_s: float) -> None:
-    """Returns when it is over, or the time."""
+    """Waits for `waiting`, at most this long."""
     with suppress(TimeoutError):
         async with asyncio.timeout(most_s):
             await waiting

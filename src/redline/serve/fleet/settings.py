@@ -1,4 +1,4 @@
-"""A fleet as a file states it: fleet.toml."""
+"""The settings of a fleet, read from fleet.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from redline.job.settings import (
 from redline.route import check_balance
 from redline.route.scale import LocalReplica, ScaleSettings
 
-# What a replica's table has of an endpoint: it has no URL, name or account of its own.
+# The endpoint settings that a replica's table accepts: all but URL, name and account.
 _NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
 _OF_REPLICA = {
     **{o.key: o.kind for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA},
@@ -45,7 +45,7 @@ class _Top(msgspec.Struct, kw_only=True):
 
 
 class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the fleet is reached. drain_s: calls in flight may take this long when it ends."""
+    """Where the fleet listens. drain_s: how long calls in flight may take at the end."""
 
     host: str = "127.0.0.1"
     port: int = 8080
@@ -59,7 +59,7 @@ class FrontSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Started(msgspec.Struct, kw_only=True):
-    """What a replica's table has beside the settings of an endpoint."""
+    """The settings in a replica's table other than those of an endpoint."""
 
     command: str | list[str] = ""
     env: dict[str, str] = {}
@@ -72,7 +72,7 @@ class _Started(msgspec.Struct, kw_only=True):
 class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of a fleet.
 
-    model: what clients ask for, and replicas are asked for. balance: see `Pool`.
+    model: the name used by clients, and in requests to replicas. balance: see `Pool`.
     """
 
     model: str
@@ -83,7 +83,7 @@ class FleetSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_fleet(path: Path) -> FleetSettings:
-    """The fleet of a file. Relative paths in it begin at its folder.
+    """The fleet that a file describes. Relative paths in it start at its folder.
 
     Raises ConfigError that names the file and the table.
     """
@@ -108,7 +108,7 @@ def read_fleet(path: Path) -> FleetSettings:
 
 
 def front_of(path: Path) -> FrontSettings:
-    """Where the fleet of a file is reached. Raises ConfigError."""
+    """Where the fleet of a file listens. Raises ConfigError."""
     return _front(_top(path), path.name)
 
 
@@ -133,7 +133,7 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     table = {key.replace("-", "_"): value for key, value in top.replica.items()}
     refuse_unknown(table, (*_Started.__struct_fields__, *_OF_REPLICA), where)
     own = {key: value for key, value in table.items() if key in _Started.__struct_fields__}
-    # Numbers are as good as texts in an environment.
+    # In an environment, numbers are accepted like texts.
     if isinstance(own.get("env"), dict):
         own["env"] = settings_in(own["env"], dict.fromkeys(own["env"], Kind.TEXT), f"{where}.env")
     started = struct_in(own, _Started, where)
@@ -153,14 +153,14 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     except ValueError as error:
         raise ConfigError(f"command cannot be read: {error}", where=where) from error
     except ConfigError as error:
-        # As a file has it, and not the command line.
+        # The message names the setting as in a file, not as on the command line.
         error.what = error.what.removeprefix("--")
         error.where = error.where or where
         raise
 
 
 def _endpoint(stated: dict[str, Any], environ: Mapping[str, str]) -> Endpoint:
-    """Limits, key, headers and timeouts of every replica."""
+    """The limits, key, headers and timeouts of every replica."""
     variable = stated.get("api_key_env")
     if variable is not None and not environ.get(variable):
         raise ConfigError(
@@ -169,7 +169,7 @@ def _endpoint(stated: dict[str, Any], environ: Mapping[str, str]) -> Endpoint:
     options = msgspec.structs.replace(
         options_in(stated),
         base_url=_ANY_URL,
-        # The key of another account is not for a server of our own.
+        # The key of another account must not be sent to a server of one's own.
         api_key=environ[variable] if variable is not None else "",
         headers=stated.get("headers"),
     )

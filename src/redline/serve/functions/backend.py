@@ -1,4 +1,4 @@
-"""A function of a list, asked over HTTP: each item of a request travels in a batch of its own."""
+"""A user's function of a list, served over HTTP: each item of a request joins a batch alone."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_
 
 
 class ServedFunction:
-    """A backend that answers requests of OpenAI's form by a function of a list.
+    """A backend that answers requests in OpenAI's form with a function of a list.
 
-    name: the function's, which is its model's too. paths: those that it answers. Items of all
-    requests share batches, and no batch has more than `max_batch_size` of them, whatever the length
-    of a request's list. Fields of a body that are named as the function's further parameters are
-    its keyword arguments; only items with the same ones share a batch.
+    name: of the function, and of its model. paths: those that it answers. Items of all requests
+    share batches of at most `max_batch_size` items, whatever the length of a request's list. Fields
+    of a body that have the names of further parameters of the function are passed as keyword
+    arguments; only items with equal arguments share a batch.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ServedFunction:
         )
 
     def figures(self) -> BatchFigures:
-        """What its batches are like."""
+        """The figures of its batches."""
         return self._batcher.figures()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -121,7 +121,7 @@ class ServedFunction:
 
 
 class _Writing:
-    """What is done when the first of a request's items is on its way."""
+    """Reports the write once the first of a request's items is sent."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -139,9 +139,9 @@ class _Writing:
 def function_backend(
     spec: str, *, max_batch_size: int = 32, max_wait_s: float = 0.01
 ) -> ServedFunction:
-    """The function that `module:name` names, to be served under its name.
+    """The backend for the function `module:name`, served under the function's name.
 
-    Raises ConfigError for what cannot be loaded or is no function of a list.
+    Raises ConfigError if it cannot be loaded or is not a function of a list.
     """
     function = load_object(spec)
     name = spec.rpartition(":")[2].rpartition(".")[2]
@@ -163,7 +163,7 @@ def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | Non
     try:
         parameters = [*inspect.signature(function).parameters.values()]
     except (TypeError, ValueError):
-        # Some functions of C state no signature.
+        # Some functions written in C have no signature.
         return frozenset()
     first = parameters[0].kind if parameters else inspect.Parameter.KEYWORD_ONLY
     if first in (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD):
@@ -184,7 +184,7 @@ def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | Non
 
 
 def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
-    """The answer to the whole request. Raises the error of the first item that has one."""
+    """The answer to the whole request. Raises the error of the first failed item."""
     replies = []
     for index, outcome in enumerate(outcomes):
         if outcome.error is not None:
@@ -206,9 +206,9 @@ def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
 
 
 def _for_client(error: CallError | NoEndpoint, item: str) -> CallError | NoEndpoint:
-    """The error as a client is to see it: a ValueError says that an item is wrong, others do not.
+    """The error as the client gets it: only a ValueError states that an item is invalid.
 
-    item: which one it is of, if there are several.
+    item: describes the failed item if there are several.
     """
     if item:
         error.what = f"{item}: {error.what}"
@@ -221,7 +221,7 @@ def _for_client(error: CallError | NoEndpoint, item: str) -> CallError | NoEndpo
 
 
 async def _stream(question: Question, reply: Reply, call: Call, sink: Sink) -> None:
-    """Hands the whole answer on as the events of a stream."""
+    """Sends the complete answer as the events of a stream."""
     if not question.asked.is_stream:
         return
     events = events_of(msgspec.json.decode(reply.body), wants_usage=question.asked.wants_usage)

@@ -1,13 +1,13 @@
-"""Bodies of requests as the items of a function's list, and its answers as bodies.
+"""Bodies of requests as the items of a function's list, and the function's answers as bodies.
 
 path                   an item                           its answer          the body
 /v1/embeddings         each `input`: a text or tokens    a vector            OpenAI's
 /v1/completions        each `prompt`: a text or tokens   a text              OpenAI's
 /v1/chat/completions   the `messages`                    a text              OpenAI's
-/v1/NAME               each `input`: any JSON            anything for JSON   as of embeddings, with
+/v1/NAME               each `input`: any JSON            any JSON value      as for embeddings, with
                                                                              `output` for a vector
 
-A Reply in place of a text or vector also states its tokens, and why it ended.
+A Reply in place of a text or vector also states its tokens and its finish reason.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from redline.calls import Reply, Request
 from redline.errors import BadReply, Rejected
 from redline.serve.http import Asked, body_of
 
-# OpenAI takes as many inputs in one request.
+# OpenAI accepts at most this many inputs in one request.
 MOST_ITEMS = 2048
-# Fields that say nothing of what is answered.
+# Fields that do not affect the answer.
 _IDLE = frozenset({"model", "user", "metadata", "store", "service_tier", "safety_identifier"})
 _IDLE |= {"stream", "stream_options", "prompt_cache_key", "priority"}
 
 
 class Form(NamedTuple):
-    """How one path is asked and answered.
+    """How requests to one path are read and answered.
 
-    items: the field that holds them; own: further fields that are read here. is_one: the field is
-    a single item, whatever it is. has_tokens: a list of numbers is one item.
+    items: the field with the items; own: further fields that are read here. is_one: the field is a
+    single item of any type. has_tokens: a list of numbers is one item.
     """
 
     items: str
@@ -50,7 +50,7 @@ class Form(NamedTuple):
 class Question(NamedTuple):
     """A request as a call of a function.
 
-    items: of the function's list. options: its keyword arguments. asked: see Asked.
+    items: the function's list. options: its keyword arguments. asked: see Asked.
     """
 
     items: list[Any]
@@ -59,7 +59,7 @@ class Question(NamedTuple):
 
 
 def forms_of(name: str) -> dict[str, Form]:
-    """What a function of this name answers, by path."""
+    """The forms of a function with this name, by path."""
     return {
         embeddings.API.path: Form(
             "input", _vectors, frozenset({"encoding_format"}), has_tokens=True
@@ -71,7 +71,7 @@ def forms_of(name: str) -> dict[str, Form]:
 
 
 def read(request: Request, form: Form, name: str, takes: frozenset[str] | None) -> Question:
-    """What a request asks of the function. Raises Rejected for what it cannot be asked.
+    """The function call that a request describes. Raises Rejected if the function cannot answer it.
 
     takes: the keyword arguments of the function; None for any.
     """
@@ -134,7 +134,7 @@ def _checked(vector: Any) -> list[float]:
 
 
 def _packed(vector: list[float]) -> str:
-    """Base64 of 32-bit floats, the lowest byte first."""
+    """Base64 of 32-bit floats in little-endian order."""
     try:
         floats = array("f", vector)
     except OverflowError as error:
@@ -169,7 +169,7 @@ def _plain(asked: Asked, replies: Sequence[Reply]) -> bytes:
 
 
 def _encoded(whole: dict[str, Any], replies: Sequence[Reply]) -> bytes:
-    """The body, with a usage if the function states one."""
+    """The JSON body, with usage if the function reports it."""
     tokens = tokens_of(replies)
     whole.pop("usage", None)
     if tokens is not None:
@@ -181,7 +181,7 @@ def _encoded(whole: dict[str, Any], replies: Sequence[Reply]) -> bytes:
 
 
 def tokens_of(replies: Sequence[Reply]) -> tuple[int, int] | None:
-    """Input and output tokens of all; None if an answer does not state its own."""
+    """Input and output tokens of all replies; None if a reply does not report its own."""
     if any(reply.input_tokens is None for reply in replies):
         return None
     read = sum(reply.input_tokens or 0 for reply in replies)

@@ -1,4 +1,4 @@
-"""Which endpoints a call of a tenant may go to: interactive ones and lines of batches alike."""
+"""The endpoints to which a tenant's call may go, whether interactive or a line of a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.http import Refusal, names_one_model, no_model
 from redline.serve.keys import Tenant
 
-# Of a model's name. Tables keep names, so a name of a body's length would take much memory.
+# Length of a model's name. Tables keep names, so a name as long as a body would use much memory.
 _LONGEST_MODEL = 1000
 
 
@@ -29,12 +29,12 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
 
 
 def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:
-    """Refuses a model that the tenant does not have, with the nearest that it has."""
+    """Refuses a model that the tenant may not use, with the most similar one that it may."""
     return no_model(name, [one for one in lineup.names if tenant.may_use(one)])
 
 
 def _names_none(raw: bytes) -> Refusal:
-    """Refuses a body of which no model can be read, with the reason."""
+    """Refuses a body in which no model can be read, with the reason."""
     try:
         msgspec.json.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

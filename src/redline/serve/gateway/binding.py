@@ -26,9 +26,9 @@ BUSY = 0.9
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway in the last second.
 
-    loads: of its pools. full: for each, whether -c is what fills it. states: of its endpoints.
-    waiting: calls that wait. answers_per_s: mean of the last minute. busy: share of the time in
-    which its process computed. now_s: by the monotonic clock.
+    loads: of its pools. full: for each pool, whether -c is the bound that is reached. states: of
+    its endpoints. waiting: calls that wait. answers_per_s: mean of the last minute. busy: share of
+    the time in which its process computed. now_s: monotonic.
     """
 
     loads: Sequence[Load]
@@ -41,7 +41,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def binding_of(facts: Facts) -> Binding:
-    """What holds back the calls that wait, and what would help."""
+    """The cause that holds waiting calls back, and the advice."""
     if not facts.loads:
         return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
     working = [one for one in facts.states if one in (Health.READY, Health.WARMING)]
@@ -72,7 +72,7 @@ def binding_of(facts: Facts) -> Binding:
 
 
 def _full(facts: Facts, working: int) -> Binding:
-    """The endpoints work, and have no room."""
+    """The binding cause when the endpoints work but have no room."""
     rate = facts.answers_per_s
     more = rate / working if working else 0.0
     gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
@@ -97,7 +97,7 @@ def _full(facts: Facts, working: int) -> Binding:
 
 
 def _waiting(facts: Facts) -> str:
-    """How many calls wait, and how long that takes at the present rate."""
+    """The number of waiting calls, and the time that they take at the present rate."""
     if not facts.waiting:
         return "No call waits."
     waits = counted(facts.waiting, "call waits", "calls wait")

@@ -18,9 +18,9 @@ MOST = 2
 
 
 class Failover:
-    """A backend that tries a failed call again, but never waits before it does.
+    """A backend that sends a failed call again without waiting.
 
-    pool: notes in `Call.avoid` that another endpoint works. most: attempts after the first.
+    pool: records in `Call.avoid` that another endpoint works. most: attempts after the first.
     failovers: so far.
     """
 
@@ -61,6 +61,6 @@ class Failover:
         await self.pool.aclose()
 
     def _may_repeat(self, call: Call) -> bool:
-        """Whether there is time for it, and the retry budget allows it now."""
+        """Whether the deadline and the retry budget allow another attempt now."""
         now_s = self._clock.now_s()
         return now_s < call.deadline_s and self._budget.take(now_s, self._calls)

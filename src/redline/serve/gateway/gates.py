@@ -1,4 +1,4 @@
-"""What the gates of all pools have in common: classes, tenants, and what calls cost."""
+"""What the gates of all pools share: classes, tenants, and estimates of calls."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from redline.waist import Backend, Request
 
 
 class Gates:
-    """A call states its class by `Call.priority`. priorities: by the names of classes.
+    """A call states its class by `Call.priority`. priorities: by class name.
 
-    flights: by a name, those in all workers; None if there is one.
+    flights: returns, by name, the calls in flight in all workers; None for a single worker.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Gates:
         self._flights = flights
 
     def gate(self, pool: Pool, name: str, want: Callable[[], None]) -> Gate:
-        """The gate in front of a pool. name: of the pool, alike in all workers. want: see Gate."""
+        """The gate in front of a pool. name: of the pool, equal in all workers. want: see Gate."""
         flights = self._flights
         if flights is None:
             return Gate(pool, self.classes)
@@ -41,7 +41,7 @@ class Gates:
         )
 
     def gated(self, backend: Backend, gate: Gate) -> Gated:
-        """The backend behind the gate, whose tenants share it by their weights."""
+        """The backend behind the gate, which serves tenants in proportion to their weights."""
         return Gated(backend, gate, tokens_of=self._tokens_of, weight_of=self._weight_of)
 
     def _tokens_of(self, request: Request) -> float:
@@ -49,7 +49,7 @@ class Gates:
         return self.meter.estimate(facts, len(raw)).tokens
 
     def _weight_of(self, tenant: str) -> float:
-        """A tenant's weight here: among workers, in proportion to this one's part of its calls."""
+        """A tenant's weight here: its weight times this worker's share of the tenant's calls."""
         found = self.tenants.of(tenant)
         flights = found.limits.flights
         return found.settings.weight * max(1, flights.own) / max(1, flights.count)

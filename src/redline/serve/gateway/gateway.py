@@ -1,4 +1,4 @@
-"""One address for every model: calls go to whichever endpoint can answer them first."""
+"""One address for every model: each call goes to the endpoint that can answer it first."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
-# OpenAI's own words for how soon a call is wanted.
+# OpenAI's values for the urgency of a call.
 _TIERS = {"flex": "low", "priority": "high"}
 
 
 class Way(msgspec.Struct, frozen=True):
-    """Where a call goes, what belongs to it, and what it has of its tenant's limits."""
+    """The backend of a call, the call, and what it has taken from its tenant's limits."""
 
     backend: Backend
     call: Call
@@ -62,10 +62,10 @@ class Way(msgspec.Struct, frozen=True):
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
-    """What the head of a call says, whatever is called.
+    """What the head of a request states, for every kind of call.
 
-    readings: of the keyring, when the tenant was found. klass: the class that is asked for.
-    is_anew: no stored answer is wanted (RFC 9111, 5.2.1).
+    readings: the keyring's count of readings when the tenant was looked up. klass: the requested
+    class. is_anew: the client wants no stored answer (RFC 9111, 5.2.1).
     """
 
     tenant: Tenant
@@ -85,9 +85,9 @@ class Listening(NamedTuple):
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. keyring, gates: who may ask, and
-    when. batches: started and closed by their owner. fellows: other workers behind the same
-    address. totals: what it counts.
+    lineup: its endpoints, closed by their owner. keyring, gates: who may send requests, and when
+    calls start. batches: started and closed by their owner. fellows: other workers behind the same
+    address. totals: its counters.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Gateway(Door):
             await self._models_known.aclose()
 
     def _publish(self) -> None:
-        """Shows the other workers what this one does."""
+        """Publishes this worker's figures to the other workers."""
         if self._fellows is not None:
             published = Published(
                 at_s=SYSTEM.now_s(),
@@ -163,7 +163,7 @@ class Gateway(Door):
             self._fellows.publish(published)
 
     def _snapshot(self) -> Snapshot:
-        """The state now, of all workers."""
+        """The present state of all workers."""
         own = self.watch.snapshot()
         if self._fellows is None or not (others := self._fellows.fresh()):
             return own
@@ -176,7 +176,7 @@ class Gateway(Door):
         )
 
     def classes(self) -> list[ClassView]:
-        """The classes of all pools together."""
+        """The classes, summed over all pools."""
         states = [way.gate.state().classes for way in self._lineup.ways]
         return [
             ClassView(
@@ -221,19 +221,19 @@ class Gateway(Door):
         ]
 
     def _check_admin(self, exchange: Exchange) -> None:
-        """Raises Refusal for a request that may not see the state of others."""
+        """Raises Refusal for a request whose tenant may not see the state of other tenants."""
         tenant = self.tenant_of(exchange)
         if self._keyring.is_asked and not tenant.settings.is_admin:
             message = f"Tenant {tenant.name} may not see this: it needs admin = true."
             raise Refusal(message, status=403, code="not_an_admin")
 
     def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
-        # Most requests are calls: they are spared a coroutine.
+        # Most requests are calls: answering them here saves a coroutine.
         is_call = exchange.path in self._calls
         return super()._handle(exchange) if is_call else self._handle_other(exchange)
 
     async def _handle_other(self, exchange: Exchange) -> None:
-        """Answers what is no call."""
+        """Answers requests other than calls."""
         try:
             if exchange.path in self._dashboard.paths:
                 await self._dashboard.answer(exchange)
@@ -272,7 +272,7 @@ class Gateway(Door):
     async def _answer_call(self, exchange: Exchange, request_id: str) -> None:
         """Identifies the tenant, parses and admits the call, then forwards it."""
         began_s = SYSTEM.now_s()
-        # First: a client without a key must not send a body.
+        # Before the body: a client without a key must not send one.
         caller = exchange.kept
         if caller is None or caller.readings != self._keyring.readings:
             caller = self._caller(exchange)
@@ -319,7 +319,7 @@ class Gateway(Door):
                         request_id=asking.request_id,
                     )
         except asyncio.CancelledError:
-            # Its client has left, or the time for calls in flight is over for good.
+            # The client has left, or the time for calls in flight is over.
             self._ended(asking, LEFT if exchange.is_gone or not self.is_draining else CUT)
             raise
         finally:
@@ -332,7 +332,7 @@ class Gateway(Door):
         return await self._until_closed(self._coming_body(exchange, tenant))
 
     async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
-        """The whole body. What has come of it counts as held. Raises Refusal."""
+        """The complete body. Received bytes count as held. Raises Refusal."""
         parts, size = list[bytes](), 0
         try:
             while part := await read_part(exchange):
@@ -357,7 +357,7 @@ class Gateway(Door):
             await answer_messages(exchange, raw, send, request_id=asking.request_id)
         except Refusal as refusal:
             if not was_sent:
-                # It cannot be translated: nothing of it is spent.
+                # The request was not sent, such as one that cannot be translated: it costs nothing.
                 way.started.cancel()
                 self._refused(asking, refusal)
             raise
@@ -381,7 +381,7 @@ class Gateway(Door):
         return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
     def _caller(self, exchange: Exchange) -> Caller:
-        """Whose call it is, read of its head. Raises Refusal without a key that is known."""
+        """The caller of a request, read from its head. Raises Refusal without a known key."""
         header, keyring = exchange.header, self._keyring
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
         klass = header(b"x-redline-class")
@@ -391,8 +391,8 @@ class Gateway(Door):
         return caller
 
     def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
-        """The call within its tenant's limits, its body held. Raises Refusal if they do not allow
-        it now.
+        """Starts the call within its tenant's limits, with its body held. Raises Refusal if they do
+        not allow it now.
         """
         self._held.take(tenant.name, size_bytes)
         estimate = self._meter.estimate(facts, size_bytes)
@@ -421,7 +421,7 @@ class Gateway(Door):
         totals.failed(asking, status, outcome.error.what, outcome.endpoint)
 
     def _refused(self, asking: Asking, refusal: Refusal) -> None:
-        """Counts a call that was not passed on."""
+        """Counts a call that was refused before it was passed on."""
         self.totals.answered(asking, refusal.status, SYSTEM.now_s() - asking.began_s)
         self.totals.refused(asking)
         self.totals.failed(asking, refusal.status, str(refusal))
@@ -442,10 +442,10 @@ class Gateway(Door):
 
 
 def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
-    """The class that a call asks for, by its header `x-redline-class` or by its service tier.
+    """The class that a call requests by its header `x-redline-class` or by its service tier.
 
-    asked: the header. One that its tenant may not ask for is passed over: the call has the tenant's
-    usual class.
+    asked: the header. A class that its tenant may not use is ignored: the call then has the
+    tenant's default class.
     """
     settings = tenant.settings
     if asked is None and facts.service_tier is not None:

@@ -1,4 +1,4 @@
-"""The lines of batches, as calls of their tenants: they wait for what interactive calls leave."""
+"""The lines of batches, as calls of their tenants: they use what interactive calls leave."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from redline.serve.http import Refusal
 from redline.serve.keys import Refused, Started, Tenants
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
-# A limit may come free earlier than it said.
+# A limit may have room earlier than it stated.
 _LONGEST_PAUSE_S = 5.0
 
 
 class Lines:
     """A backend that sends each call to the endpoints that have its model.
 
-    A call waits until its tenant's limits allow it. What can never be is refused: a model that no
-    endpoint has, or a call larger than a limit. lineup: closed by its owner.
+    A call waits until its tenant's limits allow it. A call that can never start is refused: no
+    endpoint has its model, or it is larger than a limit. lineup: closed by its owner.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Lines:
             return outcome
 
     async def aclose(self) -> None:
-        """Its endpoints are closed by their owner."""
+        """Does nothing: the owner of the endpoints closes them."""
 
     async def _started(self, name: str, facts: BodyFacts, size_bytes: int) -> Started | Refused:
-        """The call within its tenant's limits, once they allow it; why they never will."""
+        """The call, started once its tenant's limits allow it; Refused if they never will."""
         limits = self._tenants.of(name).limits
         estimate = self._meter.estimate(facts, size_bytes)
         while True:

@@ -1,8 +1,8 @@
-"""The endpoints of a gateway: which of them has the model that a call asks for.
+"""The endpoints of a gateway, and which of them have the model of a call.
 
-An endpoint whose `models` name some has those alone, under these names and its own ones. One that
-names none has all others. Endpoints that share a model are one pool, so that a call goes to
-whichever of them can take it first.
+An endpoint with `models` has only those models, under these names and its own ones. An endpoint
+without `models` has all models that no endpoint names. Endpoints that share a model form one pool,
+so that a call goes to the one that can take it first.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from redline.serve.gateway.gates import Gates
 from redline.serve.http import CALLS, MESSAGES_CALLS
 from redline.waist import Attempts, CacheUse
 
-# Given an endpoint, the number of its slots, and its pool: a name, and how many calls may be at all
-# of its endpoints together.
+# From an endpoint, the number of its slots, and its pool (its name, and the maximum number of calls
+# at all its endpoints together) to the slots.
 SlotsOf = Callable[[Endpoint, int, tuple[str, int | None]], Slots]
-# Asks one endpoint, and no other one.
+# Sends a request to one endpoint, and to no other.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
 
 
 class Pooling(msgspec.Struct, frozen=True, kw_only=True):
     """How the endpoints of a pool share its calls.
 
-    balance: how it chooses among them. most: calls at all of them together; None for what each of
-    them allows. slots: makes those that are shared with other processes, which then keep to `most`
-    together; None for own ones.
+    balance: how the pool chooses among them. most: calls at all of them together, at most; None for
+    the sum of what each allows. slots: makes slots that are shared with other processes, which then
+    keep to `most` together; None for slots of this process alone.
     """
 
     balance: str = "p2c"
@@ -53,11 +53,11 @@ class Pooling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Who answers calls for a model.
+    """The backends that answer calls for a model.
 
-    backend: of interactive calls. anew: the same without the cache. lines: of calls of
-    batches, which are retried elsewhere. unfit: endpoints of the pool that do not have the
-    model. waits_for_slots: a call waits for a slot of theirs.
+    backend: for interactive calls. anew: the same without the cache. lines: for lines of batches,
+    which are retried elsewhere. unfit: endpoints of the pool that do not have the model.
+    waits_for_slots: returns whether a call waits for a slot of theirs.
     """
 
     backend: Backend
@@ -68,7 +68,7 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Way(NamedTuple):
-    """A pool, the gate in front of it, and what tries its calls again."""
+    """A pool, the gate in front of it, and the backend that retries its calls."""
 
     pool: Pool
     gate: Gate
@@ -76,7 +76,7 @@ class Way(NamedTuple):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Endpoints that form a pool. unfit: by name of a model, those of them that do not have it.
+    """Endpoints that form a pool. unfit: by model name, the endpoints that do not have it.
 
     is_open: they also have every model that no other group names.
     """
@@ -95,7 +95,9 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
-    """The endpoints by the models that they share. Raises ConfigError for two that are alike."""
+    """The endpoints grouped by shared models. Raises ConfigError for two that are
+    indistinguishable.
+    """
     _check(endpoints)
     groups: list[list[Endpoint]] = []
     for endpoint in endpoints:
@@ -143,7 +145,7 @@ def _check(endpoints: Sequence[Endpoint]) -> None:
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """Where answers are kept, and which: see `Cached`. use: how often they were asked for."""
+    """Where answers are kept, and which ones: see `Cached`. use: counts lookups."""
 
     store: AnswerStore
     use: CacheUse
@@ -154,9 +156,8 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    gates: who may start a call, and who waits. stores: where limits of endpoints outlive the
-    process. answers: kept for interactive calls; closed by their owner. price: see
-    Figures.
+    gates: decide when calls start. stores: where limits of endpoints are kept beyond the process.
+    answers: the cache of interactive calls; closed by its owner. price: see Figures.
     """
 
     def __init__(
@@ -196,7 +197,7 @@ class Lineup:
 
     @property
     def pools(self) -> list[Pool]:
-        """In the order of their first endpoints."""
+        """The pools, in the order of their first endpoints."""
         return [pool for _, pool in self._pools]
 
     @property
@@ -215,7 +216,7 @@ class Lineup:
         return [*named] if self._pools else self.names
 
     def unnamed(self) -> list[Ask]:
-        """Functions that ask one endpoint each, of those whose settings name no model."""
+        """Functions that each send a request to one endpoint whose settings name no model."""
         return [
             partial(pool.ask, member)
             for group, pool in self._pools
@@ -226,7 +227,7 @@ class Lineup:
 
     @property
     def endpoints(self) -> Iterator[Endpoint]:
-        """As they are stated."""
+        """The endpoints, as configured."""
         return (one for group, _ in self._pools for one in group.endpoints)
 
     def target(self, model: str | None) -> Target | None:
@@ -241,8 +242,8 @@ class Lineup:
     def change(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the endpoints. Calls in flight end where they are.
 
-        An endpoint that stays as it is keeps its place, its limits and its calls. Raises
-        ConfigError, and changes nothing, for endpoints that cannot be.
+        An unchanged endpoint keeps its place, its limits and its calls. Raises ConfigError, and
+        changes nothing, if the endpoints are not valid.
         """
         groups = grouped(endpoints)
         before, self._pools = self._pools, []
@@ -276,7 +277,7 @@ class Lineup:
         return Pool(seats, strategy, most=most, may_be_empty=True)
 
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
-        """group: of its pool."""
+        """Makes the seat of an endpoint. group: of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
         make, pool = self._pooling.slots, (group.name, self._pooling.most)
 
@@ -294,7 +295,7 @@ class Lineup:
         return seat_of(endpoint, price=self._price(endpoint), shared=shared, attempts=attempts)
 
     def _aim(self) -> None:
-        """Sets the ways from names to pools."""
+        """Maps the names of models to the ways of their pools."""
         self._targets, self._open = {}, None
         before = {id(way.pool): way for way in self.ways}
         self.ways = [before.get(id(pool)) or self._way(group, pool) for group, pool in self._pools]
@@ -315,7 +316,7 @@ class Lineup:
         return Way(pool, gate, Failover(pool))
 
     def _want(self, pool: Pool, gate: Gate) -> None:
-        """Requests slots from other workers, at endpoints that calls waiting here could use."""
+        """Requests slots from other workers at endpoints that waiting calls could use."""
         for member in pool.members:
             slots = self._slots.get(member.name)
             is_usable = not member.is_out and member.breaker.is_working
@@ -323,7 +324,7 @@ class Lineup:
                 slots.want()
 
     def _remembering(self, inner: Backend, group: Group) -> Backend:
-        """The same behind the cache, if there is one."""
+        """The backend behind the cache, if there is one."""
         answers = self.answers
         if answers is None:
             return inner

@@ -1,4 +1,4 @@
-"""What calls cost their tenants: estimated before they start, read from their answers after."""
+"""The cost of calls to tenants: estimated before a call starts, read from its answer later."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from redline.calls.cost import Price, Prices
 from redline.calls.tokens import BodyFacts, facts_of, kept_facts
 from redline.waist import Outcome, Request
 
-# Of a prompt in English, and of the JSON around it; an estimate, settled by the answer.
+# Bytes per token of an English prompt with its JSON: an estimate, replaced when the answer comes.
 _BYTES_PER_TOKEN = 4
 _FIRST_OUTPUT = 256
-# The length of answers is the mean of about as many of the last ones.
+# The mean length of answers is taken over about this many of the latest ones.
 _MEMORY = 64
 
 
@@ -34,7 +34,7 @@ NOTHING = Used(0, 0)
 
 
 def read_request(request: Request) -> tuple[BodyFacts, bytes]:
-    """What a request asks for, and its body as it is sent."""
+    """The facts of a request's body, and the body as it is sent."""
     raw = request.raw
     if raw is None:
         raw = msgspec.json.encode(request.body)
@@ -42,18 +42,20 @@ def read_request(request: Request) -> tuple[BodyFacts, bytes]:
 
 
 class Meter:
-    """Estimates and reads what calls cost, at these prices."""
+    """Estimates and reads the cost of calls, at these prices."""
 
     def __init__(self, prices: Prices) -> None:
         self._prices = prices
         self._output = float(_FIRST_OUTPUT)
 
     def change(self, prices: Prices) -> None:
-        """Other prices from now on."""
+        """Replaces the prices."""
         self._prices = prices
 
     def estimate(self, facts: BodyFacts, size_bytes: int) -> Estimate:
-        """The estimate of a call with a body of this size: at most what it allows, if stated."""
+        """The estimate of a call with a body of this size: not more than the body allows, if it
+        states that.
+        """
         read = size_bytes // _BYTES_PER_TOKEN + 1
         most = facts.most_tokens
         written = int(self._output) if most is None else most
@@ -64,7 +66,7 @@ class Meter:
         )
 
     def used(self, model: str | None, outcome: Outcome) -> Used:
-        """What an outcome has cost: nothing if the endpoint refused it or was not asked."""
+        """The usage of an outcome: zero if the endpoint refused the call or was not asked."""
         reply = outcome.reply
         if reply is None:
             is_sent = any(attempt.was_sent for attempt in outcome.tried)

@@ -1,7 +1,7 @@
-"""What a gateway says of itself on /metrics: names, labels and values.
+"""The metrics of a gateway at /metrics: names, labels and values.
 
-As on a job's page: base units, `_total` for what only grows, and few values for each label. Models
-are those that the settings name, and `other`.
+As on a job's page: base units, `_total` for counters that only grow, and few values for each label.
+Label values for models are the names in the settings, and `other`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redline.waist import Health
 
 
 class GatewayMetrics:
-    """The page of a gateway, made when it is asked for: most gateways are not watched."""
+    """The metrics page of a gateway, built only when requested: most gateways are not monitored."""
 
     def __init__(self, lineup: Lineup, totals: Totals, fellows: Fellows | None) -> None:
         self._fellows = fellows
@@ -31,7 +31,7 @@ class GatewayMetrics:
         self._page: MetricsPage | None = None
 
     def page(self) -> bytes:
-        """In Prometheus' text format. Raises Refusal without prometheus-client."""
+        """The page in Prometheus' text format. Raises Refusal without prometheus-client."""
         if self._page is None:
             try:
                 self._page = MetricsPage("the page /metrics")

@@ -1,4 +1,4 @@
-"""The models that a gateway has: those that its settings name, and what its servers list."""
+"""The models of a gateway: those named in its settings, and those that its servers list."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from redline.clock import SYSTEM
 from redline.serve.gateway.lineup import Ask, Lineup
 
 _PATH = "/v1/models"
-# Servers load and unload models; each is asked at most once in this time.
+# Servers load and unload models; each server is queried at most once in this time.
 _FRESH_S = 30.0
 _ASK_S = 5.0
 
 
 class ModelList:
-    """What `GET /v1/models` answers."""
+    """The entries of `GET /v1/models`."""
 
     def __init__(self, lineup: Lineup) -> None:
         self._lineup = lineup
@@ -33,19 +33,19 @@ class ModelList:
         if SYSTEM.now_s() - self._asked_s > _FRESH_S:
             if self._asking is None or self._asking.done():
                 self._asking = asyncio.create_task(self._ask())
-            # Shielded: a client that leaves does not take the answer from the others.
+            # Shielded: a client that leaves does not cancel the query for the others.
             await asyncio.shield(self._asking)
         stated = {name: self._entry(name) for name in self._lineup.aliases}
         return [*{**self._found, **stated}.values()]
 
     async def one(self, name: str) -> dict[str, Any] | None:
-        """The entry of this name; None if no endpoint is known to have it."""
+        """The entry with this name; None if no endpoint is known to have the model."""
         if name in self._lineup.names:
             return self._entry(name)
         return next((entry for entry in await self.all() if entry["id"] == name), None)
 
     async def aclose(self) -> None:
-        """Asks no more."""
+        """Cancels queries in progress."""
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
@@ -54,14 +54,14 @@ class ModelList:
         return {"id": name, "object": "model", "created": self._since, "owned_by": "redline"}
 
     async def _ask(self) -> None:
-        """Asks every server whose models the settings do not name."""
+        """Queries every server whose models the settings do not name."""
         lists = await asyncio.gather(*map(_listed, self._lineup.unnamed()))
         self._found = {entry["id"]: entry for entries in lists for entry in entries}
         self._asked_s = SYSTEM.now_s()
 
 
 async def _listed(ask: Ask) -> list[dict[str, Any]]:
-    """What a server lists; nothing if it does not answer in time, or not as it should."""
+    """The models that a server lists; none if its answer is late or malformed."""
     call = Call(deadline_s=SYSTEM.now_s() + _ASK_S)
     outcome = await ask(Request(method="GET", url=_PATH), call)
     call.let_go()

@@ -1,7 +1,7 @@
-"""A gateway from its start to its end: made from its settings, which SIGHUP has it read again.
+"""A gateway from start to end: made from its settings, which it reads again on SIGHUP.
 
 state     from     a call
-serving   start    is answered; SIGHUP has the settings read again, and no call is lost by it
+serving   start    is answered; on SIGHUP the settings are read again, and no call is lost
 draining  SIGTERM  new ones are refused, those in flight have `drain_s`; a second signal ends them
 """
 
@@ -37,9 +37,9 @@ from redline.serve.workers import Elsewhere, Fellows, Plan, Worker, slots_of, su
 from redline.waist import CacheUse
 
 _LOOK_S = 1.0
-# More than all classes keep waiting, so that it is a class that refuses.
+# More than the waiting calls of all classes, so that refusals come from a class.
 _MOST_REQUESTS = 16_384
-# What cannot change while it serves.
+# The settings that cannot change while the gateway serves.
 _FIXED = (
     *("host", "port", "workers", "certificate", "embedded", "function"),
     *("state", "keys", "most", "balance", "cache", "classes", "batches"),
@@ -50,7 +50,7 @@ _FIXED = (
 async def gateway_of(
     settings: GatewaySettings, worker: Worker | None = None
 ) -> AsyncIterator[Served]:
-    """A gateway that serves while it is entered, or the part of it that a worker is.
+    """A gateway that serves while it is entered, or one worker's part of it.
 
     Raises ConfigError.
     """
@@ -95,7 +95,7 @@ async def gateway_of(
 
 
 def _beside(batches: Batches | None, worker: Worker | None) -> Batches | Elsewhere | None:
-    """Files and batches, which only the first worker has."""
+    """Files and batches, which only the first worker owns; the others forward requests to it."""
     if batches is None or worker is None or worker.is_first:
         return batches
     return Elsewhere(worker.door, batches.routes)
@@ -120,7 +120,7 @@ def _listening(settings: GatewaySettings, worker: Worker | None) -> Listening:
 
 
 class Served:
-    """A gateway that serves, and the settings that it has now."""
+    """A serving gateway, and its present settings."""
 
     def __init__(
         self,
@@ -137,7 +137,9 @@ class Served:
         self.gateway = gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
-        """Takes up other settings; notes about it. Raises ConfigError, and changes nothing."""
+        """Applies other settings; returns notes about them. Raises ConfigError, and changes
+        nothing.
+        """
         before = self._settings
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
@@ -179,11 +181,11 @@ def serve_gateway(
     on_note: Callable[[str], None],
     worker: Worker | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM; a second one ends the process at once.
+    """Serves until SIGINT or SIGTERM; a second signal ends the process at once.
 
-    reread: the settings as they are stated now, asked for on SIGHUP. on_url: called with the base
-    URL, once connections are accepted. on_note: called with each notice, one line. worker: if it is
-    one of several processes. Raises ConfigError.
+    reread: returns the settings as they are configured now; called on SIGHUP. on_url: called with
+    the base URL, once connections are accepted. on_note: called with each notice, one line. worker:
+    if this process is one of several. Raises ConfigError.
     """
 
     async def main(stop: asyncio.Event) -> None:
@@ -196,7 +198,7 @@ def serve_gateway(
             worker.on_orphaned(stop.set)
         raise_limit_fully()
         async with gateway_of(_worked(settings, worker), worker) as served:
-            # All of them read the same: one says so.
+            # All workers read the same settings: only one reports the notes.
             told = on_note if worker is None or worker.is_first else _forget
             _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
             on_url(served.gateway.base_url)
@@ -219,9 +221,9 @@ def serve_workers(
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
 ) -> int:
-    """As `serve_gateway`, by several processes; their exit status.
+    """The exit status of several processes that serve as `serve_gateway` does.
 
-    flags: of the command line, from which each has its settings.
+    flags: of the command line, from which each process makes its settings.
     """
     status = 0
     plan = Plan(
@@ -241,7 +243,7 @@ def serve_workers(
 
 
 def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings:
-    """The settings as a worker has them: its port, and rates that all keep to together."""
+    """The settings of a worker: its port, and rates that all workers share."""
     if worker is None:
         return settings
     state = settings.state or worker.folder
@@ -256,7 +258,7 @@ def _forget(_: str) -> None:
 def _reread(
     served: Served, reread: Callable[[], GatewaySettings], on_note: Callable[[str], None]
 ) -> None:
-    """Takes up the settings as they are stated now; those in use stay if they are wrong."""
+    """Reads and applies the settings; invalid ones are reported, and the present ones stay."""
     try:
         notes = served.change(reread())
     except ConfigError as error:
@@ -269,7 +271,7 @@ def _reread(
 
 
 def _on_hangup(told: Callable[[], None]) -> None:
-    """The running event loop calls it on SIGHUP, on systems that have it."""
+    """Has the running event loop call `told` on SIGHUP, on systems that have this signal."""
     if hasattr(signal, "SIGHUP"):
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told)
 
@@ -278,12 +280,14 @@ def _on_hangup(told: Callable[[], None]) -> None:
 async def _answering(
     settings: GatewaySettings, inside: str | None
 ) -> AsyncIterator[tuple[Endpoint, ...]]:
-    """The endpoints, while the server inside, if there is one, runs. inside: its URL if it does."""
+    """The endpoints, while the embedded server, if there is one, runs. inside: its URL if it runs
+    already.
+    """
     if settings.embedded is None:
         yield settings.endpoints
         return
     async with nullcontext(inside) if inside else settings.embedded.open() as base_url:
-        # Its port is another one each time; answers are identified by the group.
+        # Its port differs at each start; cached answers are identified by the group.
         whose = settings.embedded.identity()
         stated = settings.endpoints[0]
         yield (msgspec.structs.replace(stated, base_url=base_url, proxy="", group=whose),)
@@ -291,7 +295,7 @@ async def _answering(
 
 @asynccontextmanager
 async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | None]:
-    """The cache of answers while it is entered, if there is to be one."""
+    """The cache of answers while it is entered; None if no cache is configured."""
     cache = settings.cache
     if cache is None:
         yield None
@@ -314,7 +318,7 @@ async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | Non
 async def _keeping(
     settings: GatewaySettings | None, gateway: Gateway, tenants: Tenants
 ) -> AsyncIterator[None]:
-    """Keeps what tenants spend beside the file of keys for the next start, if that is stated."""
+    """Saves tenants' spending beside the key file for the next start, if keys are configured."""
     if settings is None or settings.keys is None:
         yield
         return
@@ -332,7 +336,7 @@ async def _keeping(
 async def _following(
     keyring: Keyring, settings: GatewaySettings, gateway: Gateway
 ) -> AsyncIterator[None]:
-    """Follows the file of keys, if there is one."""
+    """Follows the key file, if there is one."""
     if settings.keys is None:
         yield
         return
@@ -342,7 +346,7 @@ async def _following(
 
 @asynccontextmanager
 async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """The work continues while it is entered."""
+    """Runs the work while it is entered."""
     task = asyncio.create_task(work)
     try:
         yield
@@ -352,7 +356,7 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
 
 
 async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
-    """Reads the file of keys again when it has changed; a damaged one changes nothing."""
+    """Reads the key file again when it has changed; a damaged file changes nothing."""
     said = ""
     while True:
         await asyncio.sleep(_LOOK_S)
@@ -368,7 +372,7 @@ async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
 
 @asynccontextmanager
 async def _begun(batches: Batches | None) -> AsyncIterator[None]:
-    """Batches continue while it is entered, if there are any."""
+    """Runs batches while it is entered, if there are any."""
     if batches is None:
         yield
         return
@@ -390,7 +394,7 @@ def _lineup(
             function.spec, max_batch_size=function.max_batch_size, max_wait_s=function.max_wait_s
         )
         return FunctionLineup(served, gates)
-    # Files of what this process has sent; workers share a ledger instead.
+    # These files record the sends of this process; workers share a ledger instead.
     state = settings.state
     stores = Stores() if state is None or slots is not None else Stores(recent=state / "limits")
     return Lineup(
@@ -404,6 +408,6 @@ def _lineup(
 
 
 def _price(endpoint: Endpoint) -> float:
-    """What a token costs there, of input and output each; 0 if that is unknown."""
+    """The highest price of an input and an output token together there; 0 if it is unknown."""
     costs = [price.input + price.output for price in endpoint.tariff.values()]
     return float(max(costs, default=0))

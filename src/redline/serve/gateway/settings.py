@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ssl import SSLContext
 
 MOST_DRAIN_S = 86_400.0
-# As much as a gateway holds of all bodies together.
+# As large as the bound on all held bodies together.
 _MOST_BODY_BYTES = 2**30
 
 
@@ -36,8 +36,8 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     key: Path
 
     def context(self) -> SSLContext:
-        """What a server presents. Raises ConfigError for files that cannot be used."""
-        import ssl  # takes longer than the rest, and most gateways listen on loopback
+        """The TLS context of the server. Raises ConfigError for files that cannot be used."""
+        import ssl  # importing ssl is slow, and most gateways listen on loopback
 
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.set_alpn_protocols(["http/1.1"])
@@ -113,7 +113,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check(self) -> None:
-        """Raises ConfigError for what a start would refuse, but for its address.
+        """Raises ConfigError for every error that would stop a start, except the address.
 
         Imports the function, if there is one.
         """
@@ -128,7 +128,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price_table(self) -> Prices:
-        """Also of models for which an endpoint has another name or another price."""
+        """The prices, also of models that an endpoint renames or prices differently."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
@@ -154,7 +154,7 @@ CLASS_KEYS = {
 
 
 def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
-    """The classes, as [serve.classes.NAME] changes the usual ones or adds to them.
+    """The classes: the defaults, changed and extended by the tables [serve.classes.NAME].
 
     file: its name, for errors. Raises ConfigError that names the file and the table.
     """

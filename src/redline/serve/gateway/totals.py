@@ -1,4 +1,4 @@
-"""What a gateway counts of its calls: plain integers, which its pages read."""
+"""Counters of a gateway's calls: plain integers, which its pages read."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from redline.serve.keys import Tenant
 # Shown on the dashboard.
 _KEPT_FAULTS = 50
 _LONGEST_FAULT = 500
-# A name that clients make up must not become a label of its own.
+# Limits label values: names that clients invent must not become labels.
 OTHER = "other"
-# What a call without an outcome is counted as. Its client has left; nginx has the same number.
+# The status of a call whose client has left before its outcome; nginx uses the same number.
 LEFT = "499"
-# It was cut off at the end, when calls in flight had had their time.
+# The status of a call that was cut off at a shutdown, when the time for calls in flight was over.
 CUT = "cut"
 
 
@@ -48,11 +48,11 @@ class Durations:
 
     @property
     def counts(self) -> list[int]:
-        """How many were in each bucket, not to be changed."""
+        """The count of each bucket; not to be modified."""
         return self._counts
 
     def histogram(self) -> Histogram:
-        """As Prometheus has it: each bound counts all that are not above it."""
+        """The histogram in Prometheus' form: each bound counts all values up to it."""
         counts, so_far = [], 0
         for count in self._counts:
             so_far += count
@@ -61,7 +61,7 @@ class Durations:
 
 
 class Asking(msgspec.Struct, kw_only=True):
-    """One call, as it is counted. asked: the model, as its client names it. model: the same if the
+    """One call, as it is counted. asked: the model that the client named. model: the same if the
     settings name it, otherwise `other`. is_over: it has been counted.
     """
 
@@ -75,7 +75,7 @@ class Asking(msgspec.Struct, kw_only=True):
 
 
 class TenantCounts(msgspec.Struct):
-    """What a tenant has asked for. refused: calls that were not passed on."""
+    """The calls of a tenant. refused: calls that were not passed on."""
 
     calls: int = 0
     refused: int = 0
@@ -98,7 +98,7 @@ class Totals:
         self.faults = deque[Fault](maxlen=_KEPT_FAULTS)
 
     def answered(self, asking: Asking, status: int | str, took_s: float) -> None:
-        """A call is over, with this HTTP status, or LEFT or CUT."""
+        """Counts a call that ended with this HTTP status, or with LEFT or CUT."""
         asking.is_over = True
         klass = asking.klass
         self.answers[asking.model, klass, str(status)] += 1
@@ -109,17 +109,17 @@ class Totals:
         self._of(asking).calls += 1
 
     def used(self, asking: Asking, read: int, written: int) -> None:
-        """An answer took these tokens."""
+        """Adds the tokens of an answer. read: input tokens. written: output tokens."""
         self.tokens[asking.model, "input"] += read
         self.tokens[asking.model, "output"] += written
         self._of(asking).tokens += read + written
 
     def refused(self, asking: Asking) -> None:
-        """A call was not passed on."""
+        """Counts a call that was not passed on."""
         self._of(asking).refused += 1
 
     def failed(self, asking: Asking, status: int, what: str, endpoint: str = "") -> None:
-        """Keeps it among the last ones that failed."""
+        """Keeps the call in the list of the last failed ones."""
         fault = Fault(
             at_s=SYSTEM.wall_s(),
             status=status,
@@ -144,6 +144,6 @@ class Totals:
         return sum(count for (*_, kind), count in self.answers.items() if kind == CUT)
 
     def buckets(self) -> tuple[int, ...]:
-        """Durations of all classes, by the bounds of a histogram."""
+        """The durations of all classes, by the buckets of the histogram."""
         each = [durations.counts for durations in self.durations.values()]
         return tuple(map(sum, zip(*each, strict=True))) or (0,) * (len(BOUNDS_S) + 1)

@@ -33,12 +33,12 @@ from redline.waist import Health
 _EVERY_S = 1.0
 _KEPT_S = 300
 _KEPT_CHANGES = 50
-# Rates are means over this time.
+# Rates are means over this many seconds.
 _MEAN_S = 10
 
 
 class Sources(Protocol):
-    """Where the rest of what is shown comes from."""
+    """The sources of the rest of the snapshot."""
 
     def classes(self) -> list[ClassView]: ...
 
@@ -92,7 +92,7 @@ class GatewayWatch:
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begins to look."""
+        """Starts sampling."""
         self._look()
         self._watching = asyncio.create_task(self._watch())
 
@@ -103,7 +103,7 @@ class GatewayWatch:
             await asyncio.wait([self._watching])
 
     def note(self, what: str) -> None:
-        """Adds it to the list of changes."""
+        """Adds an entry to the list of changes."""
         self._changes.append(Event(at_s=SYSTEM.wall_s(), what=what))
 
     def snapshot(self) -> Snapshot:
@@ -153,7 +153,7 @@ class GatewayWatch:
             self._on_look()
 
     def _look(self) -> None:
-        """Takes the counts of this moment, and notes what has changed."""
+        """Samples the counts, and notes changes."""
         totals, members, attempts = self._totals, self._members(), self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
@@ -214,7 +214,7 @@ class GatewayWatch:
         return self._looks[max(0, len(self._looks) - 1 - _MEAN_S)], self._looks[-1]
 
     def _rates(self) -> tuple[float, float]:
-        """Answers and tokens a second."""
+        """Answers per second and tokens per second."""
         if (pair := self._mean()) is None:
             return 0.0, 0.0
         before, now = pair
@@ -233,7 +233,7 @@ class GatewayWatch:
         return quantile(counts, 0.5), quantile(counts, 0.95)
 
     def buckets(self) -> list[int]:
-        """How many calls of the last minute took how long, by the bounds of the histogram."""
+        """The number of calls of the last minute in each bucket of the histogram."""
         first, last = self._looks[0].buckets, self._looks[-1].buckets
         return [now - before for before, now in zip(first, last, strict=True)]
 

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 Page = Callable[[], bytes]
 _ONE_MODEL = "/v1/models/"
-# For what is cut off to say so.
+# Time for requests that are cut off to send their answer.
 _LAST_WORDS_S = 1.0
 
 
@@ -83,7 +83,7 @@ class Door(HttpServer):
 
     @abstractmethod
     async def _answer(self, exchange: Exchange) -> None:
-        """Answers one call. Raises Refusal if it has not begun to."""
+        """Answers one call. Raises Refusal if no part of the answer has been sent."""
 
     async def _drain(self) -> None:
         """Waits grace_s for requests in flight; then answers them with 503."""
@@ -124,7 +124,7 @@ class Door(HttpServer):
         await self._until_closed(found.answer(exchange, tenant, *found.ids))
 
     def _request_id(self) -> str:
-        """The id of an answer that has none of its endpoint's; empty for none."""
+        """The request id for an answer without one of its endpoint's; empty for none."""
         return ""
 
     def _page(self, exchange: Exchange) -> bytes:
@@ -141,7 +141,7 @@ class Door(HttpServer):
         return page()
 
     async def _take(self, exchange: Exchange, answer: Answer, *asked: Found) -> None:
-        """Answers one request, if there is room for it. asked: what `answer` gets beside it."""
+        """Answers one request, if there is room for it. asked: further arguments of `answer`."""
         if self.is_draining:
             raise _closing()
         if self.in_flight >= self._bounds.most_requests:
@@ -158,7 +158,7 @@ class Door(HttpServer):
 
     async def _until_closed(self, waiting: Awaitable[T]) -> T:
         """The result of `waiting`. Raises Refusal if the front closes first."""
-        # As asyncio.timeout does it, which costs each call several times as much.
+        # As asyncio.timeout does, which would cost each call several times as much.
         task = asyncio.current_task()
         assert task is not None
         self._waits.add(task)
@@ -175,7 +175,7 @@ class Door(HttpServer):
                 self._take_back(task)
 
     def _take_back(self, task: asyncio.Task[Any]) -> bool:
-        """The end of the wait that this door has cancelled; False if it has not."""
+        """Takes back this door's cancellation of the task; False if this door did not cancel it."""
         is_shut_out = task in self._shut_out
         if is_shut_out:
             self._shut_out.discard(task)
@@ -183,7 +183,7 @@ class Door(HttpServer):
         return is_shut_out
 
     async def _body(self, exchange: Exchange) -> bytes:
-        """The whole body. Raises Refusal as `read_body` does, or if the front closes before."""
+        """The complete body. Raises Refusal as `read_body` does, or if the front closes first."""
         if exchange.is_complete and exchange.error is None:
             return exchange.received()
         return await self._until_closed(read_body(exchange))
@@ -209,7 +209,7 @@ class Door(HttpServer):
 
     @abstractmethod
     def _trouble(self) -> Refusal | None:
-        """Why no call can be answered, if that is so."""
+        """The reason why no call can be answered; None if calls can be."""
 
 
 def _closing() -> Refusal:

@@ -36,7 +36,7 @@ class EventStream(Sink):
     def __init__(self, exchange: Exchange, asked: Asked) -> None:
         self._exchange = exchange
         self._asked = asked
-        # /v1/responses names its events, and the last one says itself that it is the last.
+        # /v1/responses names its events, and its last event states that it is the last.
         self._is_named = asked.request.url == responses.API.path
         self.has_begun = False
 
@@ -45,7 +45,7 @@ class EventStream(Sink):
             await self._write(self._encoded(event))
 
     async def finish(self, reply: Reply) -> None:
-        """Ends the stream. A backend that gave no chunk has its whole answer sent as one."""
+        """Ends the stream. If the backend sent no chunk, its whole answer is sent as one."""
         if not self.has_begun:
             await self.put(Chunk("", msgspec.json.decode(body_of(self._asked, reply))))
         await self._exchange.end(b"" if self._is_named else DONE_EVENT)
@@ -60,7 +60,7 @@ class EventStream(Sink):
         return event_bytes(event, name if isinstance(name, str) and name.isprintable() else "")
 
     async def _write(self, data: bytes) -> None:
-        """Returns once the client has room for more."""
+        """Writes, and returns once the client can take more."""
         try:
             if self.has_begun:
                 await self._exchange.write(data)

@@ -1,4 +1,4 @@
-"""How many bytes of bodies a front holds in memory, and how many of them are one tenant's."""
+"""The bytes of bodies that a front holds in memory, in total and by tenant."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from redline.serve.http.refusals import Refusal, busy, come_back
 
 
 class HeldBytes:
-    """At most `most` together, and of one tenant no more than is left free.
+    """At most `most` bytes together; a tenant may hold at most as many bytes as are left free.
 
-    So a tenant alone may hold half of it, and n tenants the nth part of n + 1 each: there is always
-    room for one more. This is the dynamic threshold of Choudhury and Hahne (1998), which shares a
-    buffer without knowing how many will use it. A tenant's only body is bounded by `most` alone.
-    has_tenants: False if all bodies are one tenant's, which then may hold all of it.
+    Therefore a single tenant may hold half of `most`, and each of n tenants `most / (n + 1)`: there
+    is always room for one more tenant. This is the dynamic threshold of Choudhury and Hahne (1998),
+    which shares a buffer among an unknown number of users. If a tenant holds only one body, only
+    `most` bounds it. has_tenants: False if all bodies belong to one tenant, which may then hold
+    `most` bytes.
     """
 
     def __init__(self, most: int, *, has_tenants: bool) -> None:

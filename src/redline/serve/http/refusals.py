@@ -43,14 +43,14 @@ from redline.httpserver import JSON, Exchange, header_lines
 # the user's, like `this[...]`.
 _PARAMETER = re.compile(r"`([a-z]\w*(?:\[(?:\d+|\.{3})\]|\.\w+)*)`")
 _LATEST_S = 86_400.0
-# Of what a client has sent, so much is repeated to it.
+# Characters of a client's text that are repeated to it, at most.
 _LONGEST_ECHO = 200
-# The rest of such a request may still be on its way.
+# The rest of such a request may still be arriving.
 _CLOSING = frozenset({408, 413})
 
 
 class Refusal(Exception):
-    """A request that is not answered with what it asked for."""
+    """The error response to a request."""
 
     def __init__(
         self,
@@ -69,9 +69,9 @@ class Refusal(Exception):
         self.body = error_body(message, kind, code=code, param=param)
 
     def send(self, exchange: Exchange, request_id: str = "") -> None:
-        """Answers with it. request_id: to be found again in the log; empty for none.
+        """Sends the error. request_id: to find the request in the log; empty for none.
 
-        In the shape of the Messages API if it was asked.
+        In the shape of the Messages API if the request used it.
         """
         fields = JSON + header_lines(self.headers) if self.headers else JSON
         error = self.body
@@ -96,7 +96,7 @@ def shortened(text: str) -> str:
 
 
 def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
-    """Refuses what may be asked again soon, after `wait_s` if that is known."""
+    """Refuses a request that may be repeated soon, after `wait_s` if that is known."""
     return Refusal(message, status=503, code=code, headers=come_back(wait_s))
 
 
@@ -107,14 +107,14 @@ def no_model(name: str, known: Collection[str]) -> Refusal:
 
 
 def own_status(error: CallError | NoEndpoint) -> int | None:
-    """The status that the endpoint answered with, if the error is its client's matter."""
+    """The status of the endpoint's answer, if the client caused the error; otherwise None."""
     if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
         return None
     return error.status if error.status is not None and error.status >= 400 else None
 
 
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:
-    """What a client is sent for a call that failed."""
+    """The error response for a failed call."""
     status = _status(error)
     message = error.what
     headers: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Calls that are passed on to a backend, and answers that are passed back, as bytes."""
+"""Forwards calls to a backend, and answers to clients, as bytes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
 
 
 class Relay(Door):
-    """Passes calls on to `backend` while it is entered, or from `start` to `aclose`.
+    """Forwards calls to `backend` while it is entered, or from `start` to `aclose`.
 
-    Bodies reach the backend as they came, answers and refusals of an endpoint reach the client as
-    they came; a stream is passed on while it comes. Messages are translated. pages, routes: see
-    Door. trouble: why no call can be answered now or later, if that is so.
+    Bodies reach the backend unchanged; answers and refusals of an endpoint reach the client
+    unchanged; a stream is forwarded as it arrives. Messages are translated. pages, routes: see
+    Door. trouble: returns why no call can be answered, now or later; None if calls can be.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class Relay(Door):
             call.let_go()
 
     async def _send(self, request: Request, sink: Sink | None, call: Call) -> Outcome:
-        """The backend's outcome. Raises Refusal if the front closes before, or nothing can come."""
+        """The backend's outcome. Raises Refusal if the front closes first, or if no endpoint can
+        answer.
+        """
         if (trouble := self._trouble()) is not None:
             raise trouble
         wait = asyncio.timeout(None)
@@ -106,10 +108,10 @@ class Relay(Door):
 
 
 class Passed(Sink):
-    """Hands the bytes of a stream on to the client of an exchange.
+    """Forwards the bytes of a stream to the client of an exchange.
 
-    has_usage: the client says itself whether it wants the event with the usage. request_id: of an
-    answer that has none of its endpoint's; empty for none.
+    has_usage: the client's own choice applies to the event with the usage. request_id: for an
+    answer without one of its endpoint's; empty for none.
     """
 
     relays = True
@@ -172,7 +174,7 @@ async def pass_on(
 
 
 async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:
-    """Answers as the endpoint did. Raises Refusal for what it did not say itself."""
+    """Answers as the endpoint did. Raises Refusal for what it did not answer itself."""
     if outcome.error is not None:
         _refuse(exchange, outcome.error, stream)
     elif stream.has_begun:
@@ -208,7 +210,7 @@ def _type_line(content_type: str | None) -> bytes:
 
 
 def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -> None:
-    """Answers as the endpoint did, if it is the client's matter; otherwise raises Refusal."""
+    """Answers as the endpoint did if the client caused the error; otherwise raises Refusal."""
     status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)

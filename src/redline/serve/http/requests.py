@@ -34,7 +34,7 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """One call as its client wants it: at which priority, as a stream, with that one's usage."""
+    """A call's options: its priority, whether it is a stream, and whether that includes usage."""
 
     request: Request
     model: str
@@ -44,7 +44,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Known(msgspec.Struct):
-    """What of a body is read here; the rest is the backend's."""
+    """The fields of a body that are read here; the backend reads the others."""
 
     model: str | None = None
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None = None
@@ -57,7 +57,7 @@ _BODY_CODES = {408: "timed_out", 413: "too_large"}
 
 
 async def read_body(exchange: Exchange) -> bytes:
-    """The whole body. Raises Refusal for one that is too large, broken or late."""
+    """The complete body. Raises Refusal if it is too large, malformed or late."""
     try:
         return await exchange.body()
     except BodyError as error:

@@ -1,4 +1,4 @@
-"""What a tenant may spend on one day, UTC."""
+"""The money that a tenant may spend on one day, UTC."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ DAY_S = 86_400
 
 
 class DayMoney:
-    """Reserved, then settled, in picodollars. allowance: None for no bound.
+    """Reserved and settled amounts, in picodollars. allowance: None for no bound.
 
     others: what earlier and other processes have spent and reserved today. A day begins with
-    nothing spent; calls count on the day on which they began.
+    nothing spent; each call counts on the day on which it began.
     """
 
     __slots__ = ("_kept", "allowance", "day", "others", "reserved", "spent")
@@ -18,29 +18,29 @@ class DayMoney:
         self.allowance = allowance
         self.day = 0
         self.spent = self.reserved = self.others = 0
-        # What of this process's the others know.
+        # The part of this process's amounts that the others know.
         self._kept = 0
 
     def begin(self, day: int) -> None:
-        """It is this day, counted from 1970-01-01."""
+        """Makes this the present day, counted from 1970-01-01."""
         if day != self.day:
             self.spent = self.reserved = self.others = self._kept = 0
             self.day = day
 
     @property
     def committed(self) -> int:
-        """Today's spending if every call in flight cost all that is reserved for it."""
+        """Today's spending if every call in flight cost its whole reservation."""
         return self.spent + self.reserved + self.others
 
     def allow(self, allowance: int | None) -> None:
-        """Another bound from now on."""
+        """Replaces the bound."""
         self.allowance = allowance
 
     def has_room(self, amount: int) -> bool:
         return self.allowance is None or self.committed + amount <= self.allowance
 
     def reserve(self, amount: int) -> None:
-        """A call has started that may cost this."""
+        """Reserves the amount for a call that starts."""
         self.reserved += amount
 
     def settle(self, day: int, reserved: int, actual: int) -> None:
@@ -50,11 +50,15 @@ class DayMoney:
             self.reserved -= reserved
 
     def unkept(self) -> int:
-        """What the others do not know; below 0 if calls cost less than was reserved for them."""
+        """The amount that the others do not know; negative if calls cost less than was reserved for
+        them.
+        """
         return self.spent + self.reserved - self._kept
 
     def kept(self, day: int, told: int, total: int) -> None:
-        """The others have committed `told` more; all together, `total` on that day."""
+        """Records that the others now know `told` more, and that all processes have committed
+        `total` on that day.
+        """
         if day == self.day:
             self._kept += told
             self.others = max(0, total - self._kept)

@@ -28,7 +28,7 @@ from redline.serve.keys.file_lock import locked
 
 _PREFIX = "rl-"
 _SECRET_BYTES = 32
-# Shown in lists: of the 256 bits, 24.
+# Characters of a secret shown in lists: 24 of its 256 bits.
 _SHOWN = len(_PREFIX) + 4
 _MOST_BYTES = 256 * 2**20
 _LONGEST_NOTE = 200
@@ -72,12 +72,12 @@ _DECODER = msgspec.json.Decoder(Key)
 
 
 def digest_of(secret: bytes) -> bytes:
-    """What a secret is known by."""
+    """The digest by which a secret is recognized."""
     return hashlib.sha256(secret).digest()
 
 
 def check_tenant(name: str, where: str = "") -> None:
-    """Raises ConfigError for a text that is no name of a tenant."""
+    """Raises ConfigError for a text that is not a valid tenant name."""
     if re.fullmatch(_TENANT, name) is None:
         raise ConfigError(
             f"not a tenant's name: {printable(name)[:100]}",
@@ -169,7 +169,7 @@ def _check_exists(path: Path) -> None:
 def _read(path: Path) -> _Lines:
     _check_exists(path)
     try:
-        # A pipe by that name must not hold the reader up.
+        # A named pipe at this path must not block the reader.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             _check_file(path, os.fstat(fd))

@@ -15,7 +15,7 @@ from redline.serve.keys.tenants import Tenant, Tenants
 
 DEFAULT_TENANT = "default"
 _BEARER = "Bearer "
-# A longer text is no key, and is not worth hashing.
+# A longer text is not a key, and is not hashed.
 _LONGEST = 256
 
 
@@ -28,7 +28,7 @@ class InvalidKey(Refusal):
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
-    """What is known of a key. until_s: of the wall clock; inf for one that never expires.
+    """The tenant of a key. until_s: wall time; inf for a key that never expires.
 
     reason: why the key is refused from then on.
     """
@@ -39,10 +39,10 @@ class Known(msgspec.Struct, frozen=True, gc=False):
 
 
 class Keyring:
-    """The keys of a file. path: None for no keys: then all requests are one tenant's, `default`.
+    """The keys of a file. path: None for no keys: all requests then belong to the tenant `default`.
 
-    readings: how often the file was read. A key is looked up by its hash. What a comparison of
-    hashes reveals by the time that it takes does not help to guess a key.
+    readings: how often the file was read. Keys are looked up by their hashes: the timing of a
+    comparison of hashes does not help to guess a key.
     """
 
     def __init__(self, path: Path | None, tenants: Tenants, clock: Clock = SYSTEM) -> None:
@@ -110,7 +110,7 @@ class Keyring:
         self._version = version
 
     def reload_if_changed(self) -> bool:
-        """As `reload`, if the file is another one than before; whether it was."""
+        """Reloads the file if it was replaced or changed; returns whether it was."""
         if self._path is None or _version(self._path) == self._version:
             return False
         self.reload()
@@ -130,7 +130,9 @@ class Keyring:
 
 
 def _refused(secret: str) -> InvalidKey:
-    """Repeats nothing of the key: it may be one of another server."""
+    """The error for an unknown secret. It repeats no part of it, which may be a key of another
+    server.
+    """
     if secret:
         return InvalidKey("Incorrect API key provided: it is not known here.")
     return InvalidKey(

@@ -1,4 +1,4 @@
-"""Where what counts against tenants' limits is kept: in this process, or shared with others."""
+"""Where usage is counted against tenants' limits: in this process, or shared with others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Entry(Protocol):
     """An admitted amount."""
 
     def give_back(self, amount: int) -> None:
-        """So much of it has not been used."""
+        """Gives back an amount that was not used."""
 
 
 class CountedWindow(Protocol):
@@ -70,7 +70,7 @@ class Money(Protocol):
 
 
 class LimitStore(Protocol):
-    """In its `with` block, nothing else changes what counts. Blocks may be nested."""
+    """A store of counts. In its `with` block, nothing else changes them. Blocks may be nested."""
 
     def __enter__(self) -> Self: ...
 
@@ -83,11 +83,13 @@ class LimitStore(Protocol):
     def window(
         self, tenant: str, kind: str, rate: Rate, before: Sequence[CountedWindow]
     ) -> CountedWindow:
-        """A window of `requests` or `tokens`. before: of the same, which it takes up."""
+        """A window of `requests` or `tokens`. before: windows of the same kind, whose counts it
+        takes over.
+        """
 
 
 class OwnStore:
-    """What only this process counts."""
+    """Counts of this process alone."""
 
     def __enter__(self) -> Self:
         return self
@@ -106,7 +108,7 @@ class OwnStore:
     ) -> CountedWindow:
         windows = [window for window in before if isinstance(window, SlidingWindow)]
         longest = max(windows, key=lambda window: window.rate.window_s, default=None)
-        # As far back as is known. Nothing of it is given back: calls have the other records.
+        # As far back as is known. None of it is given back: calls refer to the other records.
         return SlidingWindow(rate, () if longest is None else longest.records)
 
 

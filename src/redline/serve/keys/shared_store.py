@@ -1,9 +1,9 @@
-"""What counts against tenants' limits, shared by the workers of a gateway.
+"""Usage counted against tenants' limits, shared by the workers of a gateway.
 
-part      kept as                                          of a worker that is lost
-in flight a count of each worker                           is not in flight any more
-a window  one ring of records for all                      counts until it leaves the window
-money     what each worker has spent and reserved today    stays spent, both
+part      kept as                                          if a worker is lost
+in flight a count of each worker                           its calls are no longer in flight
+a window  one ring of records for all                      it counts until it leaves the window
+money     what each worker has spent and reserved today    both stay spent
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SharedWindow:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing was ever let in."""
+        """Whether nothing was ever admitted."""
         return not self._words[self._base + _TAIL]
 
     def has_room(self, amount: int, now_s: float) -> bool:
@@ -86,14 +86,14 @@ class SharedWindow:
         return SharedEntry(self, self._add(amount, now_s, now_s))
 
     def take_up(self, older: SharedWindow) -> None:
-        """Counts what another one counts; nothing of it is given back."""
+        """Takes over the counts of an older window; none of them is given back."""
         words, reals, base = older._words, older._reals, older._base
         for number in range(words[base + _HEAD], words[base + _TAIL]):
             at = older._at(number)
             self._add(words[at + _LEFT], reals[at + _FIRST_S], reals[at + _LAST_S])
 
     def give_back(self, number: int, amount: int) -> None:
-        """So much of a record has not been used; a record that has left the window counts not."""
+        """Gives back an unused amount of a record; a record that has left the window is ignored."""
         words, base = self._words, self._base
         self._mend()
         if words[base + _HEAD] <= number:
@@ -111,7 +111,7 @@ class SharedWindow:
         length, number = tail - head, tail
         words[base + _IS_CHANGING] = 1
         if length:
-            # Two workers may have asked for the time in the other order.
+            # Two workers may have read the clock in the other order.
             at = self._at(tail - 1)
             last_s = max(last_s, reals[at + _LAST_S])
             if length >= _RECORDS or (
@@ -130,7 +130,7 @@ class SharedWindow:
         return number
 
     def _sweep(self, now_s: float) -> None:
-        """Forgets what has left the window."""
+        """Removes records that have left the window."""
         self._mend()
         words, reals, base = self._words, self._reals, self._base
         head, tail = words[base + _HEAD], words[base + _TAIL]
@@ -147,7 +147,7 @@ class SharedWindow:
             words[base + _IS_CHANGING] = 0
 
     def _mend(self) -> None:
-        """Counts again what a worker was changing when it was killed."""
+        """Repairs the sum that a killed worker was changing."""
         words, base = self._words, self._base
         if words[base + _IS_CHANGING]:
             numbers = range(words[base + _HEAD], words[base + _TAIL])
@@ -159,14 +159,14 @@ class SharedWindow:
 
 
 class SharedMoney:
-    """A DayMoney that all workers spend. Of spent and reserved, each worker writes its own part."""
+    """A DayMoney shared by all workers. Each worker writes its own part of spent and reserved."""
 
     def __init__(self, table: SharedTable, name: str, worker: int) -> None:
         self._table = table
         self._words = table.words
         self._base = table.region(f"{name}/day", _MONEY_WORDS)
         self._spent = table.amounts(f"{name}/spent")
-        # What a lost worker had reserved is not given back by itself.
+        # The reservation of a lost worker is not given back.
         self._reserved = table.amounts(f"{name}/reserved")
         self._width = 1 + table.processes
         self._own = 1 + worker
@@ -233,7 +233,7 @@ class SharedMoney:
 
 
 class SharedStore:
-    """What all workers count. worker: the number of this one, from 0."""
+    """The counts of all workers. worker: the number of this one, from 0."""
 
     def __init__(self, table: SharedTable, worker: int) -> None:
         self._table = table

@@ -26,7 +26,7 @@ from redline.serve.keys.day_money import DAY_S
 from redline.serve.keys.limit_store import OWN, CountedWindow, Entry, LimitStore
 from redline.serve.keys.tenant_settings import TenantSettings
 
-# How long calls take is the mean of about as many of the latest.
+# The mean duration of calls is taken over about this many of the latest.
 _RECENT_CALLS = 8
 _FIRST_CALL_S = 1.0
 
@@ -34,7 +34,7 @@ _FIRST_CALL_S = 1.0
 class Refused(msgspec.Struct, frozen=True):
     """Why a call may not start. retry_after_s: until it might; inf if it never may.
 
-    code: as an OpenAI client knows it.
+    code: the error code for an OpenAI client.
     """
 
     what: str
@@ -47,7 +47,7 @@ class Refused(msgspec.Struct, frozen=True):
             return Refusal(self.what, code=self.code)
         headers = come_back(self.retry_after_s)
         if self.code == "insufficient_quota":
-            # The day ends after every patience of a client.
+            # The day ends after any client would have given up.
             headers["x-should-retry"] = "false"
         return Refusal(self.what, status=429, code=self.code, headers=headers)
 
@@ -80,7 +80,7 @@ class Started:
     def settle(
         self, now_s: float, tokens: int | None = None, picodollars: int | None = None
     ) -> None:
-        """The call has used this; None if that is not known: then what was reserved counts."""
+        """Settles the call at its usage. An argument of None keeps what was reserved."""
         if self._is_over:
             return
         self._is_over = True
@@ -104,7 +104,7 @@ class Started:
         limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
-        """The call was not sent: nothing of it counts."""
+        """Ends a call that was not sent: nothing of it counts."""
         if self._is_over:
             return
         self._is_over = True
@@ -121,7 +121,7 @@ class Started:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """A call that has not been settled by now has used what was reserved for it."""
+        """Settles a call that has not been settled at what was reserved for it."""
         self.settle(self._limits.now_s())
 
 
@@ -157,7 +157,7 @@ class TenantLimits:
         return self.flights.count
 
     def reshape(self, settings: TenantSettings) -> None:
-        """Other limits from now on. What has started still counts."""
+        """Replaces the limits. Started calls still count."""
         self._most = settings.concurrency
         self._requests = self._windows("requests", settings.requests, self._requests)
         self._tokens = self._windows("tokens", settings.tokens, self._tokens)
@@ -168,10 +168,10 @@ class TenantLimits:
     def try_start(
         self, now_s: float, tokens: int = 0, picodollars: int | None = 0
     ) -> Started | Refused:
-        """One call that may use so much, or the limit that holds it back the longest.
+        """Starts one call of this size, or returns the limit that holds it back the longest.
 
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
-        price is known. A call that is refused counts nowhere.
+        price is known. A refused call counts nowhere.
         """
         if self.alone is OWN:
             return self._try_start(now_s, tokens, picodollars)
@@ -202,7 +202,7 @@ class TenantLimits:
         return Started(self, records, now_s, tokens, cost, day)
 
     def ended(self, took_s: float) -> None:
-        """A call has ended."""
+        """Counts the end of a call."""
         self.flights.add(-1)
         self._call_s += (took_s - self._call_s) / _RECENT_CALLS
 

@@ -29,7 +29,7 @@ class Tenant:
         return f"Tenant({self.name!r})"
 
     def reshape(self, settings: TenantSettings) -> None:
-        """Other settings from now on; what counts against its limits stays."""
+        """Replaces the settings; counts against the limits stay."""
         if settings != self.settings:
             self.settings = settings
             self.limits.reshape(settings)
@@ -40,10 +40,9 @@ class Tenant:
 
 
 class Tenants:
-    """By name: those of the settings, and any other that a key belongs to, without limits.
+    """Tenants by name: those of the settings, and any other that a key belongs to, without limits.
 
-    One that was made stays until the process ends, with what counts against it. store: where that
-    is counted.
+    A tenant stays until the process ends, with its counts. store: where these are kept.
     """
 
     def __init__(
@@ -56,14 +55,14 @@ class Tenants:
         self._settings = dict(settings or {})
         self._clock = clock
         self._tenants: dict[str, Tenant] = {}
-        # What others have committed, by name, on a day.
+        # The amounts that others have committed, by tenant, on a day.
         self._totals: tuple[int, Mapping[str, int]] = (0, {})
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._tenants.values())
 
     def of(self, name: str) -> Tenant:
-        """The tenant of this name, which is made if there is none."""
+        """The tenant with this name, created if it does not exist."""
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = Tenant(name, self._settings.get(name, _USUAL), self._clock, self._store)
@@ -76,13 +75,13 @@ class Tenants:
         return tenant
 
     def replace(self, settings: Mapping[str, TenantSettings]) -> None:
-        """Other settings from now on."""
+        """Replaces the settings of all tenants."""
         self._settings = dict(settings)
         for tenant in self._tenants.values():
             tenant.reshape(self._settings.get(tenant.name, _USUAL))
 
     def unkept(self) -> tuple[int, dict[str, int]]:
-        """Today, and what its tenants have committed that no file knows yet, in picodollars."""
+        """Today, and by tenant the committed picodollars that no file knows yet."""
         day = int(self._clock.wall_s() // DAY_S)
         found = {}
         for tenant in self._tenants.values():
@@ -92,7 +91,7 @@ class Tenants:
         return day, found
 
     def kept(self, day: int, told: Mapping[str, int], totals: Mapping[str, int]) -> None:
-        """A file has `told` more; `totals` are all that it has of that day."""
+        """Records that a file knows `told` more; `totals` are its amounts of that day."""
         self._totals = (day, totals)
         for tenant in self._tenants.values():
             money = tenant.limits.money

@@ -1,7 +1,7 @@
-"""A limit on what is let in: never more than the count in any window, and nothing is put off.
+"""A limit on admissions: never more than the count in any window, and no call is delayed.
 
-Unlike `redline.limits.rule.Window`, which paces our own sends so that a server elsewhere accepts
-them all, this one is the server: a burst up to the count is let in at once.
+Unlike `redline.limits.rule.Window`, which paces redline's own sends so that a server accepts all of
+them, this window is the server's side: it admits a burst up to the count at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterable
 
 from redline.limits import Rate
 
-# Up to this many records are exact. Beyond them, what is let in within this part of a window shares
-# a record with the time of the last: it counts a little longer, and memory is bounded.
+# Up to this many records are exact. Beyond them, amounts admitted within this part of a window
+# share a record with the time of the last one: they count slightly longer, and memory is bounded.
 EXACT = 256
 
 
@@ -28,14 +28,14 @@ class Admitted:
         self.left = amount
 
     def give_back(self, amount: int) -> None:
-        """So much of it has not been used."""
+        """Gives back an amount that was not used."""
         amount = min(amount, self.left)
         self.left -= amount
         self._window.used -= amount
 
 
 class SlidingWindow:
-    """One rate. Synchronous; times never go back. used: what counts as of the last call."""
+    """One rate. Synchronous; times never go back. used: what counted at the last call."""
 
     __slots__ = ("_count", "_grain_s", "_records", "_window_s", "rate", "used")
 
@@ -48,7 +48,7 @@ class SlidingWindow:
             copy.first_s = record.first_s
 
     def reshape(self, rate: Rate) -> None:
-        """Another count from now on. The window may be another only while it is empty."""
+        """Replaces the count. The length of the window may change only while it is empty."""
         self.rate = rate
         self._count = rate.count
         self._window_s = rate.window_s
@@ -59,18 +59,18 @@ class SlidingWindow:
         return tuple(self._records)
 
     def has_room(self, amount: int, now_s: float) -> bool:
-        """`amount` may be let in now."""
+        """Whether `amount` may be admitted now."""
         records = self._records
         horizon_s = now_s - self._window_s
         while records and records[0].last_s <= horizon_s:
             record = records.popleft()
             self.used -= record.left
-            # What is given back later is not given back twice.
+            # An amount that is given back later is not given back twice.
             record.left = 0
         return self.used + amount <= self._count
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Seconds until `amount` may be let in, if nothing else is; inf for more than the count."""
+        """Seconds until `amount` may be admitted, if nothing else is; inf above the count."""
         if self.has_room(amount, now_s):
             return 0.0
         if amount > self._count:

@@ -1,4 +1,4 @@
-"""Files and batches, which one worker has: the others pass requests for them on to it."""
+"""Files and batches belong to one worker; the others forward requests for them to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redline.serve.http import Refusal, Route, busy
 
 _CONNECT_S = 5.0
 _PIECE_BYTES = 64 * 1024
-# Of one connection.
+# Bounds of one connection.
 _HOP = {
     *("connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer"),
     *("upgrade", "expect", "proxy-connection"),
@@ -26,7 +26,7 @@ _NOT_GIVEN_BACK = frozenset(_HOP | {"date"})
 
 
 class Elsewhere:
-    """The routes of another worker. door: its socket. routes: what it answers."""
+    """The routes of another worker. door: its socket. routes: the requests that it answers."""
 
     def __init__(self, door: Path, routes: Sequence[Route]) -> None:
         self._door = door
@@ -36,7 +36,7 @@ class Elsewhere:
         ]
 
     def snapshot(self) -> Snapshot:
-        """Nothing: the other worker has them."""
+        """An empty snapshot: the other worker has the batches."""
         return Snapshot(batches=[], in_flight=0, stored={})
 
     async def _answer(self, exchange: Exchange, tenant: str, *ids: str) -> None:
@@ -56,7 +56,7 @@ def _away() -> Refusal:
 
 
 class _Passing:
-    """One request, passed on as it comes, and its response."""
+    """One request, forwarded as it arrives, and its response."""
 
     def __init__(
         self, exchange: Exchange, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -81,7 +81,7 @@ class _Passing:
             await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             if not answering.done() and isinstance(error := sending.exception(), BodyError):
                 raise error
-            # A request may be refused before it has been sent to its end.
+            # A request may be refused before its body is complete.
             await answering
         except (OSError, httptools.HttpParserError, Disconnected):
             if not self._has_begun:
@@ -124,7 +124,7 @@ class _Passing:
                 await exchange.write(part)
         await exchange.end()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.decode("latin-1").lower() not in _NOT_GIVEN_BACK:

@@ -1,7 +1,7 @@
-"""What each worker shows of itself, for the pages that any of them answers for all.
+"""The figures that each worker publishes, so that any worker can answer a page for all.
 
-Each writes its figures into a file once a second. Counters of a worker that was lost continue in
-the one that takes its place.
+Each worker writes its figures into a file once a second. When a worker is lost, the worker that
+replaces it continues its counters.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redline.job.monitor import Family
 from redline.serve.dashboard import Snapshot
 from redline.serve.workers.summing import added
 
-# Of a worker that has not written for longer, only what never falls counts.
+# If a worker has not written for longer, only its counters that never decrease are used.
 _FRESH_S = 5.0
 
 
@@ -47,29 +47,29 @@ class Fellows:
         self._before = [] if before is None else growing(before.families)
 
     def publish(self, published: Published) -> None:
-        """Shows this to the others."""
+        """Publishes this worker's figures."""
         published = msgspec.structs.replace(published, families=self.whole(published.families))
         beside = self._own.with_suffix(".new")
         try:
             beside.write_bytes(_ENCODE(published))
             os.replace(beside, self._own)
         except OSError:
-            # The others show what they know.
+            # The other workers show their own figures.
             return
 
     def whole(self, families: Sequence[Family]) -> list[Family]:
-        """With what the lost workers had counted whose place this one has."""
+        """The metrics, plus the counts of lost workers that this worker replaces."""
         return added([self._before, families])
 
     def families(self) -> list[list[Family]]:
-        """The metrics of the others."""
+        """The metrics of the other workers."""
         horizon_s = SYSTEM.now_s() - _FRESH_S
         return [
             one.families if one.at_s > horizon_s else growing(one.families) for one in self._read()
         ]
 
     def fresh(self) -> list[Published]:
-        """What those show that serve."""
+        """The figures of the other workers that are serving."""
         horizon_s = SYSTEM.now_s() - _FRESH_S
         return [one for one in self._read() if one.at_s > horizon_s]
 

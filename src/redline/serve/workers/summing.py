@@ -1,4 +1,4 @@
-"""The figures of several workers as those of one gateway."""
+"""Combines the figures of several workers into those of one gateway."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from redline.serve.dashboard import (
 
 T = TypeVar("T")
 
-# What holds if it holds in one of them.
+# Values that hold for all if they hold in one worker.
 _HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
 _KEPT_EVENTS = 50
 
 
 def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
-    """Metrics of several, sample by sample."""
+    """The metrics of several workers, added sample by sample."""
     found: dict[str, Family] = {}
     sums: dict[str, dict[tuple[tuple[str, str], ...], float | Histogram]] = {}
     for families in parts:
@@ -55,7 +55,7 @@ def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float |
 
 
 def together(snapshots: Sequence[Snapshot]) -> Snapshot:
-    """The first one, with the figures of all. Its latencies are its own."""
+    """The first snapshot, with the figures of all added. Its latencies are its own."""
     own = snapshots[0]
     bound = max(snapshots, key=lambda one: (one.binding.cause != "nothing", one.waiting))
     return msgspec.structs.replace(
@@ -77,7 +77,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 
 def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
-    """Joins the parts that have one name."""
+    """The parts, with those of the same name joined."""
     name = attrgetter("name")
     found: dict[str, T] = {}
     for part in parts:
@@ -130,7 +130,7 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
-    """By whole seconds of the wall clock; of the own ones, each with what others did in it."""
+    """The seconds of the first snapshot, with the other workers' figures of each added."""
     others: dict[int, Second] = {}
     for one in snapshots[1:]:
         for second in one.history:

@@ -1,12 +1,13 @@
-"""Starts workers, keeps as many of them, and ends them all.
+"""Starts workers, replaces those that are lost, and ends them all.
 
-a worker  from              until
-starting  a new process     it has printed its base URL, or has ended
-serving   that              it ends, or is asked to
-lost      its end untold    a pause: its counts are cleared at once; then starting again
-ending    SIGTERM           its calls are over
+a worker  from                    until
+starting  a new process           it has printed its base URL, or has ended
+serving   that                    it ends, or is asked to
+lost      its end, unasked        a pause: its counts are cleared at once; then starting again
+ending    SIGTERM                 its calls are over
 
-A worker ends by itself, as after SIGTERM, when its standard input ends: with this process.
+When its standard input ends, which means that this process has ended, a worker ends as after
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from redline.serve.workers.address import reserved
 from redline.serve.workers.worker import Task
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
-# One that has served for that long is not lost for what it was started with.
+# A worker that has served for this long was not lost because of its settings.
 _SETTLED_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 
@@ -91,7 +92,7 @@ async def _running(embedded: Embedded | None) -> AsyncIterator[str | None]:
 
 
 class _Child:
-    """One worker: a process, and after that is lost another one."""
+    """One worker: a process, and the next one after that is lost."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
@@ -121,18 +122,18 @@ class _Child:
             return 0
         status = await self._process.wait()
         if self._is_ending and status == -signal.SIGTERM:
-            # It had not begun to serve.
+            # The worker had not started to serve.
             return 0
         return status if status >= 0 else 128 - status
 
     def end(self) -> None:
-        """Asks it to end, once: the second time it would do so without its calls."""
+        """Asks the worker to end, once: a second signal would not let its calls finish."""
         if not self._is_ending:
             self._is_ending = True
             self.tell(signal.SIGTERM)
 
     def tell(self, number: int) -> None:
-        """Sends a signal, if it runs."""
+        """Sends a signal to the worker, if it runs."""
         if self._process is not None and self._process.returncode is None:
             try:
                 self._process.send_signal(number)
@@ -177,21 +178,21 @@ class _Supervisor:
         return max([await child.wait() for child in self._children])
 
     async def _start_all(self) -> str:
-        """Their base URL; empty if one has ended instead."""
+        """Starts all workers; returns their base URL, or an empty text if one ended instead."""
         first, *others = self._children
-        # What only one can have, it has before the others need it.
+        # Resources that only one worker can own are ready before the others need them.
         url = await first.start()
         if not url:
             return ""
         return url if all(await asyncio.gather(*(child.start() for child in others))) else ""
 
     async def _keep(self, child: _Child) -> None:
-        """Starts a worker again whenever it ends, until all are to end."""
+        """Restarts a worker whenever it ends, until all are to end."""
         pause_s = _FIRST_PAUSE_S
         while True:
             began_s = SYSTEM.now_s()
             status = await child.wait()
-            # All that it had in flight is over.
+            # All of its calls in flight have ended.
             self._table.forget(child.task.number)
             if self._stop.is_set():
                 return
@@ -210,7 +211,7 @@ class _Supervisor:
                 self._on_note(f"{child.name} cannot be started: {error.strerror or error}")
 
     def _close(self, number: int) -> None:
-        """All workers end; at the second signal, at once."""
+        """Ends all workers; at the second signal, at once."""
         if self._stop.is_set():
             for child in self._children:
                 child.tell(signal.SIGKILL)

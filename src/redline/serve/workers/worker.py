@@ -51,12 +51,12 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, Any]
 
     def environment(self) -> dict[str, str]:
-        """The variables of the process that is to do it."""
+        """The environment variables of the process that will do this task."""
         return {**os.environ, _VARIABLE: msgspec.json.encode(self).decode()}
 
 
 def this_worker() -> Worker | None:
-    """The worker that this process is to be, once; None if it is none."""
+    """The worker that this process is to be, returned once; None if it is not a worker."""
     text = os.environ.pop(_VARIABLE, None)
     return None if text is None else Worker(msgspec.json.decode(text, type=Task))
 
@@ -65,7 +65,7 @@ class Worker:
     """This process among those that serve one address. is_first: it has what only one can have."""
 
     def __init__(self, task: Task) -> None:
-        # What it starts itself does not inherit it.
+        # Processes that it starts do not inherit this variable.
         os.set_inheritable(task.fd, False)
         self._task = task
         self.number = task.number
@@ -86,22 +86,23 @@ class Worker:
         return self.folder / "door"
 
     def sharer(self, demand: Callable[[str], Demand]) -> Sharer:
-        """It, among those that share slots. demand: see Sharer."""
+        """This worker's part in sharing slots. demand: see Sharer."""
         return Sharer(self.table, self.number, demand)
 
     def flights(self, name: str) -> Flights:
-        """Calls in flight in all workers. name: the same for all of them."""
+        """The calls in flight in all workers. name: equal in all of them."""
         return SharedFlights(self.table, name, self.number)
 
     def sharing(self, endpoint: Endpoint, state: Path) -> Endpoint:
-        """The endpoint with rates that all workers keep to together, by a ledger in `state`.
+        """The endpoint with rates that all workers share, by a ledger in `state`.
 
-        Those that are found, and not stated, are each worker's own.
+        Rates that are discovered, and not configured, remain separate in each worker.
         """
         limits = endpoint.limits
         if limits.share or limits.rate == AUTO or not rated(limits):
             return endpoint
-        # Other rates are another ledger: while settings change, some keep to the old ones.
+        # Changed rates get another ledger: while settings change, some workers still use the old
+        # one.
         words = f"{account_of(endpoint)} {described(limits)}"
         name = blake2b(words.encode(), digest_size=8).hexdigest()
         state.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ class Worker:
         )
 
     def on_orphaned(self, told: Callable[[], object]) -> None:
-        """The running event loop calls it when the process that started this one is gone."""
+        """Has the running event loop call `told` once the parent process has ended."""
         loop = asyncio.get_running_loop()
         fd = sys.stdin.fileno()
 

@@ -1,4 +1,4 @@
-"""What the simulated model says: but for stories, always the same to the same question."""
+"""The texts of the simulated model: except for stories, the same for the same question."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ECHO_CHARACTERS = 1000
 
 
 def count_tokens(text: str) -> int:
-    """The tokens of a text: its UTF-8 bytes by four, rounded up.
+    """The tokens of a text: its UTF-8 bytes divided by four, rounded up.
 
-    Used for prompts and answers, for usage and for limits alike.
+    Used for prompts and answers, for usage and for limits.
     """
     size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
     return -(-size // BYTES_PER_TOKEN)
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One answer, how many tokens it has, and whether the token limit cut it."""
+    """One answer, its number of tokens, and whether the token limit cut it."""
 
     text: str
     tokens: int
@@ -90,7 +90,7 @@ class Answers:
 
 
 def embedding(text: str, dimensions: int) -> list[float]:
-    """A unit vector that the text alone decides."""
+    """A unit vector that depends on the text alone."""
     raw = shake_256(text.encode(errors="surrogatepass")).digest(4 * dimensions)
     # The half keeps every coordinate, and so the length, from being zero.
     values = [(part + 0.5) / 2**31 - 1 for part in struct.unpack(f"<{dimensions}I", raw)]

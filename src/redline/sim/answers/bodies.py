@@ -1,4 +1,4 @@
-"""Reading request bodies: typed, or refused in the words of the simulated provider."""
+"""Reads request bodies: typed, or refused with the simulated provider's error texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_INPUTS = 2048
 
 
 class BadCall(Exception):
-    """The request itself is wrong; becomes an HTTP reply in OpenAI's error shape."""
+    """The request itself is invalid; becomes an HTTP reply in OpenAI's error shape."""
 
     def __init__(self, message: str, *, status: int = 400, code: str | None = None) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ Body = TypeVar("Body")
 
 
 def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
-    """The typed body. Raises BadCall, which says what is wrong and where."""
+    """The typed body. Raises BadCall, which states what is invalid and where."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
 """Replies in the OpenAI API's shapes, drafted before they are admitted.
 
-A draft knows what its reply will cost, so that token limits can charge it on arrival. It is
-written out only if the request is answered.
+A draft knows the cost of its reply, so that token limits can charge it on arrival. It is encoded
+only if the request is answered.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ _RESPONSE = msgspec.json.Decoder(responses.Request)
 
 
 class Draft(Protocol):
-    """A reply that is ready to be written.
+    """A reply that is ready to be encoded.
 
-    completion_tokens: of all choices. most_tokens: those that the request allows for;
-    completion_tokens if it states no bound. is_long: its events may take more than 64 KiB.
+    completion_tokens: of all choices. most_tokens: those that the request allows; completion_tokens
+    if it states no bound. is_long: its events may take more than 64 KiB.
     """
 
     prompt_tokens: int

@@ -130,13 +130,13 @@ class _Batch(msgspec.Struct):
 
 
 class Batches:
-    """Keeps files, works through batches as the settings say, and counts what became of lines."""
+    """Keeps files, processes batches as the settings state, and counts the outcomes of lines."""
 
     def __init__(self, settings: SimSettings, answers: Answers) -> None:
         self._settings = settings
         self._answers = answers
         self._reader = LineReader(settings)
-        # Of its own, so that the order of results does not shift what is drawn for lines.
+        # A generator of its own, so that the order of results does not change the draws for lines.
         self._order_rng = Random(f"{settings.seed} batch order")
         self._files: dict[str, StoredFile] = {}
         self._size_bytes = 0
@@ -173,7 +173,7 @@ class Batches:
         return self._store(name, purpose, data, wall_s).shown()
 
     def file(self, file_id: str) -> StoredFile:
-        """Raises BadCall for one that is not there."""
+        """Raises BadCall for a file that does not exist."""
         if file_id not in self._files:
             raise BadCall(f"No such File object: {file_id}", status=404)
         return self._files[file_id]
@@ -185,14 +185,14 @@ class Batches:
         return page_object(shown, [file.id for file in newest], has_more=False)
 
     def delete(self, file_id: str) -> Object:
-        """Forgets the file. Raises BadCall for one that is not there."""
+        """Forgets the file. Raises BadCall for one that does not exist."""
         file = self.file(file_id)
         del self._files[file_id]
         self._size_bytes -= len(file.data)
         return deleted_object(file_id)
 
     def create(self, raw: bytes, now_s: float, wall_s: float) -> Object:
-        """The new batch. Raises BadCall for a body that is itself wrong."""
+        """The new batch. Raises BadCall for an invalid body."""
         asked = decode(_CREATION, raw)
         if asked.endpoint not in ENDPOINTS:
             raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
@@ -217,13 +217,13 @@ class Batches:
         return batch.shown()
 
     def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """The batch as it is now. Raises BadCall for one that is not there."""
+        """The present state of the batch. Raises BadCall for one that does not exist."""
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         return batch.shown()
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """The batch, which ends when somebody looks next. Raises BadCall for one that is over."""
+        """The batch, which ends at the next query. Raises BadCall for one that has ended."""
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         if batch.is_over:
@@ -270,7 +270,7 @@ class Batches:
             del self._batches[batch_id]
 
     def _look(self, batch: _Batch, now_s: float, wall_s: float) -> None:
-        """Brings the batch up to date."""
+        """Updates the batch to this time."""
         if batch.is_over:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
@@ -290,7 +290,7 @@ class Batches:
             batch.counts = _so_far(batch, now_s)
 
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> None:
-        """Writes the results that there are at `at_s`, and errors for the other lines."""
+        """Writes the results available at `at_s`, and errors for the other lines."""
         results: list[bytes] = []
         errors: list[bytes] = []
         read = said = 0
@@ -324,7 +324,7 @@ class Batches:
 
 
 def _so_far(batch: _Batch, now_s: float) -> dict[str, int]:
-    """How many lines of a batch that runs have their answer or their injected fault."""
+    """The number of lines of a running batch that have their answer or their injected fault."""
     due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
     failed = sum(line.fault is not None for line in due)
     return counts_object(len(batch.lines), len(due) - failed, failed)

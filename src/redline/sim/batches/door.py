@@ -118,7 +118,7 @@ class BatchDoor:
         raise _unknown(method, path)
 
     def _file(self, method: str, rest: str) -> Reply:
-        """rest: of the path, such as `file-sim1/content`."""
+        """Answers a request for one file. rest: of the path, such as `file-sim1/content`."""
         batches = self._batches
         file_id, _, verb = rest.partition("/")
         if method == "GET" and not file_id:
@@ -145,7 +145,7 @@ class BatchDoor:
 
 
 async def read_body(exchange: Exchange) -> bytes:
-    """The whole body. Raises BadCall for one that is too large, broken or late."""
+    """The complete body. Raises BadCall for one that is too large, malformed or late."""
     try:
         return await exchange.body()
     except BodyError as error:
@@ -159,7 +159,7 @@ def bad_body(error: BodyError) -> BadCall:
 
 
 def refusal(error: BadCall) -> Reply:
-    """The reply to a request that is itself wrong."""
+    """The reply to an invalid request."""
     return error_reply(error.status, error.message, "invalid_request_error", code=error.code)
 
 

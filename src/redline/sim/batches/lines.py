@@ -1,4 +1,4 @@
-"""The lines of a batch: read from its file, and written as results."""
+"""Reads the lines of a batch from its file, and writes them as results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
 _MOST_ERRORS = 20
-# What a fault reads as in the result of a line; a line that stalls has none until the batch ends.
+# The result of a line with a fault; a line that stalls has none until the batch ends.
 _STATUS_OF_FAULT = {"429": 429, "503": 503}
 
 
@@ -42,7 +42,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 class LineReader:
-    """Reads the lines of batches, and draws how long each takes and what goes wrong with it."""
+    """Reads the lines of batches, and draws how long each takes and which fault it gets."""
 
     def __init__(self, settings: SimSettings) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class LineReader:
         self._faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
-        """The lines of a file, or none, and what is wrong with them."""
+        """The lines of a file, or none, and their problems."""
         lines: list[BatchLine] = []
         problems: list[Problem] = []
         checker = LineChecker(endpoint)
@@ -73,7 +73,7 @@ class LineReader:
     def _line(
         self, raw: bytes, number: int, checker: LineChecker, models: set[str]
     ) -> BatchLine | Problem:
-        """The line, or what is wrong with it."""
+        """The line, or its problem."""
         asked = checker.read(raw, number)
         if isinstance(asked, Problem):
             return asked
@@ -119,7 +119,7 @@ def answered(
 
 
 def unanswered(line: BatchLine, number: int, code: str, message: str) -> bytes:
-    """The result of a line that was not asked by the batch's end."""
+    """The result of a line that had no answer when the batch ended."""
     return _result(line, number, None, {"code": code, "message": message})
 
 

@@ -62,7 +62,7 @@ _AT_THE_DOOR = {
     "503": error_reply(503, "The service is overloaded (injected fault).", "service_unavailable"),
 }
 _FULL = error_reply(503, "The queue is full.", "service_unavailable", code="overloaded")
-# And these come in place of the answer.
+# These faults come in place of the answer.
 _AFTER = {
     "500": error_reply(500, "The server had an error (injected fault).", "server_error"),
     "notjson": Reply(200, HTML_PAGE, HTML),
@@ -98,7 +98,7 @@ _NEW_FAULTS = msgspec.json.Decoder(_NewFaults)
 
 
 class _Drawn(NamedTuple):
-    """What chance gives an admitted request. first_s: its latency without tokens."""
+    """The random draws of an admitted request. first_s: its latency without tokens."""
 
     first_s: float
     fault: str | None
@@ -115,7 +115,7 @@ class Provider:
             Stories(settings.near_duplicates, settings.seed) if settings.stories else None,
         )
         self._accounts = Accounts(settings.rates, settings.algorithm)
-        # Streams of their own, so that faults do not shift the latencies of one seed.
+        # Separate generators, so that faults do not shift the latencies of a seed.
         self._jitter_rng = Random(f"{settings.seed} jitter")
         self._latency_rng = Random(f"{settings.seed} latency")
         self._fault_rng = Random(f"{settings.seed} fault")
@@ -141,7 +141,7 @@ class Provider:
         raw = exchange.received()
         draft = self._draft(exchange, raw)
         if not isinstance(draft, BadCall) and draft.is_stream and draft.is_long:
-            # It waits for its reader.
+            # Its coroutine waits for the reader.
             return self._serve(exchange, raw)
         ticket = self.stats.receive(self._clock.now_s())
         try:
@@ -185,7 +185,7 @@ class Provider:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
     def _admitted(self, exchange: Exchange, ticket: Ticket, draft: Draft | BadCall) -> Draft | None:
-        """The draft if the limits let the request in; None for one that has got its refusal."""
+        """The draft if the limits admit the request; None if it has got its refusal."""
         if isinstance(draft, BadCall):
             self._reply(exchange, ticket, refusal(draft), "refused")
             return None
@@ -209,7 +209,7 @@ class Provider:
         return self._accounts.of(exchange.headers.get("authorization", ""))
 
     def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
-        """Latency and fault, or None for a request that has met its fault at the door."""
+        """Latency and fault; None for a request that has met its fault before a slot."""
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:
@@ -240,7 +240,7 @@ class Provider:
             self._answer(exchange, ticket, draft)
 
     def _draft(self, exchange: Exchange, raw: bytes) -> Draft | BadCall:
-        """The draft of the answer, or why there is none."""
+        """The draft of the answer, or the reason why there is none."""
         path, method = exchange.path, exchange.method
         try:
             self.refuse_key(exchange)
@@ -253,7 +253,7 @@ class Provider:
             return error
 
     def _charge(self, draft: Draft) -> Charge:
-        """What the request counts as on arrival."""
+        """The amounts that the request counts for on arrival."""
         if self._settings.charge == "actual":
             return Charge(draft.prompt_tokens, draft.completion_tokens)
         if self._settings.charge == "answered":
@@ -285,7 +285,7 @@ class Provider:
         return json_reply(shown)
 
     async def answer_faults(self, exchange: Exchange) -> None:
-        """Answers a request that shows or changes what goes wrong; it is not counted."""
+        """Answers a request that shows or changes faults and latency; it is not counted."""
         send(exchange, await self._disturb(exchange))
 
     async def _disturb(self, exchange: Exchange) -> Reply:
@@ -440,7 +440,7 @@ class Provider:
 
 
 def _is_immediate(settings: SimSettings) -> bool:
-    """Whether nothing of a whole answer can take time."""
+    """Whether no part of a complete answer can take time."""
     return (
         settings.latency == Constant(0.0)
         and not settings.per_token_s
@@ -451,7 +451,7 @@ def _is_immediate(settings: SimSettings) -> bool:
 
 
 def _changed(settings: SimSettings, body: _NewFaults) -> SimSettings:
-    """The settings with other faults and another latency. Raises BadCall for what is neither."""
+    """The settings with other faults and another latency. Raises BadCall if they are not valid."""
     faults, latency = settings.faults, settings.latency
     try:
         if body.faults is not None:
@@ -464,7 +464,7 @@ def _changed(settings: SimSettings, body: _NewFaults) -> SimSettings:
 
 
 def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
-    """The limits of the kinds that are given. Raises BadCall for what is no rate."""
+    """The limits of the given kinds. Raises BadCall for a value that is not a rate."""
     try:
         return {
             name.replace("_", "-"): [parse_rate(text, name) for text in texts]

@@ -67,16 +67,16 @@ class Sim(HttpServer):
         return self._provider.serve(exchange)
 
     async def _drain(self) -> None:
-        """Requests in flight are cut off, as those of a provider that goes down."""
+        """Cuts off requests in flight, as a provider that goes down does."""
 
     def _metrics(self) -> Reply:
-        """What a pool that uses it as one of its servers wants to know."""
+        """The metrics that a pool reads from one of its servers."""
         running, waiting = self._provider.stats.as_dict()["serving"], self._provider.waiting
         page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
         return Reply(200, page, PROMETHEUS)
 
     def _show(self, exchange: Exchange) -> Reply | None:
-        """What can be looked at without being counted, or None."""
+        """The pages that can be read without being counted; None for any other path."""
         if exchange.path in ("/health", "/healthz"):
             return _HEALTHY
         if exchange.path == "/metrics":

@@ -56,7 +56,7 @@ class Away(ConfigError):
 class Entry(NamedTuple):
     """One message of the stream.
 
-    deliveries: how often it was handed out, this time included. fields: names and values.
+    deliveries: how often it was delivered, this time included. fields: names and values.
     """
 
     id: bytes
@@ -77,7 +77,7 @@ class Left(NamedTuple):
 
 
 class Group:
-    """The turns of `consumer`. Raises ConfigError if Redis stays away for 60 s, or refuses."""
+    """The turns of `consumer`. Raises ConfigError if Redis is unreachable for 60 s, or refuses."""
 
     def __init__(self, url: StreamUrl, consumer: bytes) -> None:
         self._url = url
@@ -85,9 +85,9 @@ class Group:
         self._client: Redis | None = None
 
     async def open(self) -> None:
-        """Connects, and makes the stream and the group if there are none.
+        """Connects, and creates the stream and the group if they do not exist.
 
-        Raises ConfigError at once if that fails, and if redis-py is not installed.
+        Raises ConfigError at once if that fails, or if redis-py is not installed.
         """
         extra("redis", "redis", f"reading {self._url.name}")
         from redis.asyncio import Redis
@@ -97,7 +97,7 @@ class Group:
         try:
             self._client = Redis.from_url(
                 self._url.server,
-                # Answers in one shape, whatever redis-py makes of them by default.
+                # Responses in one form, whatever redis-py makes of them by default.
                 protocol=2,
                 socket_timeout=_TIMEOUT_S,
                 socket_connect_timeout=_TIMEOUT_S,
@@ -121,8 +121,8 @@ class Group:
     async def new(self, count: int, wait_s: float) -> list[Entry]:
         """Up to `count` messages never delivered, immediately if there are some.
 
-        wait_s: how long it waits for the first, below 5. Messages whose answer was lost on its way
-        are this consumer's, and are found by `own`.
+        wait_s: how long to wait for the first, below 5. Messages whose delivery was lost on its way
+        belong to this consumer, and are returned by `own`.
         """
         url = self._url
         words: list[Any] = ["XREADGROUP", "GROUP", url.group, self._consumer, "COUNT", count]
@@ -134,29 +134,31 @@ class Group:
         return [Entry(id, 1, fields) for id, fields in entries if fields]
 
     async def own(self, count: int, held: Sequence[bytes]) -> list[Entry]:
-        """Up to `count` messages of this consumer's but those that it holds."""
+        """Up to `count` messages of this consumer, except those in `held`."""
         return _messages(await self._turn("own", count, *held))
 
     async def idle(self, count: int) -> list[Entry]:
-        """Up to `count` messages of consumers that have gone silent; they are this one's now."""
+        """Up to `count` messages of silent consumers, which now belong to this one."""
         url = self._url
         idle_ms = round(1000 * url.idle_s)
         return _messages(await self._turn("claim", count, idle_ms, int(url.claims_orphans)))
 
     async def mark(self, ids: Sequence[bytes]) -> list[bool]:
-        """Which of them are still this consumer's; their outcomes may now be written."""
+        """For each message, whether it still belongs to this consumer; its outcome may then be
+        written.
+        """
         found: list[bool] = []
         for start in range(0, len(ids), _MOST_IDS):
             found += map(bool, await self._turn("mark", *ids[start : start + _MOST_IDS]))
         return found
 
     async def acknowledge(self, ids: Sequence[bytes]) -> None:
-        """They are done."""
+        """Acknowledges the messages."""
         for start in range(0, len(ids), _MOST_IDS):
             await self._turn("ack", *ids[start : start + _MOST_IDS])
 
     async def keep(self, ids: Sequence[bytes]) -> None:
-        """Keeps other consumers from claiming them: this consumer lives."""
+        """Refreshes the messages, so that other consumers do not claim them."""
         for start in range(0, len(ids), _MOST_IDS):
             await self._turn("keep", *ids[start : start + _MOST_IDS])
 
@@ -188,7 +190,7 @@ class Group:
             try:
                 return await self._once(["EVALSHA", _SHA, *words])
             except NoScriptError:
-                # A Redis that was started again has forgotten it.
+                # A restarted Redis has forgotten the script.
                 return await self._once(["EVAL", _SCRIPT, *words])
 
         return await self._asked(ask)
@@ -202,7 +204,7 @@ class Group:
         return ConfigError(f"{self._url.name} refuses: {_said(error)}")
 
     async def _asked(self, ask: Callable[[], Awaitable[T]], *, patience_s: float = PATIENCE_S) -> T:
-        """The answer; asks again while Redis is away, for that long."""
+        """The answer; retries while Redis is unreachable, for at most patience_s."""
         from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
         from redis.exceptions import ConnectionError as Unreachable
         from redis.exceptions import TimeoutError as Late
@@ -235,9 +237,9 @@ def _said(error: Exception) -> str:
 
 
 def consumer_of(path: Path) -> bytes:
-    """The consumer's name that `path` keeps: `HOST-PROCESS-RANDOM` of its first process. Blocks.
+    """The consumer's name stored at `path`: `HOST-PROCESS-RANDOM` of its first process. Blocks.
 
-    The caller holds the lock. Raises JournalError if it cannot be kept.
+    The caller holds the lock. Raises JournalError if it cannot be stored.
     """
     try:
         kept = path.read_bytes().strip()

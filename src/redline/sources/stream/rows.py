@@ -35,8 +35,8 @@ _MAX_ROW_BYTES = 16 * 1024 * 1024
 # How long a read waits for the next message: it may be called off meanwhile, and its end is when an
 # empty stream is noticed.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
-# A process that ends has this long for its last acknowledgements; what it does not come to is done
-# when it is started again.
+# A process that ends has this long for its last acknowledgements; the rest is acknowledged when it
+# is started again.
 _LAST_S = 10.0
 _ASK_AGAIN_S = 0.1
 _decode = msgspec.json.Decoder().decode
@@ -67,7 +67,7 @@ class StreamRows(AsyncRows):
         self._until_empty = until_empty
         self._most = most
         self._group: Group | None = None
-        # What was handed out here and is not acknowledged: message ids by their rows' keys.
+        # Messages handed out here and not acknowledged: their ids by the keys of their rows.
         self._held: dict[int, bytes] = {}
         self._without_outcome = 0
         self._has_room = asyncio.Event()
@@ -90,9 +90,9 @@ class StreamRows(AsyncRows):
         self._tasks = [asyncio.create_task(self._watched(work())) for work in works]
 
     async def batches(self) -> AsyncIterator[list[Row]]:
-        """Lists of 1 to 256 rows: first what an earlier process of this output was handed.
+        """Lists of 1 to 256 rows: first those delivered to an earlier process of this output.
 
-        They end at the job's limit, and if it is to end when the stream is empty.
+        They end at the job's limit, and with `until_empty` when the stream is empty.
         """
         assert self._group is not None
         async for rows in self._own():
@@ -108,7 +108,7 @@ class StreamRows(AsyncRows):
                 try:
                     messages = await self._group.new(count, self._wait_s)
                 except Away:
-                    # Messages may have been handed out, and the answer lost.
+                    # Messages may have been delivered, and the answer lost.
                     async for rows in self._own():
                         yield rows
                     continue
@@ -118,25 +118,28 @@ class StreamRows(AsyncRows):
                 return
 
     def read_fraction(self) -> float | None:
-        """None: how many messages will come is unknown."""
+        """None: the number of future messages is unknown."""
         return None
 
     def close(self) -> None:
-        """Reads no more."""
+        """Stops reading."""
         self._is_closed = True
         self._has_room.set()
 
     def skip(self, key: int) -> None:
-        """The output has this row's outcome already: its message needs an acknowledgement only."""
+        """Marks a row whose outcome the output already has: its message only needs an
+        acknowledgement.
+        """
         self._settle()
         self._durable.append(key)
         self._acknowledging.set()
 
     async def permit(self, key: int, outcome: Outcome) -> bool:
-        """Whether the row's outcome may be written: its message is this consumer's, for good now.
+        """Whether the row's outcome may be written: its message is then permanently this
+        consumer's.
 
-        False if another one has claimed it, whose outcome will count. Raises ConfigError if
-        Redis does not answer for too long.
+        False if another consumer has claimed it, whose outcome will count. Raises ConfigError if
+        Redis is unreachable for too long.
         """
         if self._failure is not None:
             raise self._failure
@@ -153,12 +156,12 @@ class StreamRows(AsyncRows):
         return is_permitted
 
     def acknowledge(self, keys: Iterable[int]) -> None:
-        """The outcomes of these keys' rows are durable."""
+        """Acknowledges the messages of these keys, whose outcomes are durable."""
         self._durable += keys
         self._acknowledging.set()
 
     async def aclose(self) -> None:
-        """Acknowledges what is durable, and leaves what has no outcome to the next consumer."""
+        """Acknowledges durable outcomes, and leaves messages without one to the next consumer."""
         pending = set(self._tasks)
         while pending:
             for task in pending:
@@ -183,12 +186,14 @@ class StreamRows(AsyncRows):
         return min(longest_s, self.url.idle_s / 2)
 
     def _settle(self) -> None:
-        """A row more has its outcome, or needs none."""
+        """Counts a row that has its outcome, or needs none."""
         self._without_outcome -= 1
         self._has_room.set()
 
     async def _room(self) -> int:
-        """How many more messages may be read, waited for; 0 at the limit and once it is closed."""
+        """Waits until messages may be read; returns their number, 0 at the limit and once it is
+        closed.
+        """
         while self._without_outcome >= self._most and not self._is_closed:
             self._has_room.clear()
             await self._has_room.wait()
