@@ -125,9 +125,10 @@ def test_the_last_attempts_are_kept_and_the_last_body(most: int) -> None:
     assert outcome.error.body == b"why"
 
 
-def test_a_row_that_is_late_says_what_was_tried() -> None:
+def test_a_row_that_is_late_says_what_was_tried_and_how_long_the_last_attempt_took() -> None:
     outcome, _ = call_once([broken()], call=Call(deadline_s=2.0), latency_s=1.0)
     assert isinstance(outcome.error, TimedOut)
+    assert (outcome.latency_s, outcome.endpoint) == (1.0, "scripted")
     assert len(outcome.tried) == outcome.attempts
     assert isinstance(outcome.tried[-1].error, ServerFailed)
 
@@ -140,8 +141,8 @@ def test_what_is_final_is_not_tried_again(error: CallError) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_back_off_doubles_within_its_bounds(seed: int) -> None:
-    _, backend = call_once([broken()], max_retries=12, base_s=1.0, cap_s=20.0, seed=seed)
-    ceilings = [1, 2, 4, 8, 16, 20, 20, 20, 20, 20, 20, 20]
+    _, backend = call_once([broken()], max_retries=12, base_s=0.1, cap_s=2.0, seed=seed)
+    ceilings = [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2, 2, 2, 2, 2]
     assert all(0 <= gap <= ceiling for gap, ceiling in zip(gaps(backend), ceilings, strict=True))
     # Full jitter: uniform from 0, so some waits lie in the lower half and some in the upper one.
     shares = [gap / ceiling for gap, ceiling in zip(gaps(backend), ceilings, strict=True)]
@@ -340,6 +341,30 @@ def test_a_lone_row_is_not_blamed() -> None:
     assert len(backend.sends) == 9
     assert outcome.error is not None
     assert "likely cause" not in outcome.error.what
+
+
+@pytest.mark.parametrize(
+    ("succeeding", "failing", "is_blamed"),
+    [(20, 0, True), (19, 0, False), (27, 3, True), (26, 3, False), (27, 4, False)],
+)
+def test_a_row_is_blamed_from_twenty_neighbours_on_of_which_nine_in_ten_succeeded(
+    succeeding: int, failing: int, *, is_blamed: bool
+) -> None:
+    def step(send: Send) -> Any:
+        if send.request.body == "poison":
+            return broken(502)
+        return Rejected("bad") if send.request.body == "bad" else OK
+
+    async def main() -> None:
+        backend = ScriptedBackend(step, latency_s=1.0)
+        retry = retry_of(backend)
+        poison = asyncio.create_task(retry.send(Request(body="poison"), Call()))
+        # All neighbours end between its first failure and its fifth.
+        await asyncio.sleep(1.5)
+        await crowd(retry, ["bad"] * failing + ["good"] * succeeding, at_once=40)
+        assert (await poison).attempts == (5 if is_blamed else 9)
+
+    virtual_run(main())
 
 
 def test_neighbours_that_succeeded_before_its_first_failure_say_nothing_of_a_row() -> None:
