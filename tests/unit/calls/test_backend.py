@@ -255,7 +255,9 @@ def test_a_server_that_quotes_a_key_is_quoted_without_it(
             assert secret not in text
         assert any(secret in value for value in server.seen[0].headers.values())
 
-    play(in_turn(answer({"error": {"message": f"no key {secret} here"}}, status)), story, **settings)
+    play(
+        in_turn(answer({"error": {"message": f"no key {secret} here"}}, status)), story, **settings
+    )
 
 
 # What its errors say.
