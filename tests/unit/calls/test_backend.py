@@ -7,16 +7,26 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 
-from redline.calls import Call, Chunk, Endpoint, HttpBackend, Outcome, Request, Sink
-from redline.errors import CallError, Disconnected, RateLimited, Refused, TimedOut, Withdrawn
+from redline.calls import Call, Chunk, Endpoint, HttpBackend, Outcome, Reply, Request, Sink
+from redline.errors import (
+    BadReply,
+    CallError,
+    Disconnected,
+    RateLimited,
+    Refused,
+    TimedOut,
+    Withdrawn,
+)
 from redline.limits import Limits
 from redline.testing import VirtualClock, virtual_run
 from redline.waist import Attempts
 from support.raw_server import Handler, RawServer, Seen, answer, chat
 
 LATENCY_S = 1.0
+FILE = b'{"custom_id": "a"}\n' * 100
 GET = Request(method="GET", url="/chat", output_path=("text",))
 
 
@@ -184,20 +194,83 @@ def test_calls_that_wait_are_withdrawn_and_those_on_the_wire_are_not() -> None:
     play(late, story, limits=Limits(concurrency=1))
 
 
-def test_a_call_takes_one_place_of_a_limit_of_requests_whatever_is_known_of_its_tokens() -> None:
-    """The first are estimated; once the model is known, most are bounded instead."""
+def words(count: int) -> str:
+    return "word " * count
+
+
+def prompt_tokens(body: bytes) -> int:
+    """As a server counts them: of each word, and of the frame around the text."""
+    return body.count(b"word ") + 8
+
+
+def forward(text: str) -> Request:
+    """A chat as bytes: they bound its tokens."""
+    return Request(raw=msgspec.json.encode(ask(text).body))
+
+
+def taught(backend: HttpBackend) -> None:
+    """The model's prompts are known as well as they become."""
+    for number in range(300):
+        text = words(number % 7 + 1)
+        used = prompt_tokens(text.encode())
+        sending = backend.estimator.begin(forward(text))
+        backend.estimator.end(sending, Reply(output="yes", input_tokens=used, output_tokens=5), 1.0)
+
+
+async def counted(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    surplus = 5000 if b"surprise" in seen.body else 0
+    usage = {"prompt_tokens": prompt_tokens(seen.body) + surplus, "completion_tokens": 5}
+    writer.write(answer(chat("yes", usage=usage)))
+
+
+@pytest.mark.parametrize("is_taught", [False, True])
+def test_a_call_takes_one_place_of_a_limit_of_requests_however_its_tokens_are_found(
+    *, is_taught: bool
+) -> None:
+    """They are estimated; once the model is known, a bound will usually do."""
 
     async def story(backend: HttpBackend, server: RawServer) -> None:
-        for number in range(40):
-            assert (await backend.send(ask("word " * (number % 7 + 1)), Call())).is_success
-        await asyncio.sleep(61)
-        began_s = now_s()
-        outcomes = await asyncio.gather(*sent(backend, 20))
-        assert all(outcome.is_success for outcome in outcomes)
-        # All of them fit into one window.
-        assert now_s() - began_s == pytest.approx(LATENCY_S, abs=0.1)
+        if is_taught:
+            taught(backend)
+        assert (backend.estimator.bound(forward(words(3)), 100_000) is not None) == is_taught
+        for _ in range(10):
+            assert (await backend.send(forward(words(3)), Call())).is_success
+        # All of them fit into one window, and the next one does not.
+        assert now_s() < 1
+        assert backend.load(now_s()).room_s > 58
 
-    play(late, story, limits=Limits(requests="20/60s", tokens="10000000/60s", profile="fixed"))
+    limits = Limits(requests="10/60s", tokens="10000000/60s", profile="fixed")
+    play(counted, story, limits=limits)
+
+
+def test_a_bound_that_does_not_fit_is_replaced_by_an_estimate() -> None:
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        taught(backend)
+        long, each = forward(words(100)), prompt_tokens(words(100).encode()) + 5
+        bound = backend.estimator.bound(long, 100_000)
+        assert bound is not None
+        assert bound.input_tokens > 2 * each
+        # By bounds alone there would be room for fewer than half of them.
+        for _ in range(9):
+            assert (await backend.send(long, Call())).is_success
+        assert now_s() < 1
+        assert (await backend.send(long, Call())).is_success
+        assert (await backend.send(long, Call())).is_success
+        assert now_s() > 58
+
+    tokens = 10 * (prompt_tokens(words(100).encode()) + 5)
+    play(counted, story, limits=Limits(tokens=f"{tokens}/60s", profile="fixed"))
+
+
+def test_usage_beyond_a_bound_ends_the_trust_in_bounds() -> None:
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        taught(backend)
+        assert (await backend.send(forward(words(3)), Call())).is_success
+        assert backend.estimator.bound(forward(words(3)), 100_000) is not None
+        assert (await backend.send(forward("surprise " + words(3)), Call())).is_success
+        assert backend.estimator.bound(forward(words(3)), 100_000) is None
+
+    play(counted, story, limits=Limits(tokens="10000000/60s"))
 
 
 # What it sends, and sends again.
@@ -231,6 +304,63 @@ def test_a_call_whose_kept_connection_is_lost_is_sent_again_as_it_was(*, is_stre
     play(in_turn(answer(chat("no")), None, reply), story)
 
 
+# What it downloads.
+
+
+def test_a_download_is_passed_on_whatever_it_is_and_takes_no_slot() -> None:
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        parts: list[bytes] = []
+
+        async def take(part: bytes) -> None:
+            parts.append(part)
+
+        (call,) = sent(backend, 1)
+        await asyncio.sleep(0.1)
+        assert backend.load(now_s()).room_s > 0
+        await backend.download(GET, Call(), take)
+        assert b"".join(parts) == FILE
+        await cancelled([call])
+        # Its connection is kept. When that is lost, the next file comes on a new one.
+        parts.clear()
+        await backend.download(GET, Call(), take)
+        assert b"".join(parts) == FILE
+        assert [seen.connection for seen in server.seen] == [1, 2, 2, 3]
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if seen.method == "POST":
+            await asyncio.Event().wait()
+        elif len(server_connections) == 1:
+            server_connections.append(seen.connection)
+            writer.close()
+        else:
+            server_connections.append(seen.connection)
+            writer.write(answer(FILE, content_type="application/jsonl"))
+
+    server_connections: list[int] = []
+    play(handle, story, limits=Limits(concurrency=1))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_download_that_fails_raises_the_located_error(*, is_kept: bool) -> None:
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        parts: list[bytes] = []
+
+        async def take(part: bytes) -> None:
+            parts.append(part)
+
+        if is_kept:
+            await backend.download(GET, Call(), take)
+        with pytest.raises(CallError, match="no such file") as caught:
+            await backend.download(GET, Call(), take)
+        assert caught.value.status == 404
+        assert caught.value.where == "endpoint files"
+        assert parts == ([FILE] if is_kept else [])
+        assert backend.load(now_s()).waiting == 0
+
+    missing = answer({"error": {"message": "no such file"}}, 404)
+    play(in_turn(*([answer(FILE)] if is_kept else []), missing), story, name="files")
+
+
 # What it hides.
 
 
@@ -245,7 +375,7 @@ def test_a_call_whose_kept_connection_is_lost_is_sent_again_as_it_was(*, is_stre
 )
 @pytest.mark.parametrize("status", [401, 200])
 def test_a_server_that_quotes_a_key_is_quoted_without_it(
-    settings: dict[str, str], headers: dict[str, str], secret: str, status: int
+    settings: dict[str, Any], headers: dict[str, str], secret: str, status: int
 ) -> None:
     async def story(backend: HttpBackend, server: RawServer) -> None:
         outcome = await backend.send(ask(headers=headers), Call())
@@ -258,6 +388,39 @@ def test_a_server_that_quotes_a_key_is_quoted_without_it(
     play(
         in_turn(answer({"error": {"message": f"no key {secret} here"}}, status)), story, **settings
     )
+
+
+# What it makes of answers.
+
+
+def test_an_answer_is_checked_against_what_was_asked() -> None:
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        three = Request(body={"model": "m", "n": 3, "messages": []})
+        assert isinstance((await backend.send(three, Call())).error, BadReply)
+        assert (await backend.send(ask(), Call())).output == "yes"
+
+    play(in_turn(*[answer(chat("yes"))] * 2), story)
+
+
+def test_tokens_are_counted_as_they_are_reported_and_no_others() -> None:
+    attempts = Attempts()
+
+    async def main() -> None:
+        replies = answer(chat("yes")), answer(chat("yes", usage={"prompt_tokens": 7}))
+        whole = answer(chat("yes", usage={"prompt_tokens": 7, "completion_tokens": 3}))
+        async with RawServer(in_turn(*replies, whole)) as server:
+            backend = HttpBackend(
+                Endpoint(base_url=server.base_url, proxy=""),
+                attempts=attempts,
+                clock=VirtualClock(asyncio.get_running_loop()),
+            )
+            for counted in ((0, 0), (7, 0), (14, 3)):
+                assert (await backend.send(ask(), Call())).is_success
+                assert (attempts.input_tokens, attempts.output_tokens) == counted
+            assert (attempts.attempts, attempts.in_flight, attempts.retries) == (3, 0, 0)
+            await backend.aclose()
+
+    virtual_run(main())
 
 
 # What its errors say.

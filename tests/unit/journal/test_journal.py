@@ -1,4 +1,4 @@
-"""What a journal takes, writes, acknowledges and drops, and what it says of files that were lost."""
+"""What a journal takes, writes, acknowledges and drops, and what it reports of lost files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls import Outcome, Reply
+from redline.calls import Attempt, Outcome, Reply
 from redline.errors import JournalError, Rejected
 from redline.journal import Brief, Journal, Output, Result, ResultsLost
 from redline.sources import Row
@@ -159,6 +160,75 @@ def test_too_much_that_is_not_durable_holds_back_new_rows_until_it_is(
         assert not journal.is_behind
 
     assert Play(output).run(story).acknowledged == [1, 2, 3, 4, 5]
+
+
+def test_new_rows_begin_while_the_disk_still_syncs_those_before(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, may_end = os.fsync, threading.Event()
+    monkeypatch.setattr("redline.journal.journal.MOST_UNSYNCED_BYTES", 1000)
+
+    def slow_sync(fd: int) -> None:
+        assert may_end.wait(5)
+        sync(fd)
+
+    async def story(play: Play) -> None:
+        monkeypatch.setattr(os, "fsync", slow_sync)
+        play.journal.append(result(1, answer="x" * 1000))
+        play.journal.flush()
+        assert play.journal.is_behind
+        await play.journal.changes.wait_for(lambda: not play.journal.is_behind)
+        assert play.acknowledged == []
+        may_end.set()
+        await play.journal.saved()
+
+    assert Play(output).run(story).acknowledged == [1]
+
+
+def test_a_sync_that_fails_acknowledges_nothing_and_ends_the_journal(
+    output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def broken_sync(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def story(play: Play) -> None:
+        await play.write(result(1))
+        monkeypatch.setattr(os, "fsync", broken_sync)
+        play.journal.append(result(2))
+        with pytest.raises(JournalError, match="Input/output error"):
+            await play.journal.saved()
+        monkeypatch.setattr(os, "fsync", sync)
+        with pytest.raises(JournalError, match="Input/output error"):
+            play.journal.append(result(3))
+
+    play = Play(output).run(story)
+    assert "Input/output error" in str(play.error)
+    assert play.acknowledged == [1]
+
+
+def test_a_row_is_acknowledged_with_its_name_and_how_it_ended(output: Output) -> None:
+    found: list[Brief] = []
+
+    async def main() -> None:
+        journal = Journal(output, found.extend)
+        journal.start()
+        tried = Attempt("gpu-2", None, 1.0, 2.0, 3.0)
+        one, other = result(1), result(2, error="no")
+        one.outcome.endpoint, one.outcome.tried = "gpu-2", (tried,)
+        assert one.outcome.reply is not None
+        one.outcome.reply.finish_reason = "length"
+        one.outcome.is_cached = True
+        journal.append(one)
+        journal.append(other)
+        await journal.close()
+
+    virtual_run(main())
+    assert found == [
+        Brief(1, "r1", "succeeded", True, "gpu-2", "length", 3.0),
+        Brief(2, "r2", "rejected", False, "", None, None),
+    ]
 
 
 def test_the_time_of_all_writes_and_syncs_is_counted(
