@@ -156,6 +156,7 @@ def test_a_failure_of_the_batch_format_holds_the_endpoints_own_answer(
     if expected is None:
         assert found is None
     else:
+        assert found is not None
         assert (found["status_code"], found["body"]) == (status, expected)
     assert "response" not in failure(error)
 
