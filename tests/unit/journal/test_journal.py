@@ -19,7 +19,7 @@ import pytest
 
 from redline.calls import Attempt, Outcome, Reply
 from redline.errors import JournalError, Rejected
-from redline.journal import Brief, Journal, Output, Result, ResultsLost
+from redline.journal import Brief, Journal, NotKept, Output, Result, ResultsLost
 from redline.sources import Row
 from redline.testing import virtual_run
 
@@ -248,6 +248,7 @@ def test_the_time_of_all_writes_and_syncs_is_counted(
     monkeypatch.setattr(os, "fsync", slow_sync)
 
     async def story(play: Play) -> None:
+        assert (play.journal.write_s, play.journal.sync_s) == (0, 0)
         for number in range(3):
             await play.write(result(number), result(10 + number, error="no"))
         assert play.journal.write_s >= 6 * each_s
@@ -302,6 +303,21 @@ def test_a_disk_that_fills_within_a_line_leaves_whole_lines(
     # Nothing more is acknowledged, and what is in the file is whole.
     assert play.acknowledged == [1]
     assert rows_of(output.failed_path if is_failure else output.path) == [1, 2]
+
+
+def test_rows_that_are_not_kept_are_acknowledged_at_once() -> None:
+    found: list[Brief] = []
+
+    async def main() -> None:
+        journal = NotKept(found.extend)
+        journal.append(result(1))
+        journal.append(result(2, error="no"))
+        assert [row.key for row in found] == [1, 2]
+        assert journal.failure is None
+        # Its changes are waited for as those of any journal.
+        await journal.changes.wait_for(lambda: len(found) == 2)
+
+    virtual_run(main())
 
 
 # Rows of earlier runs.
@@ -499,6 +515,20 @@ def test_a_file_that_was_written_by_something_else_is_left_in_its_place(
     assert re.match(f"{re.escape(str(output.path))} {what}", str(play.error))
     assert play.error.saved.endswith(f" in {output.path}")
     assert "with the rows that are missing" in play.error.hint
+    assert f"redline repair {output.path}" in play.error.hint
+
+
+def test_lines_that_something_else_adds_are_noticed_in_the_end(output: Output) -> None:
+    async def story(play: Play) -> None:
+        await play.write(result(1))
+        with output.path.open("ab") as file:
+            file.write(b"notes\n")
+        assert play.journal.failure is None
+
+    play = Play(output).run(story)
+    assert isinstance(play.error, ResultsLost)
+    assert str(play.error).startswith(f"{output.path} was written to by something else")
+    assert play.error.saved == f"1 line in {output.path}"
     assert f"redline repair {output.path}" in play.error.hint
 
 

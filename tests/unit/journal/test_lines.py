@@ -46,6 +46,12 @@ def line(outcome: dict[str, Any], mark: int = 0, **output: Any) -> bytes:
     return line_writer(Output(path=Path("out.jsonl"), **output))(result)
 
 
+def test_an_outcome_is_named_after_its_row() -> None:
+    outcome = Outcome(status="succeeded", reply=REPLY)
+    Result(Row(3, 4, {"a": 1}, b""), 255, "r3", outcome).name_outcome()
+    assert (outcome.custom_id, outcome.row, outcome.input) == ("r3", 3, {"a": 1})
+
+
 def sealed(body: bytes) -> bytes:
     return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
 
