@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from redline.errors import (
     Rejected,
     ServerFailed,
     TimedOut,
+    Withdrawn,
 )
 from redline.events import Event, RetryScheduled, RetryStarted
 from redline.testing import ScriptedBackend, Send, VirtualClock, virtual_run
@@ -125,9 +127,10 @@ def test_the_last_attempts_are_kept_and_the_last_body(most: int) -> None:
     assert outcome.error.body == b"why"
 
 
-def test_a_row_that_is_late_says_what_was_tried() -> None:
+def test_a_row_that_is_late_says_what_was_tried_and_how_long_the_last_attempt_took() -> None:
     outcome, _ = call_once([broken()], call=Call(deadline_s=2.0), latency_s=1.0)
     assert isinstance(outcome.error, TimedOut)
+    assert (outcome.latency_s, outcome.endpoint) == (1.0, "scripted")
     assert len(outcome.tried) == outcome.attempts
     assert isinstance(outcome.tried[-1].error, ServerFailed)
 
@@ -140,8 +143,8 @@ def test_what_is_final_is_not_tried_again(error: CallError) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_back_off_doubles_within_its_bounds(seed: int) -> None:
-    _, backend = call_once([broken()], max_retries=12, base_s=1.0, cap_s=20.0, seed=seed)
-    ceilings = [1, 2, 4, 8, 16, 20, 20, 20, 20, 20, 20, 20]
+    _, backend = call_once([broken()], max_retries=12, base_s=0.1, cap_s=2.0, seed=seed)
+    ceilings = [0.1, 0.2, 0.4, 0.8, 1.6, 2, 2, 2, 2, 2, 2, 2]
     assert all(0 <= gap <= ceiling for gap, ceiling in zip(gaps(backend), ceilings, strict=True))
     # Full jitter: uniform from 0, so some waits lie in the lower half and some in the upper one.
     shares = [gap / ceiling for gap, ceiling in zip(gaps(backend), ceilings, strict=True)]
@@ -226,6 +229,66 @@ def test_a_wait_past_the_deadline_ends_the_row_at_once() -> None:
         assert now_s() == 0
 
     virtual_run(main())
+
+
+@pytest.mark.parametrize(("deadline_s", "sends"), [(7.0, 1), (7.001, 2)])
+def test_a_retry_begins_before_the_deadline_or_not_at_all(deadline_s: float, sends: int) -> None:
+    error = RateLimited("full", retry_after_s=7.0)
+    outcome, backend = call_once([error, OK], call=Call(deadline_s=deadline_s))
+    assert len(backend.sends) == sends
+    assert outcome.is_success == (sends == 2)
+
+
+def test_a_call_says_until_when_its_server_asked_it_to_wait() -> None:
+    async def main() -> None:
+        errors = [RateLimited("full", retry_after_s=7.0), broken()]
+        retry = retry_of(ScriptedBackend([*errors, OK]))
+        call = Call()
+        waits: list[float] = []
+        call.on_wait = lambda: waits.append(call.again_s)
+        assert (await retry.send(Request(), call)).is_success
+        # Of its own back-off it says nothing, nor of a wait that is over.
+        assert waits == [7.0, -math.inf]
+        assert call.again_s == -math.inf
+
+    virtual_run(main())
+
+
+def test_a_withdrawn_call_was_no_attempt_and_may_be_sent_again() -> None:
+    async def main() -> None:
+        retry = retry_of(ScriptedBackend([broken(), Withdrawn("taken back"), OK]))
+        call = Call()
+        outcome = await retry.send(Request(), call)
+        assert isinstance(outcome.error, Withdrawn)
+        assert (outcome.attempts, call.attempts) == (1, 1)
+        outcome = await retry.send(Request(), call)
+        assert (outcome.is_success, outcome.attempts) == (True, 2)
+
+    virtual_run(main())
+
+
+def test_a_call_that_may_go_elsewhere_waits_only_for_the_budget() -> None:
+    """The first two times, and whenever the endpoint is only full."""
+    elsewhere = frozenset({"scripted"})
+    full = RateLimited("full", retry_after_s=60.0)
+    script = [broken(), broken(), full, full, broken(), OK]
+    outcome, backend = call_once(script, call=Call(avoid=elsewhere), base_s=100.0, cap_s=100.0)
+    assert outcome.is_success
+    assert gaps(backend)[:4] == [0.0] * 4
+    assert gaps(backend)[4] > 1
+    waits: list[float] = []
+    call = Call(avoid=elsewhere)
+    call.on_wait = lambda: waits.append(call.again_s)
+    call_once([full, OK], call=call)
+    assert waits == [-math.inf]
+
+
+def test_an_outage_raises_the_back_off_by_one_step_for_each_failure() -> None:
+    longest_s = 0.0
+    for seed in range(30):
+        _, backend = call_once([unreachable(), broken(), OK], base_s=1.0, seed=seed)
+        longest_s = max(longest_s, gaps(backend)[1])
+    assert 1 < longest_s <= 2
 
 
 def test_no_connection_costs_no_attempt_of_the_row() -> None:
@@ -340,6 +403,30 @@ def test_a_lone_row_is_not_blamed() -> None:
     assert len(backend.sends) == 9
     assert outcome.error is not None
     assert "likely cause" not in outcome.error.what
+
+
+@pytest.mark.parametrize(
+    ("succeeding", "failing", "is_blamed"),
+    [(20, 0, True), (19, 0, False), (27, 3, True), (26, 3, False), (27, 4, False)],
+)
+def test_a_row_is_blamed_from_twenty_neighbours_on_of_which_nine_in_ten_succeeded(
+    succeeding: int, failing: int, *, is_blamed: bool
+) -> None:
+    def step(send: Send) -> Any:
+        if send.request.body == "poison":
+            return broken(502)
+        return Rejected("bad") if send.request.body == "bad" else OK
+
+    async def main() -> None:
+        backend = ScriptedBackend(step, latency_s=1.0)
+        retry = retry_of(backend)
+        poison = asyncio.create_task(retry.send(Request(body="poison"), Call()))
+        # All neighbours end between its first failure and its fifth.
+        await asyncio.sleep(1.5)
+        await crowd(retry, ["bad"] * failing + ["good"] * succeeding, at_once=40)
+        assert (await poison).attempts == (5 if is_blamed else 9)
+
+    virtual_run(main())
 
 
 def test_neighbours_that_succeeded_before_its_first_failure_say_nothing_of_a_row() -> None:

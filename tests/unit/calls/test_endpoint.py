@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import pytest
 from rich.pretty import pretty_repr
 
@@ -61,9 +64,17 @@ def test_a_base_url_has_no_query(base_url: str) -> None:
 
 
 def test_a_password_in_the_url_is_refused_and_not_repeated() -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match="user name or password") as caught:
         Endpoint(base_url=f"https://me:{SECRET}@h/v1")
     assert SECRET not in str(caught.value)
+    assert "api_key" in caught.value.hint
+    assert "Authorization header" in caught.value.hint
+
+
+@pytest.mark.parametrize("base_url", ["https://me@h/v1", f"https://:{SECRET}@h/v1"])
+def test_half_a_login_in_the_url_is_refused_too(base_url: str) -> None:
+    with pytest.raises(ConfigError, match="user name or password"):
+        Endpoint(base_url=base_url)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +100,7 @@ def test_a_key_that_no_header_can_carry_is_refused_unseen(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Endpoint(base_url="https://h/v1", api_key=key)
     assert SECRET not in str(caught.value)
-    assert "line break or a quotation mark" in caught.value.hint
+    assert caught.value.hint.startswith("check for a line break or a quotation mark")
 
 
 def test_the_key_is_never_printed() -> None:
@@ -108,13 +119,96 @@ def test_its_label_is_its_name_or_its_host() -> None:
 
 @pytest.mark.parametrize("proxy", ["h:3128", "socks5://h", "http://h:99999", "http://a..b:1"])
 def test_a_proxy_is_an_http_url(proxy: str) -> None:
-    with pytest.raises(ConfigError, match="the proxy is not the URL of an HTTP proxy"):
+    with pytest.raises(ConfigError, match="the proxy is not the URL of an HTTP proxy") as caught:
         Endpoint(base_url="https://h/v1", proxy=proxy)
+    assert "http://host:port" in caught.value.hint
 
 
 def test_the_longest_reply_is_at_least_a_byte() -> None:
     with pytest.raises(ConfigError, match="max_reply_bytes"):
         Endpoint(base_url="https://h/v1", max_reply_bytes=0)
+    assert Endpoint(base_url="https://h/v1", max_reply_bytes=1).max_reply_bytes == 1
+
+
+@pytest.mark.parametrize("weight", [0, -1, math.inf, math.nan])
+def test_a_weight_is_a_finite_share(weight: float) -> None:
+    with pytest.raises(ConfigError, match="weight must be a number above 0") as caught:
+        Endpoint(base_url="https://h/v1", weight=weight)
+    assert "remove the endpoint" in caught.value.hint
+    assert Endpoint(base_url="https://h/v1", weight=0.01).weight == 0.01
+
+
+@pytest.mark.parametrize("kind", ["metrics", "probe"])
+@pytest.mark.parametrize(
+    ("page", "is_one"),
+    [
+        (True, True),
+        (False, True),
+        ("/stats", True),
+        ("http://10.0.0.5:9000/stats", True),
+        ("https://h/stats?all=1", True),
+        ("stats", False),
+        ("", False),
+        ("//h/stats", False),
+        ("ftp://h/stats", False),
+        ("/stats#top", False),
+        ("http://h/stats#top", False),
+        ("/sta\nts", False),
+        (f"http://me:{SECRET}@h/stats", False),
+        (1, False),
+        (None, False),
+    ],
+)
+def test_the_page_of_a_server_is_a_path_or_a_url_without_a_password(
+    kind: str, page: Any, *, is_one: bool
+) -> None:
+    if is_one:
+        assert getattr(Endpoint(base_url="https://h/v1", **{kind: page}), kind) == page
+        return
+    with pytest.raises(ConfigError, match=f"{kind} is true, false, a path or a URL") as caught:
+        Endpoint(base_url="https://h/v1", **{kind: page})
+    assert f"{kind} = true" in caught.value.hint
+
+
+@pytest.mark.parametrize("models", [{"": "m"}, {"fast": ""}, {"fast": 1}, {1: "m"}])
+def test_a_model_is_named_by_a_name(models: Any) -> None:
+    with pytest.raises(ConfigError, match="models must name a model by another name") as caught:
+        Endpoint(base_url="https://h/v1", models=models)
+    assert 'fast = "qwen3-8b"' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("headers", "kinds"), [({"A": 1}, "str and int"), ({b"A": "b"}, "bytes and str")]
+)
+def test_what_is_no_text_is_no_header_and_is_not_repeated(headers: Any, kinds: str) -> None:
+    with pytest.raises(ConfigError, match=f"must be text, not {kinds}") as caught:
+        Endpoint(base_url="https://h/v1", headers=headers)
+    assert "b'" not in str(caught.value)
+
+
+def test_a_wrong_price_names_its_endpoint() -> None:
+    with pytest.raises(ConfigError, match="input is not a price") as caught:
+        Endpoint(base_url="https://h:8/v1", prices={"qwen": {"input": -1.0, "output": 1.0}})
+    assert caught.value.where == "the prices of h:8"
+
+
+def test_two_keys_are_two_accounts_wherever_they_are_written() -> None:
+    def credentials(key: str | None, **headers: str) -> str:
+        return Endpoint(base_url="https://h/v1", api_key=key, headers=headers).credentials
+
+    accounts = [
+        credentials(None),
+        credentials("sk-a"),
+        credentials("sk-b"),
+        credentials(None, Authorization="sk-a"),
+        credentials("sk-a", Cookie="a"),
+        credentials("sk-a", Cookie="b"),
+        credentials("sk-a", Cookie="a", Token="b"),
+    ]
+    assert len(set(accounts)) == len(accounts)
+    # What says nothing about who asks, the case of a name and the order make no other account.
+    assert credentials("sk-a", Accept="*/*") == credentials("sk-a")
+    assert credentials("sk-a", token="b", cookie="a") == accounts[-1]
 
 
 @pytest.mark.parametrize("name", ["connect_s", "first_byte_s", "attempt_s"])
