@@ -186,10 +186,9 @@ class Exchange(msgspec.Struct, eq=False):
 
     def may_leave(self) -> bool:
         """True if it holds its grant, or there is one to be had without waiting."""
-        grant = self.grant
-        if grant is None:
-            grant = self.grant = self.acquire_now()
-        return grant is not None
+        if self.grant is None:
+            self.grant = self.acquire_now()
+        return self.grant is not None
 
     async def wait_for_grant(self) -> None:
         """Returns once it holds its grant."""

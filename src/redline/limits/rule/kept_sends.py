@@ -158,13 +158,14 @@ class _Ring:
         self._image = bytearray(_SIZE)
         _HEADER.pack_into(self._image, 0, _MAGIC, 0.0)
         self._changed: dict[int, Record] = {}  # by number, since they were written
-        # How much more may change before a write, and until when it may be sent. Before `start`
-        # nothing is written.
-        self._left = self._until_s = math.inf
+        # How much may change between two writes, how much still may, and until when it may be sent.
+        # Before `start` nothing is written.
+        self._ahead = self._left = self._until_s = math.inf
         self._claimed = 0  # as the file has it
-        # Since when changes are counted, how many there were, and by how much in all.
+        # Since when changes are counted, how many there were, and by how much in all at the last
+        # write.
         self._from_s = -math.inf
-        self._changes = self._added = 0
+        self._changes, self._added = 0, 0.0
         # The pace: as it is, and as the file has it.
         self._full_at_s = self._told_full_at_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | getattr(os, "O_CLOEXEC", 0)
@@ -183,19 +184,14 @@ class _Ring:
         """Writes what was kept so far, and nothing ahead of it; from now on each change counts."""
         latest_s = max((record.sent_s for record in self._changed.values()), default=-math.inf)
         self._write_records()
-        self._left, self._until_s, self._changes, self._added = 0, latest_s, 0, 0
-
-    def begin(self, record: Record) -> None:
-        self.keep(record, record.amount)
+        self._ahead, self._left, self._until_s, self._changes = 0, 0, latest_s, 0
 
     def keep(self, record: Record, change: int) -> None:
         if self._fd is None:
             return
         self._changed[record.number] = record
         # What an amount falls by does not endanger the limit; it counts so that it is written, too.
-        change = abs(change)
         self._left -= change
-        self._added += change
         self._changes += 1
         if self._left < 0 or record.sent_s > self._until_s:
             self._write(record.sent_s)
@@ -223,15 +219,16 @@ class _Ring:
         and a steady flow about one for each claim_s. sent_s: of the send that has changed.
         """
         self._write_records()
+        self._added += self._ahead - self._left
         since_s = sent_s - self._from_s
         is_busy = self._changes >= _CLAIM_FROM and since_s <= 2 * self._claim_s
-        ahead = min(self._added, MAX_COUNT) if is_busy else 0
+        ahead = int(min(self._added, MAX_COUNT)) if is_busy else 0
         if since_s > self._claim_s:
             self._from_s, self._changes, self._added = sent_s, 0, 0
         self._until_s = max(self._until_s, self._from_s + self._claim_s if ahead else sent_s)
         if ahead or self._claimed:
             self._claim(ahead, self._until_s)
-        self._left = ahead
+        self._ahead = self._left = ahead
 
     def _write_records(self) -> None:
         changed = self._changed

@@ -160,8 +160,7 @@ def prove(bookings: Iterable[Booking], took_s: float) -> None:
 class Keeper(Protocol):
     """Keeps a window's sends beyond the process."""
 
-    def begin(self, record: Record) -> None: ...  # later than those before it
-    def keep(self, record: Record, change: int) -> None: ...  # its amount has changed by that
+    def keep(self, record: Record, change: int) -> None: ...  # its amount has changed by that much
     def keep_pace(self, full_at_s: float) -> None: ...
 
 
@@ -369,8 +368,6 @@ class Window:
             record.unproven += 1
             if now_s > record.sent_s:
                 record.sent_s = now_s
-            if self._keeper is not None:
-                self._keeper.keep(record, amount)
         else:
             number = self._number
             if number >= self._sweep_at:
@@ -381,8 +378,8 @@ class Window:
             self._number = number + 1
             self._open_until_s = now_s + self._grain_s
             self._records.append(record)
-            if self._keeper is not None:
-                self._keeper.begin(record)
+        if self._keeper is not None:
+            self._keeper.keep(record, amount)
         if self._phases is not None and (booking.step is None or now_s - booking.booked_s > LATE_S):
             self._move_phase(booking, now_s)
         if booking.spread is not CERTAIN:
@@ -451,7 +448,7 @@ class Window:
                 if self._held > self._calm:
                     self._crowd(records[-1].sent_s)
                 if difference and self._keeper is not None:
-                    self._keeper.keep(record, difference)
+                    self._keeper.keep(record, abs(difference))
 
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount` as just used by another user of the limit."""
@@ -492,7 +489,7 @@ class Window:
         """Passes what is counted now, and every send from now on, to `keeper`."""
         self._keeper = keeper
         for record in self._records:
-            keeper.begin(record)
+            keeper.keep(record, record.amount)
         self._keep_pace()
 
     def used(self, now_s: float) -> int:
