@@ -6,9 +6,9 @@ machine; a machine takes longer to start than most windows last. Nothing is sync
 
 A write for each send would be among the dearest steps of a call. The claim is an entry for what is
 not in the ring yet: so much may change before the next write, and be sent until its stamp. A death
-leaves a count that is never too low, and too high by no more than what changed within about a
-64th of a window, or a tenth of a second if that is less. While few calls are sent, nothing is
-claimed, and each is written.
+leaves a count that is never too low, and too high by a 64th of the limit at most, or by what was
+sent and settled within about a 64th of the window if that is less. While few calls are sent,
+nothing is claimed, and each is written.
 
 A shared mapping would need no writes. But a store to one ends the process (SIGBUS) if the disk is
 full (btrfs) or away (NFS), and some file systems have none.
@@ -38,7 +38,8 @@ _FIRST_OFFSET = _CLAIM_OFFSET + _ENTRY_BYTES
 # a larger ring loses none of them.
 _SLOTS = 4199
 _SIZE = _FIRST_OFFSET + _SLOTS * _ENTRY_BYTES
-# A claim lasts for this share of a window, at most _CLAIM_MOST_S, and at least as long as a record.
+# A claim is this share of a limit at most. It lasts for the same share of the window, at most
+# _CLAIM_MOST_S, and at least as long as a record.
 _CLAIM_SHARE = 1 / 64
 _CLAIM_MOST_S = 0.1
 # While fewer changes come in that time, each is written and nothing is claimed.
@@ -87,11 +88,15 @@ class RecentSends:
             self._folder.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(".new")
             to_wall_s = self._clock.wall_s() - self._clock.now_s()
-            ring = _Ring(fresh, to_wall_s, window.rate.window_s)
+            ring = _Ring(fresh, to_wall_s, window.rate)
             self._rings[window] = (ring, path)
             window.attach(ring)
             ring.start()
-            fresh.replace(path)
+            # One that could not be written says less than the file that it would replace.
+            if ring.is_open:
+                fresh.replace(path)
+            else:
+                fresh.unlink(missing_ok=True)
         except OSError:
             return
 
@@ -149,12 +154,14 @@ class _Ring:
     has not been written is covered by the claim, and a claim is replaced after what it covered has
     been written.
 
-    window_s: the window's length, of which a claim lasts a share.
+    rate: of the window. A claim is at most a share of its count, for a share of its length.
     """
 
-    def __init__(self, path: Path, to_wall_s: float, window_s: float) -> None:
+    def __init__(self, path: Path, to_wall_s: float, rate: Rate) -> None:
+        window_s = rate.window_s
         self._to_wall_s = to_wall_s
         self._claim_s = max(window_s * GRAIN, min(window_s * _CLAIM_SHARE, _CLAIM_MOST_S))
+        self._most_ahead = rate.count * _CLAIM_SHARE
         self._image = bytearray(_SIZE)
         _HEADER.pack_into(self._image, 0, _MAGIC, 0.0)
         self._changed: dict[int, Record] = {}  # by number, since they were written
@@ -179,6 +186,11 @@ class _Ring:
             # A disk that is nearly full needs its last room for results.
             path.unlink(missing_ok=True)
             raise
+
+    @property
+    def is_open(self) -> bool:
+        """What is kept can be written."""
+        return self._fd is not None
 
     def start(self) -> None:
         """Writes what was kept so far, and nothing ahead of it; from now on each change counts."""
@@ -222,7 +234,10 @@ class _Ring:
         self._added += self._ahead - self._left
         since_s = sent_s - self._from_s
         is_busy = self._changes >= _CLAIM_FROM and since_s <= 2 * self._claim_s
-        ahead = int(min(self._added, MAX_COUNT)) if is_busy else 0
+        ahead = int(min(self._added, self._most_ahead)) if is_busy else 0
+        if ahead * self._changes < self._added:
+            # It would not cover one more change.
+            ahead = 0
         if since_s > self._claim_s:
             self._from_s, self._changes, self._added = sent_s, 0, 0
         self._until_s = max(self._until_s, self._from_s + self._claim_s if ahead else sent_s)
@@ -259,7 +274,8 @@ class _Ring:
         if self._fd is None:
             return
         try:
-            os.pwrite(self._fd, data, offset)
+            if os.pwrite(self._fd, data, offset) < len(data):
+                self._abandon()
         except OSError:
             # A disk that fails ends the run by its journal. These bytes only matter after a death.
             self._abandon()
