@@ -342,27 +342,17 @@ class Lineup:
 
         The same server under the same key is one endpoint, whatever its name.
         """
-        labels = {one.label for one in old.endpoints}
-        leaving = [one for one in old.endpoints if one not in new.endpoints]
-        accounts = {account_of(one): one.label for one in leaving}
-        following: dict[str, list[Endpoint]] = {one.label: [] for one in leaving}
-        for endpoint in new.endpoints:
-            if endpoint.label in following:
-                following[endpoint.label].append(endpoint)
-            elif endpoint.label not in labels:
-                before = accounts.get(account_of(endpoint))
-                if before is None:
-                    pool.add(self._seat(endpoint, new))
-                else:
-                    following[before].append(endpoint)
+        accounts = {account_of(one): one.label for one in old.endpoints if one not in new.endpoints}
+        removals = {label: asyncio.ensure_future(pool.remove(label)) for label in accounts.values()}
 
-        async def replace(label: str) -> None:
-            await pool.remove(label)
-            for endpoint in following[label]:
-                pool.add(self._seat(endpoint, new))
+        async def join(endpoint: Endpoint) -> None:
+            before = {endpoint.label, accounts.get(account_of(endpoint), "")}
+            await asyncio.gather(*(removals[label] for label in before if label in removals))
+            pool.add(self._seat(endpoint, new))
 
         # At once, as the calls of one may take long.
-        await asyncio.gather(*map(replace, following))
+        joins = [join(one) for one in new.endpoints if one not in old.endpoints]
+        await asyncio.gather(*removals.values(), *joins)
 
     async def _end(self, pool: Pool, old: Group) -> None:
         """A pool that no model leads to any more ends its calls, and itself."""
