@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
-from redline.errors import NoEndpoint, OverLimit, RateLimited
+from redline.errors import NoEndpoint, OverLimit, RateLimited, ServerFailed
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import VirtualClock, virtual_run
@@ -143,6 +143,37 @@ def test_a_call_is_sent_when_its_only_endpoint_is_parked_no_more(again_s: float)
             outcome = await pool.send(ask(1), Call())
             assert outcome.is_success
             assert until_s <= loop.time() - LATENCY_S < until_s + 0.1
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+def test_a_degraded_endpoint_that_is_alone_waits_for_the_end_of_its_park_alone() -> None:
+    status = 500
+
+    async def door(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        nonlocal status
+        after, body = {}, chat("yes") if status == 200 else b"{}"
+        if status == 503:
+            after = {"Retry_After": "1"}
+        writer.write(answer(body, status=status, **after))
+        if status == 503:
+            status = 200
+
+    async def main() -> None:
+        nonlocal status
+        async with RawServer(door) as server:
+            pool = pool_of([server], Attempts(), concurrency=4)
+            loop, member = asyncio.get_running_loop(), pool.members[0]
+            # Its breaker pauses for longer and longer.
+            while member.breaker.again_s < loop.time() + 14:
+                await pool.send(ask(0), Call())
+                await asyncio.sleep(0.1)
+            status = 503
+            assert isinstance((await pool.send(ask(1), Call())).error, ServerFailed)
+            begun_s = loop.time()
+            assert (await pool.send(ask(2), Call())).is_success
+            assert loop.time() - begun_s < 1.2
             await pool.aclose()
 
     virtual_run(main())

@@ -133,10 +133,15 @@ class PoolMember(Figures):
         """Whether it takes no call until a known time."""
         return self.backend.load(now_s).parked_until_s > now_s
 
-    def closed_until_s(self, now_s: float) -> float:
-        """The time until which it takes no call in any case; not later than now if unknown."""
-        again_s = self.breaker.again_s if self.breaker.state is Health.DEGRADED else -math.inf
-        return max(again_s, self.backend.load(now_s).parked_until_s)
+    def closed_until_s(self, now_s: float, is_broken: bool = False) -> float:
+        """The time until which it takes no call in any case; not later than now if unknown.
+
+        is_broken: see `is_open`.
+        """
+        parked_until_s, breaker = self.backend.load(now_s).parked_until_s, self.breaker
+        if is_broken or breaker.state is not Health.DEGRADED:
+            return parked_until_s
+        return max(breaker.again_s, parked_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
         """Calls `look` after this time, or earlier."""

@@ -14,8 +14,8 @@ place in the queue, at no cost to their rows.
   OverLimit                              goes to one with larger limits    -
   NoEndpoint                             goes back to the queue            degraded
 
-If there is no other endpoint, the call has its outcome. If at least half of the endpoints are
-degraded, the cause is not theirs alone: breakers are ignored, and all get calls.
+If there is no other endpoint, the call has its outcome. If all endpoints are degraded, breakers are
+ignored, and all get calls.
 """
 
 from __future__ import annotations
@@ -426,7 +426,8 @@ class Pool:
         if self._draws is None:
             members = [*self._open.values()]
             self._draws = draws(members, self._strategy.looks_at, self._random)
-        if self._goes_by_soonest and self._usual is None and not self._queue.tickets:
+        is_observed = self._is_awaited or self._queue.tickets
+        if self._goes_by_soonest and self._usual is None and not is_observed:
             self._usual = self._draws
         return next(self._draws)
 
@@ -551,7 +552,7 @@ class Pool:
         if 0 < member.steady <= member.in_flight:
             # The endpoint is full.
             return
-        until_s = member.closed_until_s(now_s)
+        until_s = member.closed_until_s(now_s, self._all_degraded)
         if now_s < until_s < math.inf:
             member.look_again(until_s - now_s, self._look)
 

@@ -86,6 +86,25 @@ def test_the_holder_is_told_when_a_call_has_ended(most: int | None, is_cancelled
     virtual_run(main())
 
 
+def test_the_holder_is_told_of_the_first_end_after_calls_that_were_coming_took_all_room() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(1, slots=2))
+        holder = Holder(pool)
+        # Answers have shown how the endpoint is, and a review has taken them up.
+        for _ in range(2):
+            await send(pool, 0.01)
+            await asyncio.sleep(1.1)
+        begun_s = now_s()
+        assert not pool.has_room(begun_s, coming=2)
+        sends = [send(pool, 60.0), send(pool, 0.3)]
+        await asyncio.sleep(0.5)
+        assert holder.told_s == [pytest.approx(begun_s + 0.3)]
+        await asyncio.wait(sends)
+        await pool.aclose()
+
+    virtual_run(main())
+
+
 def test_the_holder_is_told_of_an_endpoint_that_is_added() -> None:
     async def main() -> None:
         one, other = servers(2, slots=1)
