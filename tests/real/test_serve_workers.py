@@ -212,20 +212,24 @@ def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> No
         assert err.count("settings read: ") == 2
 
 
-def test_the_bound_of_a_pool_holds_after_its_first_endpoint_has_left(tmp_path: Path) -> None:
+def test_the_bound_of_a_pool_holds_while_endpoints_join_and_leave(tmp_path: Path) -> None:
     with fleet_of(3, "--latency", "0.1") as (one, two, three):
 
-        def toml(**sims: SimProcess) -> str:
+        def toml(**endpoints: tuple[SimProcess, str]) -> str:
             heads = "[serve]\nworkers = 2\nconcurrency = 4\n"
             return heads + "".join(
-                f'[endpoints.{name}]\nbase_url = "{sim.base_url}"\n' for name, sim in sims.items()
+                f'[endpoints.{name}]\nbase_url = "{sim.base_url}"\nmodels = {{ {models} }}\n'
+                for name, (sim, models) in endpoints.items()
             )
 
-        with Serve(tmp_path, toml=toml(one=one, two=two)) as serve:
+        usual = 'm = "sim"'
+        with Serve(tmp_path, toml=toml(one=(one, usual), two=(two, usual))) as serve:
             lines = spread(serve.url, 8)
             with Load(lines) as load:
                 wait_until(lambda: load.statuses[200] > 16)
-                serve.write(toml(two=two, three=three))
+                # The first endpoint leaves, and a model joins that comes before the others.
+                wider = f'a = "sim", {usual}'
+                serve.write(toml(two=(two, usual), three=(three, wider)))
                 serve.process.send_signal(signal.SIGHUP)
                 wait_until(lambda: three.stats()["answered"] > 0)
                 wait_until(lambda: one.stats()["in_flight"] == 0)

@@ -301,6 +301,13 @@ class Admission:
         line.remove(waiter, Step.GONE, now_s)
         self.waiting -= 1
 
+    def move(self, now_s: float) -> None:
+        """Removes all waiting calls; their tasks raise Moved."""
+        for line in self._lines:
+            for waiter in line.queue.calls():
+                line.remove(waiter, Step.MOVED, now_s)
+                self.waiting -= 1
+
     def late(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """Removes a call whose longest wait is over; its task raises the error from `lateness`."""
         line.refuse("late")

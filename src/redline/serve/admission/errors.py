@@ -1,8 +1,8 @@
-"""Errors of calls that admission refuses. Both state when to retry."""
+"""Errors of calls that admission does not let in. QueueFull and Overloaded state when to retry."""
 
 from __future__ import annotations
 
-from redline.errors import RateLimited, ServerFailed
+from redline.errors import RateLimited, ServerFailed, Withdrawn
 
 
 class QueueFull(RateLimited):
@@ -18,3 +18,10 @@ class Overloaded(ServerFailed):
     def __init__(self, what: str, *, retry_after_s: float) -> None:
         hint = "ask again later, or allow more time"
         super().__init__(what, hint=hint, status=503, retry_after_s=retry_after_s)
+
+
+class Moved(Withdrawn):
+    """The call waited here, and its endpoints may be behind another gate now."""
+
+    def __init__(self) -> None:
+        super().__init__("the endpoints have changed")

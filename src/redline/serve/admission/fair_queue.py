@@ -29,12 +29,13 @@ Fits = Callable[[frozenset[str]], bool]
 
 
 class Step(Enum):
-    """The state of a call: waiting, started, late, or given up."""
+    """The state of a call: waiting, started, late, given up, or sent elsewhere."""
 
     WAITING = "waiting"
     STARTED = "started"
     LATE = "late"
     GONE = "gone"
+    MOVED = "moved"
 
 
 class Waiter:
@@ -122,6 +123,10 @@ class Flow:
         """One of the waiting calls may use this endpoint."""
         return any(endpoint not in avoid for avoid, calls in self._lines.items() if calls)
 
+    def calls(self) -> Iterator[Waiter]:
+        """The waiting calls, line by line."""
+        return (waiter for line in self._lines.values() for waiter in line)
+
     def heads(self) -> Iterator[Waiter]:
         """The first call of each line."""
         return (next(iter(line)) for line in self._lines.values())
@@ -179,6 +184,11 @@ class FairQueue:
     def flows(self) -> Iterator[Flow]:
         """The tenants with waiting calls."""
         return (flow for flow in self._flows.values() if flow.waiting)
+
+    def calls(self) -> list[Waiter]:
+        """The waiting calls, in the order of their arrival."""
+        calls = (waiter for flow in self.flows() for waiter in flow.calls())
+        return sorted(calls, key=lambda waiter: waiter.number)
 
     def weights_for(self, endpoint: str) -> float:
         """The sum of weights of tenants with a waiting call that may use this endpoint."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from redline.clock import SYSTEM, Clock
 from redline.limits.shared import Demand, Flights
 from redline.serve.admission.admission import REVIEW_S, Admission, Line, Room
+from redline.serve.admission.errors import Moved
 from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import AdmissionState
@@ -113,7 +114,7 @@ class Gate:
         estimate of the call's usage. deadline_s: latest time for its start, monotonic. avoid:
         endpoints that the call cannot use.
         Raises QueueFull; Overloaded, at once if the call would start too late, otherwise when its
-        time is over; ConfigError for an unknown class.
+        time is over; Moved after `move`; ConfigError for an unknown class.
         """
         place = self.try_enter(klass, avoid)
         if place is not None:
@@ -129,6 +130,11 @@ class Gate:
             await self._turn(line, waiter, until_s)
         self._arrived()
         return Place(self, line, waiter.flow, tokens)
+
+    def move(self) -> None:
+        """Sends every waiting call away, to where its endpoints are now."""
+        self._admission.move(self._clock.now_s())
+        self._look()
 
     def waits_for_slots(self) -> bool:
         """A call waits, and no slot is free."""
@@ -169,6 +175,8 @@ class Gate:
         finally:
             if timer is not None:
                 timer.cancel()
+        if waiter.step is Step.MOVED:
+            raise Moved
         if waiter.step is Step.LATE:
             raise admission.lateness(line, waiter, self._clock.now_s())
 

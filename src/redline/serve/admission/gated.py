@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from redline.clock import SYSTEM, Clock
-from redline.serve.admission.errors import Overloaded, QueueFull
+from redline.serve.admission.errors import Moved, Overloaded, QueueFull
 from redline.serve.admission.gate import Gate
 from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
 
@@ -59,7 +59,7 @@ class Gated:
                     deadline_s=call.deadline_s,
                     avoid=call.avoid,
                 )
-            except (QueueFull, Overloaded) as error:
+            except (QueueFull, Overloaded, Moved) as error:
                 return failed(error)
         with place:
             outcome = await self._backend.send(request, call, sink)

@@ -17,12 +17,13 @@ from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.calls.tokens import BodyFacts, facts_of
 from redline.clock import SYSTEM
+from redline.errors import Withdrawn
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
 from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.gates import Gates
-from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
@@ -54,11 +55,19 @@ _TIERS = {"flex": "low", "priority": "high"}
 
 
 class Way(msgspec.Struct, frozen=True):
-    """The backend of a call, the call, and what it has taken from its tenant's limits."""
+    """The target of a call, the call, and what it has taken from its tenant's limits.
 
-    backend: Backend
+    is_anew: it wants no stored answer.
+    """
+
+    target: Target
+    is_anew: bool
     call: Call
     started: Started
+
+    @property
+    def backend(self) -> Backend:
+        return self.target.anew if self.is_anew else self.target.backend
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -303,9 +312,8 @@ class Gateway(Door):
         except Refusal as refusal:
             self._refused(asking, refusal)
             raise
-        backend = target.anew if facts.stream or caller.is_anew else target.backend
         exchange.holds(target.waits_for_slots)
-        way = Way(backend, call, started)
+        way = Way(target, facts.stream or caller.is_anew, call, started)
         try:
             with started:
                 if exchange.path in MESSAGES_CALLS:
@@ -364,16 +372,31 @@ class Gateway(Door):
 
     async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
         """The outcome of the call, settled with its tenant and counted."""
-        try:
-            outcome = await self._until_closed(way.backend.send(request, way.call, sink))
-        except Refusal:
-            # The time for calls in flight is over.
-            self._ended(asking, CUT)
-            raise
+        while True:
+            try:
+                outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+            except Refusal:
+                # The time for calls in flight is over.
+                self._ended(asking, CUT)
+                raise
+            if not isinstance(outcome.error, Withdrawn):
+                break
+            way = self._elsewhere(asking, way)
         used = self._meter.used(asking.asked, outcome)
         way.started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome
+
+    def _elsewhere(self, asking: Asking, way: Way) -> Way:
+        """The way to where the endpoints of a call's model are now. Raises Refusal for nowhere."""
+        target = self._lineup.target(asking.asked)
+        if target is None:
+            refusal = missing(self._lineup, asking.tenant, asking.asked or "")
+            way.started.cancel()
+            self._refused(asking, refusal)
+            raise refusal
+        way.call.avoid = way.call.unfit = target.unfit
+        return msgspec.structs.replace(way, target=target)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""

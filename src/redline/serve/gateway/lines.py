@@ -8,7 +8,7 @@ import math
 from redline.calls import Call
 from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM, Clock
-from redline.errors import Rejected, TimedOut
+from redline.errors import Rejected, TimedOut, Withdrawn
 from redline.serve.gateway.allowed import target_of
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.metering import Meter, read_request
@@ -48,7 +48,7 @@ class Lines:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         facts, raw = read_request(request)
         try:
-            target = target_of(self._lineup, self._tenants.of(call.tenant), facts, raw)
+            target_of(self._lineup, self._tenants.of(call.tenant), facts, raw)
         except Refusal as refusal:
             return failed(Rejected(str(refusal), status=refusal.status))
         try:
@@ -58,12 +58,24 @@ class Lines:
         if isinstance(started, Refused):
             return failed(Rejected(started.what, status=400))
         with started:
-            call.avoid |= target.unfit
-            call.unfit |= target.unfit
-            outcome = await target.lines.send(request, call, sink)
+            outcome = await self._sent(request, call, sink)
             used = self._meter.used(facts.model, outcome)
             started.settle(self._clock.now_s(), used.tokens, used.picodollars)
             return outcome
+
+    async def _sent(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
+        """The outcome of a call, sent to where its model is now."""
+        facts, raw = read_request(request)
+        avoid, unfit = call.avoid, call.unfit
+        while True:
+            try:
+                target = target_of(self._lineup, self._tenants.of(call.tenant), facts, raw)
+            except Refusal as refusal:
+                return failed(Rejected(str(refusal), status=refusal.status))
+            call.avoid, call.unfit = avoid | target.unfit, unfit | target.unfit
+            outcome = await target.lines.send(request, call, sink)
+            if not isinstance(outcome.error, Withdrawn):
+                return outcome
 
     async def aclose(self) -> None:
         """Does nothing: the owner of the endpoints closes them."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from functools import partial
+from itertools import chain, count
 from typing import Any, NamedTuple, TypeGuard
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -78,20 +78,14 @@ class Way(NamedTuple):
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints that form a pool. unfit: by model name, the endpoints that do not have it.
 
-    is_open: they also have every model that no other group names.
+    is_open: they also have every model that no other group names. name: equal in all workers, and
+    kept while endpoints join and leave; different from that of every other group.
     """
 
     endpoints: tuple[Endpoint, ...]
     unfit: dict[str, frozenset[str]]
     is_open: bool = False
-
-    @property
-    def name(self) -> str:
-        """Its first model, or nothing: alike in all workers, and while endpoints come and go.
-
-        No two groups have the same.
-        """
-        return min(self.unfit, default="")
+    name: str = ""
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
@@ -122,7 +116,8 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
         name: frozenset(label for label, names in known.items() if name not in names)
         for name in frozenset[str]().union(*known.values())
     }
-    return Group(endpoints=tuple(endpoints), unfit=unfit, is_open=not unfit)
+    name = min(unfit, default="")
+    return Group(endpoints=tuple(endpoints), unfit=unfit, is_open=not unfit, name=name)
 
 
 def _check(endpoints: Sequence[Endpoint]) -> None:
@@ -178,8 +173,10 @@ class Lineup:
         self._intake = intake_of(endpoints) if endpoints else None
         self._outbox = Outbox(do_nothing)
         self._pools: list[tuple[Group, Pool]] = []
-        self._leaving = set[asyncio.Task[None]]()
-        self._changing = WeakKeyDictionary[Pool, asyncio.Lock]()
+        self._ending = set[Pool]()
+        # Changes of endpoints to come: the last one of each name, and of each server under one key.
+        self._changes = set[asyncio.Task[None]]()
+        self._last: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.attempts: dict[str, Attempts] = {}
         self.ways: list[Way] = []
         self._gate_of: dict[str, Gate] = {}
@@ -187,7 +184,8 @@ class Lineup:
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
         for group in grouped(endpoints):
-            self._pools.append((group, self._pool(group)))
+            pool = self._pool([self._seat(one, group) for one in group.endpoints])
+            self._pools.append((group, pool))
         self._aim()
 
     @property
@@ -246,31 +244,51 @@ class Lineup:
         changes nothing, if the endpoints are not valid.
         """
         groups = grouped(endpoints)
-        before, self._pools = self._pools, []
+        before, gates = self._pools, {id(way.pool): way.gate for way in self.ways}
+        old_of = {id(pool): group for group, pool in before}
+        left, self._pools = [*before], []
         for group in groups:
-            kept = _predecessor(group, before)
+            kept = _predecessor(group, left)
             if kept is None:
-                self._pools.append((group, self._pool(group)))
-                continue
-            before.remove(kept)
-            old, pool = kept
-            self._pools.append((group, pool))
-            self._later(pool, partial(self._replace, pool, old, group))
-        for old, pool in before:
-            self._later(pool, partial(self._end, pool, old))
+                self._pools.append((group, self._pool([])))
+            else:
+                left.remove(kept)
+                self._pools.append((msgspec.structs.replace(group, name=kept[0].name), kept[1]))
+        self._pools = _named(self._pools, {id(pool) for _, pool in before})
         self._aim()
+        # All leave before any joins, for one that joins here may leave there.
+        new_of = {id(pool): group for group, pool in self._pools}
+        for old, pool in before:
+            new = new_of.get(id(pool))
+            removals = [
+                self._in_turn(one, partial(pool.remove, one.label))
+                for one in old.endpoints
+                if new is None or one not in new.endpoints
+            ]
+            if new is None:
+                self._ending.add(pool)
+                self._later(partial(self._end, pool, removals))
+        for group, pool in self._pools:
+            known = old_of.get(id(pool))
+            for one in group.endpoints:
+                if known is None or one not in known.endpoints:
+                    self._join(pool, one, group)
+        for old, pool in before:
+            new = new_of.get(id(pool))
+            if new is None or new.unfit != old.unfit:
+                gates[id(pool)].move()
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
-        for task in [*self._leaving]:
+        changes = [*self._changes]
+        for task in changes:
             task.cancel()
-        if self._leaving:
-            await asyncio.wait(self._leaving)
-        for _, pool in self._pools:
+        if changes:
+            await asyncio.wait(changes)
+        for pool in [*self._ending, *self.pools]:
             await pool.aclose()
 
-    def _pool(self, group: Group) -> Pool:
-        seats = [self._seat(one, group) for one in group.endpoints]
+    def _pool(self, seats: Sequence[Seat]) -> Pool:
         pooling = self._pooling
         strategy = strategy_of(pooling.balance, random.Random())
         most = pooling.most if pooling.slots is None else None
@@ -337,38 +355,54 @@ class Lineup:
             ttl_s=answers.ttl_s,
         )
 
-    async def _replace(self, pool: Pool, old: Group, new: Group) -> None:
-        """Endpoints leave a pool and join it; one whose settings have changed does both in turn.
+    def _join(self, pool: Pool, endpoint: Endpoint, group: Group) -> None:
+        """Adds an endpoint to a pool, once its name and its server have left other places."""
 
-        The same server under the same key is one endpoint, whatever its name.
-        """
-        accounts = {account_of(one): one.label for one in old.endpoints if one not in new.endpoints}
-        removals = {label: asyncio.ensure_future(pool.remove(label)) for label in accounts.values()}
+        async def join() -> None:
+            pool.add(self._seat(endpoint, group))
 
-        async def join(endpoint: Endpoint) -> None:
-            before = {endpoint.label, accounts.get(account_of(endpoint), "")}
-            await asyncio.gather(*(removals[label] for label in before if label in removals))
-            pool.add(self._seat(endpoint, new))
+        if self._before(endpoint):
+            self._in_turn(endpoint, join)
+        else:
+            pool.add(self._seat(endpoint, group))
 
-        # At once, as the calls of one may take long.
-        joins = [join(one) for one in new.endpoints if one not in old.endpoints]
-        await asyncio.gather(*removals.values(), *joins)
+    def _before(self, endpoint: Endpoint) -> set[asyncio.Task[None]]:
+        """The changes that one of this endpoint has to wait for."""
+        return {self._last[key] for key in _keys(endpoint) if key in self._last}
 
-    async def _end(self, pool: Pool, old: Group) -> None:
-        """A pool that no model leads to any more ends its calls, and itself."""
-        await asyncio.gather(*(pool.remove(one.label) for one in old.endpoints))
-        await pool.aclose()
-
-    def _later(self, pool: Pool, change: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Makes a change of a pool, after those before it."""
+    def _in_turn(
+        self, endpoint: Endpoint, change: Callable[[], Coroutine[Any, Any, None]]
+    ) -> asyncio.Task[None]:
+        """Makes a change of an endpoint, after those before it."""
+        before, keys = self._before(endpoint), _keys(endpoint)
 
         async def make() -> None:
-            async with self._changing.setdefault(pool, asyncio.Lock()):
-                await change()
+            if before:
+                await asyncio.wait(before)
+            await change()
 
-        task = asyncio.get_running_loop().create_task(make())
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        def forget(task: asyncio.Task[None]) -> None:
+            for key in keys:
+                if self._last.get(key) is task:
+                    del self._last[key]
+
+        task = self._later(make)
+        self._last.update(dict.fromkeys(keys, task))
+        task.add_done_callback(forget)
+        return task
+
+    async def _end(self, pool: Pool, removals: Collection[asyncio.Task[None]]) -> None:
+        """Closes a pool to which no model leads any more, once its endpoints have left."""
+        if removals:
+            await asyncio.wait(removals)
+        await pool.aclose()
+        self._ending.discard(pool)
+
+    def _later(self, change: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(change())
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return task
 
 
 class FunctionLineup(Lineup):
@@ -402,3 +436,27 @@ def _predecessor(group: Group, before: Sequence[tuple[Group, Pool]]) -> tuple[Gr
         if any(one.label in labels for one in kept[0].endpoints):
             return kept
     return None
+
+
+def _named(pools: Sequence[tuple[Group, Pool]], kept: Collection[int]) -> list[tuple[Group, Pool]]:
+    """The pools, with another name for each new group whose name a kept one has.
+
+    kept: ids of the pools that had their names before.
+    """
+    taken = {group.name for group, pool in pools if id(pool) in kept}
+    named = list[tuple[Group, Pool]]()
+    for group, pool in pools:
+        if id(pool) not in kept:
+            first = group.name
+            names = chain(sorted(group.unfit), (f"{first} {number}" for number in count(2)))
+            group = msgspec.structs.replace(
+                group, name=next(name for name in chain([first], names) if name not in taken)
+            )
+            taken.add(group.name)
+        named.append((group, pool))
+    return named
+
+
+def _keys(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+    """Its name, and its server under its key: no two endpoints have one of them at a time."""
+    return ("name", endpoint.label), ("account", account_of(endpoint))

@@ -1,0 +1,184 @@
+"""New endpoints for a gateway with calls in flight: bounds hold, and each call finds its model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+import openai
+
+from redline.calls import Endpoint
+from redline.limits import Limits
+from redline.serve.gateway import GatewaySettings, Served, gateway_of
+from support.raw_server import RawServer, Seen, answer, chat
+from support.until import until
+
+SLOTS = 2
+LATENCY_S = 0.15
+
+
+@dataclass
+class Server:
+    """A server that has some models, and answers 404 for any other."""
+
+    models: tuple[str, ...]
+    in_flight: int = 0
+    most_in_flight: int = 0
+    answered: Counter[str] = field(default_factory=Counter)
+    url: str = ""
+
+    async def handle(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        model = json.loads(seen.body)["model"]
+        if model not in self.models:
+            writer.write(answer(b'{"error":{"message":"no such model here"}}', status=404))
+            return
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await asyncio.sleep(LATENCY_S)
+        self.in_flight -= 1
+        self.answered[model] += 1
+        writer.write(answer(chat("hi")))
+
+    def named(self, name: str, *models: str) -> Endpoint:
+        """The endpoint with this server and SLOTS slots, which is said to have these models."""
+        return Endpoint(
+            base_url=self.url,
+            name=name,
+            models={model: model for model in models},
+            limits=Limits(concurrency=SLOTS),
+        )
+
+
+@dataclass
+class Gateway:
+    """A gateway and a client of it."""
+
+    served: Served
+    client: openai.AsyncOpenAI
+
+    def change(self, *endpoints: Endpoint) -> None:
+        self.served.change(GatewaySettings(endpoints=endpoints, port=0))
+
+    async def ask(self, model: str) -> int:
+        """The status of a call."""
+        try:
+            await self.client.chat.completions.create(
+                model=model, messages=[{"role": "user", "content": "x"}]
+            )
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    def begin(self, model: str, calls: int) -> list[asyncio.Task[int]]:
+        return [asyncio.create_task(self.ask(model)) for _ in range(calls)]
+
+
+@asynccontextmanager
+async def listening(*servers: Server) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            server.url = (await stack.enter_async_context(RawServer(server.handle))).base_url
+        yield
+
+
+@asynccontextmanager
+async def gateway(*endpoints: Endpoint) -> AsyncIterator[Gateway]:
+    async with (
+        gateway_of(GatewaySettings(endpoints=endpoints, port=0)) as served,
+        openai.AsyncOpenAI(
+            base_url=served.gateway.base_url, api_key="none", max_retries=0, timeout=20
+        ) as client,
+    ):
+        yield Gateway(served, client)
+
+
+async def statuses(calls: Sequence[asyncio.Task[int]]) -> Counter[int]:
+    """How often each status came. The calls do not wait for a time-out: it takes a minute."""
+    async with asyncio.timeout(15):
+        return Counter(await asyncio.gather(*calls))
+
+
+def test_a_name_that_moves_to_another_server_waits_for_its_slots() -> None:
+    async def main() -> None:
+        one, two = Server(("m",)), Server(("m",))
+        async with listening(one, two), gateway(one.named("A"), two.named("B")) as front:
+            calls = front.begin("m", 8)
+            await until(lambda: two.in_flight == SLOTS)
+            front.change(two.named("A"))
+            calls += front.begin("m", 8)
+            assert await statuses(calls) == {200: 16}
+            assert two.most_in_flight == SLOTS
+
+    asyncio.run(main())
+
+
+def test_calls_follow_their_model_into_the_pool_of_another() -> None:
+    async def main() -> None:
+        one, two = Server(("m1",)), Server(("m1", "m2"))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1"), two.named("B", "m2")) as front,
+        ):
+            calls = front.begin("m1", 4) + front.begin("m2", 8)
+            await until(lambda: two.in_flight == SLOTS)
+            front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
+            calls += front.begin("m1", 4) + front.begin("m2", 2)
+            assert await statuses(calls) == {200: 18}
+            assert two.most_in_flight == SLOTS
+            assert two.answered["m2"] == 10
+
+    asyncio.run(main())
+
+
+def test_calls_follow_their_model_out_of_the_pool_of_another() -> None:
+    async def main() -> None:
+        one, two = Server(("m1",)), Server(("m1", "m2"))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1"), two.named("B", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m2", 6)
+            await until(lambda: two.in_flight == SLOTS)
+            front.change(one.named("A", "m1"), two.named("B", "m2"))
+            calls += front.begin("m2", 4)
+            assert await statuses(calls) == {200: 10}
+            assert two.most_in_flight == SLOTS
+
+    asyncio.run(main())
+
+
+def test_waiting_calls_of_a_model_that_is_gone_end_at_once() -> None:
+    async def main() -> None:
+        one, two = Server(("m1",)), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1"), two.named("B", "m2")) as front,
+        ):
+            calls = front.begin("m2", 8)
+            await until(lambda: two.in_flight == SLOTS)
+            front.change(one.named("A", "m1"))
+            # Those in flight end where they are.
+            assert await statuses(calls) == {200: SLOTS, 404: 8 - SLOTS}
+            assert await front.ask("m1") == 200
+
+    asyncio.run(main())
+
+
+def test_waiting_calls_pass_over_an_endpoint_that_joins_without_their_model() -> None:
+    async def main() -> None:
+        one, two, three = Server(("m1",)), Server(("m1", "m2")), Server(("m2",))
+        async with (
+            listening(one, two, three),
+            gateway(one.named("A", "m1"), two.named("B", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m1", 12)
+            await until(lambda: one.in_flight + two.in_flight == 2 * SLOTS)
+            front.change(one.named("A", "m1"), two.named("B", "m1", "m2"), three.named("C", "m2"))
+            calls += front.begin("m2", 2)
+            assert await statuses(calls) == {200: 14}
+
+    asyncio.run(main())
