@@ -304,7 +304,7 @@ class Admission:
     def move(self, now_s: float) -> None:
         """Removes all waiting calls; their tasks raise Moved."""
         for line in self._lines:
-            for waiter in line.queue.calls():
+            for waiter in line.queue.waiters():
                 line.remove(waiter, Step.MOVED, now_s)
                 self.waiting -= 1
 

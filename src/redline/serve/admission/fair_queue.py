@@ -123,7 +123,7 @@ class Flow:
         """One of the waiting calls may use this endpoint."""
         return any(endpoint not in avoid for avoid, calls in self._lines.items() if calls)
 
-    def calls(self) -> Iterator[Waiter]:
+    def waiters(self) -> Iterator[Waiter]:
         """The waiting calls, line by line."""
         return (waiter for line in self._lines.values() for waiter in line)
 
@@ -185,10 +185,10 @@ class FairQueue:
         """The tenants with waiting calls."""
         return (flow for flow in self._flows.values() if flow.waiting)
 
-    def calls(self) -> list[Waiter]:
+    def waiters(self) -> list[Waiter]:
         """The waiting calls, in the order of their arrival."""
-        calls = (waiter for flow in self.flows() for waiter in flow.calls())
-        return sorted(calls, key=lambda waiter: waiter.number)
+        waiters = (waiter for flow in self.flows() for waiter in flow.waiters())
+        return sorted(waiters, key=lambda waiter: waiter.number)
 
     def weights_for(self, endpoint: str) -> float:
         """The sum of weights of tenants with a waiting call that may use this endpoint."""
