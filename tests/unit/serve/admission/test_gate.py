@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Call, Load, Request
-from redline.errors import ConfigError
+from redline.errors import ConfigError, Withdrawn
 from redline.serve.admission import ClassSettings, Gate, Gated, Overloaded, Place, QueueFull
 from redline.testing import virtual_run
 from support.admitting import CLOCK, Site, assert_empty, error_of, pool_of, servers
@@ -245,6 +245,42 @@ def test_a_call_that_would_wait_too_long_is_refused_at_once_and_told_when_to_com
             assert now_s() - begun_s < 2.0
         assert len(site.latencies_s["normal"]) == 100
         assert_empty(site.gate)
+
+    in_virtual_time(main())
+
+
+def test_calls_that_are_sent_away_leave_in_the_order_of_their_arrival_and_nothing_behind() -> None:
+    async def main() -> None:
+        gate = gate_of(1, *PLAIN)
+        first = gate.try_enter("normal")
+        assert first is not None
+        ended = list[str]()
+
+        async def enter(klass: str, tenant: str, name: str) -> None:
+            try:
+                await gate.enter(klass, tenant=tenant)
+            except Withdrawn:
+                ended.append(name)
+
+        async with asyncio.TaskGroup() as group:
+            for klass, tenant, name in (
+                ("normal", "a", "1st"),
+                ("normal", "b", "2nd"),
+                ("low", "a", "of the lower class"),
+                ("normal", "a", "3rd"),
+            ):
+                group.create_task(enter(klass, tenant, name))
+                await settled()
+            cancelled = entering(gate, "low")
+            await settled()
+            gate.move()
+            cancelled.cancel()
+        assert ended == ["1st", "2nd", "3rd", "of the lower class"]
+        assert gate.try_enter("high") is None
+        first.leave()
+        assert_empty(gate)
+        last = gate.try_enter("low")
+        assert last is not None
 
     in_virtual_time(main())
 
