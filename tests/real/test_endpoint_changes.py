@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import openai
 
@@ -59,9 +60,10 @@ class Gateway:
 
     served: Served
     client: openai.AsyncOpenAI
+    state: Path | None
 
     def change(self, *endpoints: Endpoint) -> None:
-        self.served.change(GatewaySettings(endpoints=endpoints, port=0))
+        self.served.change(GatewaySettings(endpoints=endpoints, port=0, state=self.state))
 
     async def ask(self, model: str) -> int:
         """The status of a call."""
@@ -86,14 +88,14 @@ async def listening(*servers: Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def gateway(*endpoints: Endpoint) -> AsyncIterator[Gateway]:
+async def gateway(*endpoints: Endpoint, state: Path | None = None) -> AsyncIterator[Gateway]:
     async with (
-        gateway_of(GatewaySettings(endpoints=endpoints, port=0)) as served,
+        gateway_of(GatewaySettings(endpoints=endpoints, port=0, state=state)) as served,
         openai.AsyncOpenAI(
             base_url=served.gateway.base_url, api_key="none", max_retries=0, timeout=20
         ) as client,
     ):
-        yield Gateway(served, client)
+        yield Gateway(served, client, state)
 
 
 async def statuses(calls: Sequence[asyncio.Task[int]]) -> Counter[int]:
@@ -180,5 +182,41 @@ def test_waiting_calls_pass_over_an_endpoint_that_joins_without_their_model() ->
             front.change(one.named("A", "m1"), two.named("B", "m1", "m2"), three.named("C", "m2"))
             calls += front.begin("m2", 2)
             assert await statuses(calls) == {200: 14}
+
+    asyncio.run(main())
+
+
+def test_waiting_lines_of_a_batch_follow_their_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Server(("m1",)), Server(("m1", "m2"))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1"), two.named("B", "m2"), state=tmp_path) as front,
+        ):
+            body = {"model": "m2", "messages": [{"role": "user", "content": "x"}]}
+            fixed = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+            lines = "".join(
+                json.dumps({"custom_id": str(number)} | fixed) + "\n" for number in range(12)
+            )
+            file = await front.client.files.create(
+                file=("lines.jsonl", lines.encode()), purpose="batch"
+            )
+            batch = await front.client.batches.create(
+                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+            )
+            calls = front.begin("m2", 4)
+            await until(lambda: two.answered["m2"] > 1)
+            front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
+            assert await statuses(calls) == {200: 4}
+
+            found = batch
+            async with asyncio.timeout(15):
+                while found.status != "completed":
+                    await asyncio.sleep(0.05)
+                    found = await front.client.batches.retrieve(batch.id)
+            assert found.request_counts is not None
+            assert (found.request_counts.completed, found.request_counts.failed) == (12, 0)
+            assert two.answered["m2"] == 16
+            assert two.most_in_flight == SLOTS
 
     asyncio.run(main())
