@@ -20,7 +20,7 @@ NEARLY = 0.75
 
 
 class LimitLine:
-    """One limit: its configured values, and the window that keeps to it.
+    """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
     before headroom. others: the amount that other clients have used of it so far, as far as it
@@ -54,9 +54,7 @@ class LimitLine:
         self._full_at_s = max(self._full_at_s, now_s) + missing_s
 
     def alone(self, now_s: float) -> Alone:
-        """The amount that the server would count now if only this process and the known others used
-        it.
-        """
+        """What the server would count now if only this process and the known others used it."""
         missing_s = max(0.0, self._full_at_s - now_s)
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
@@ -66,9 +64,7 @@ class LimitLine:
         self.is_headed = is_so
 
     def saw_refill(self, rate: float, *, is_steady: bool) -> None:
-        """Records how one more header shows it to refill. rate: the weight of one observation, up
-        to 1.
-        """
+        """Records a header that shows how it refills. rate: the weight of the header, up to 1."""
         self.steady += rate * ((1.0 if is_steady else 0.0) - self.steady)
 
     def take(self, amount: int, now_s: float) -> None:
@@ -186,7 +182,7 @@ class Rules:
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
         """The limits for which `cost` has to wait, the longest wait first.
 
-        Includes only limits whose wait is at least NEARLY as long as the longest. Empty if it need
+        Includes only limits whose wait is at least NEARLY times the longest. Empty if it need
         not wait.
         """
         waits = []
@@ -236,9 +232,7 @@ class Rules:
                 window.settle(booking, window.amount_of(used))
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
-        """Records that a call's first byte came `took_s` after its write, less the server's own
-        time.
-        """
+        """Records that a call's first byte came `took_s` after its write, less server time."""
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
             prove(bookings, took_s)
@@ -278,8 +272,7 @@ class Rules:
         self._reshape()
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate], now_s: float) -> None:
-        """Replaces the limits of one kind, before headroom; past sends count in the new ones as
-        well.
+        """Replaces the limits of one kind, before headroom; past sends count in the new ones.
 
         A limit whose window has the same length keeps its window.
         """
