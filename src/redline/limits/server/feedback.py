@@ -226,7 +226,7 @@ class _Crowd:
         self.share = 1.0
 
     def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
-        """Records a count of the server around a call: `used` of `limit`, `ours` by this process."""
+        """Records what a server counted around a call: `used` of `limit`, of it `ours` by us."""
         look = self._looks.setdefault(line.window, _Look(booked_s))
         if booked_s < look.since_s:
             return
