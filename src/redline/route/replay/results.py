@@ -1,6 +1,4 @@
-"""The results of a replay: the figures of every strategy, and whether one is significantly
-better.
-"""
+"""The results of a replay: each strategy's figures, and whether one is significantly better."""
 
 from __future__ import annotations
 
