@@ -88,8 +88,9 @@ class Relay(Door):
             call.let_go()
 
     async def _send(self, request: Request, sink: Sink | None, call: Call) -> Outcome:
-        """The backend's outcome. Raises Refusal if the front closes first, or if no endpoint can
-        answer.
+        """The backend's outcome.
+
+        Raises Refusal if the front closes first, or if no endpoint can answer.
         """
         if (trouble := self._trouble()) is not None:
             raise trouble
