@@ -36,7 +36,7 @@ _DUE = 5
 _GUARD_S = 0.05
 # Refusals this close together, in calls, have one cause.
 _CLOSE = 10
-# Refusals within _CLOSE calls that stop a rate, and one that is not proven yet.
+# The number of refusals within _CLOSE calls that stops a rate, and one that is not proven yet.
 _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100

@@ -77,7 +77,7 @@ class LimitLine:
 class Rules:
     """The windows of `limits`; every call takes from all of them or from none.
 
-    is_watched: the server reports what remains, so that each booking records what should remain.
+    is_watched: the server reports what remains, so that each booking records what it should count.
     is_searched: a limit is being searched for by means of refusals. The guard then has no margin,
     since the search measures the jitter of the network as well.
     """
@@ -110,7 +110,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """Makes each booking record what should remain, since the server reports it."""
+        """Makes each booking record what the server should count, since it reports what remains."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -335,7 +335,8 @@ class Rules:
             else (window.book_now, window.amount_of, window.kind != "input_tokens")
             for window in (line.window for line in lines)
         ]
-        # If the server reports what remains, every call records permanently what should remain.
+        # What a server that reports its count should count is noted for each call, and not corrected
+        # later: a bound would overstate it.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (
             min(line.window.easy_amount for line, _, _ in self._tokens) if can_bound else 0
