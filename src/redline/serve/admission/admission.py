@@ -271,7 +271,7 @@ class Admission:
             if not line.queue.waiting:
                 continue
             if not self._is_free(line):
-                # The slots still free are reserved for this class and the higher ones.
+                # Even more slots are kept free of the lower classes.
                 return None
             waiter = line.take(fits, now_s)
             if waiter is not None:

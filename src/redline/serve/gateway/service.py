@@ -222,7 +222,7 @@ def serve_workers(
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
 ) -> int:
-    """The exit status of several processes that serve as `serve_gateway` does.
+    """Serves as `serve_gateway` does, by several processes; returns their exit status.
 
     flags: of the command line, from which each process makes its settings.
     """

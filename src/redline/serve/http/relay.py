@@ -111,8 +111,8 @@ class Relay(Door):
 class Passed(Sink):
     """Forwards the bytes of a stream to the client of an exchange.
 
-    has_usage: the client's own choice applies to the event with the usage. request_id: for an
-    answer without one of its endpoint's; empty for none.
+    has_usage: the client itself states whether it wants the event with the usage. request_id: for
+    an answer without one of its endpoint's; empty for none.
     """
 
     relays = True
