@@ -335,7 +335,7 @@ class Rules:
             else (window.book_now, window.amount_of, window.kind != "input_tokens")
             for window in (line.window for line in lines)
         ]
-        # What a server that reports its count should count is noted for each call, and not corrected
+        # What a server that reports its count should count is noted for each call and not corrected
         # later: a bound would overstate it.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (
