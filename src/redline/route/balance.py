@@ -121,10 +121,10 @@ class Figures:
         self.fresh, self.fresh_s = 0, 0.0
 
     def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
-        """Updates the figures for the time that has passed. usual_s: the latency assumed for an
-        endpoint whose own is unknown.
+        """Updates the figures for the time that has passed.
 
-        forget_s: the age at which a latency counts half.
+        usual_s: the latency assumed for an endpoint whose own is unknown. forget_s: the age at
+        which a latency counts half.
         """
         # A latency that no answer has confirmed for a while counts less, so that a slow endpoint
         # gets a call again.
@@ -145,9 +145,7 @@ class Figures:
         self.availability -= self.availability / MEMORY
 
     def expect(self, tokens: float) -> None:
-        """Adds the expected tokens of a call that is sent; a negative number removes them at its
-        end.
-        """
+        """Adds the expected tokens of a call that is sent, or at its end their negative number."""
         self.tokens += tokens
 
     def drained(self, tokens: float, took_s: float) -> None:
@@ -193,8 +191,10 @@ class Strategy(Protocol):
     needs: frozenset[str]
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        """The endpoint that gets the call. among: one or more. If only some are considered,
-        endpoints that turn out not to take the call are left out, and the strategy is called again.
+        """The endpoint that gets the call. among: one or more.
+
+        If only some are considered, endpoints that turn out not to take the call are left out, and
+        the strategy is called again.
         """
 
 
@@ -210,7 +210,7 @@ class Ordering(Protocol):
 
 
 class PowerOfTwo:
-    """p2c. Two draws spread calls evenly; a few more find an idle endpoint that is fast."""
+    """p2c. Two drawn endpoints spread calls evenly; a few more find one that is idle and fast."""
 
     looks_at = 8
     needs = frozenset[str]()
@@ -258,7 +258,7 @@ class LongestPrefix:
     slack: an endpoint does not get a call for its prefix if its load would then exceed `slack`
     times the mean load plus one call (bounded loads); the least loaded one gets the call instead.
     If calls wait, an endpoint with room gets the first call whose prefix it has seen; otherwise the
-    first whose prefix no endpoint has seen; otherwise the first.
+    first whose prefix no endpoint has seen, which it takes from none; otherwise the first.
     """
 
     looks_at = 0
@@ -425,8 +425,7 @@ STRATEGIES = (*_STRATEGIES, "normalized_score")
 
 
 def soonest(among: Sequence[F]) -> F:
-    """The endpoint that should answer first; among equally good ones, the first. among: one or
-    more.
+    """The endpoint that should answer first; among equals, the first. among: one or more.
 
     It compares a single figure, which is kept up to date, so that a pool may call it for each call.
     """

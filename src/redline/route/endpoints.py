@@ -35,9 +35,7 @@ class EndpointPool(Pool):
 
 
 def _highest(endpoint: Endpoint) -> float:
-    """The price of an input token plus that of an output token, for the endpoint's most expensive
-    model.
-    """
+    """The price of an input and an output token together, of the endpoint's dearest model."""
     prices = [price.input + price.output for price in endpoint.tariff.values()]
     return float(max(prices, default=0))
 

@@ -181,9 +181,7 @@ class Breaker:
         return was_held
 
     def _recovers(self) -> bool:
-        """Counts a success of an endpoint that is not ready; returns whether that changes the
-        state.
-        """
+        """Counts a success while it is not ready; returns whether that changes the state."""
         was_out = self.state in (Health.DEGRADED, Health.STARTING)
         if was_out:
             self._turns(Health.WARMING)

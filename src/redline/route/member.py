@@ -108,9 +108,9 @@ class PoolMember(Figures):
         return bisect_left(range(most), True, key=is_full)
 
     def trust(self, now_s: float) -> None:
-        """Has its backend say once for many calls whether it takes them, if nothing is wrong.
+        """Asks its backend once for many calls whether it takes them, if nothing is wrong.
 
-        Not before its first answer, which tells its latency at once; later ones do at a review.
+        Not before its first answer, whose latency counts at once; later ones count at a review.
         """
         is_known = self.answers > 0 and self.breaker.is_settled
         if is_known and not self.steady and not self.is_out:
@@ -144,7 +144,7 @@ class PoolMember(Figures):
         return max(breaker.again_s, parked_until_s)
 
     def look_again(self, wait_s: float, look: Callable[[PoolMember], None]) -> None:
-        """Calls `look` after this time, or earlier."""
+        """Calls `look` in `wait_s`, unless the timer is forgotten or set again before."""
         self.forget_timer()
         self._timer = asyncio.get_running_loop().call_later(wait_s, look, self)
 

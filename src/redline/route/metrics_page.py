@@ -56,9 +56,7 @@ def read_metrics(page: bytes) -> ServerFigures | None:
 
 
 def _calls(text: bytes, name: bytes) -> int | None:
-    """The sum over the lines of a metric that counts calls; None if there are none, or implausible
-    ones.
-    """
+    """The sum over the lines of a metric that counts calls; None without plausible lines."""
     found = list(_values(text, name))
     total = sum(found)
     is_count = bool(found) and min(found) >= 0 and total <= _MOST_CALLS

@@ -103,9 +103,9 @@ class Pool:
         self._unwatched: list[PoolMember] = []  # until the first call: there is no loop before
         # The endpoints that could take a call, as far as is known: the chosen one is asked.
         self._open: dict[str, PoolMember] = {}
-        # Draws of those, without end; None if they are not the same any more, or not as they were.
+        # Endless draws of those; None once they are not the same any more, or not as they were.
         self._draws: Iterator[list[PoolMember]] | None = None
-        # The same, while calls may be sent in the usual way; None while calls wait.
+        # The same, while calls may take the fast path; None while calls wait.
         self._usual: Iterator[list[PoolMember]] | None = None
         self._review_s = -math.inf
         self._reviewer: asyncio.TimerHandle | None = None
@@ -113,7 +113,7 @@ class Pool:
         self._on_room: Callable[[], None] | None = None
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
-        self._given: dict[Ticket, PoolMember] = {}  # the call whose turn it is
+        self._given: dict[Ticket, PoolMember] = {}  # calls whose turn it is
         self._all_degraded = False
         for seat in seats:
             self.add(seat)
@@ -286,8 +286,7 @@ class Pool:
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
-        """The outcome of a call that only this endpoint can answer, such as a request for its
-        models.
+        """The outcome of a call that only this endpoint can answer, such as one for its models.
 
         It does not wait for calls of the pool, and does not count as one of them.
         """
@@ -312,9 +311,7 @@ class Pool:
         sink: Sink | None,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """The outcome of a call, tried on as many endpoints as it needs. member: the first, if
-        chosen.
-        """
+        """The outcome of a call, on as many endpoints as it needs. member: the first, if chosen."""
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
@@ -389,7 +386,7 @@ class Pool:
         return True
 
     def _take_up(self, member: PoolMember) -> None:
-        """Counts the fresh answers of an endpoint, which have come in the usual way, if any."""
+        """Counts the fresh answers of an endpoint, if any, which came by the fast path."""
         if member.fresh:
             member.breaker.answered(member.fresh)
             self._traffic.answered += member.fresh
@@ -545,9 +542,7 @@ class Pool:
             self._draws = self._usual = None
 
     def _close(self, member: PoolMember, now_s: float) -> None:
-        """Marks the endpoint as full until one of its calls ends, it reports room, or a time
-        comes.
-        """
+        """Marks the endpoint as full until a call of it ends, it reports room, or a time comes."""
         self._drop(member)
         if 0 < member.steady <= member.in_flight:
             # The endpoint is full.
@@ -607,16 +602,16 @@ class Pool:
             self._reconsider()
 
     def _improved(self, member: PoolMember) -> None:
-        """Handles an endpoint that works again after it was degraded, or begins to."""
+        """Gives calls to an endpoint that works again, and reports it once it is ready."""
         if member.breaker.state is Health.READY:
             self._listener.on_event(EndpointRecovered(self._clock.now_s(), member.name))
         self._weigh()
 
     def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
-        """Whether an endpoint has limits that could grant the call, which avoids those that
-        could not from now on.
+        """Whether the limits of an endpoint could ever grant the call.
 
-        The call waits for such an endpoint if it does not work at the moment.
+        If so, the call avoids the endpoints whose limits could not from now on, and waits for one
+        that could even if it does not work at the moment.
         """
         unfit, is_found = set[str](), False
         for one in self._members:
@@ -630,8 +625,9 @@ class Pool:
         return is_found
 
     def _still_avoids(self, call: Call) -> frozenset[str]:
-        """The endpoints that a call still avoids when it avoids all working ones: those too small
-        for it, unless all are.
+        """What a call still avoids that avoids all working endpoints: those too small for it.
+
+        Nothing if every endpoint that is not gone is too small.
         """
         now_s = self._clock.now_s()
         for one in self._members:
@@ -708,7 +704,7 @@ class Pool:
                 member.watch(partial(self._probed, member), self._clock)
 
     def _probed(self, member: PoolMember, is_well: bool) -> None:
-        """Handles the result of the endpoint's health page."""
+        """Takes up the result of a health page: degrades the endpoint, or gives it calls again."""
         if member.breaker.probed(self._clock.now_s(), is_well=is_well):
             if member.breaker.state is Health.DEGRADED and not is_well:
                 what = f"its health page has failed {BAD_PAGES} times in a row"
@@ -718,7 +714,10 @@ class Pool:
                 self._weigh()
 
     def _distrust(self, member: PoolMember) -> None:
-        """The endpoint is asked before each call, and the calls that it has end one by one."""
+        """Takes the endpoint off the fast path.
+
+        It is asked before each call, and the end of each of its calls is observed.
+        """
         member.distrust()
         self._draws = self._usual = None
 
@@ -733,7 +732,7 @@ class Pool:
         member.backend.withdraw()
 
     def _weigh(self) -> None:
-        """Handles an endpoint that was added, removed or has changed its state.
+        """Decides anew who gets calls, after an endpoint came, left or changed its state.
 
         If every endpoint is degraded, breakers are ignored.
         """
@@ -744,9 +743,7 @@ class Pool:
             self._look(member)
 
     def _reconsider(self) -> None:
-        """Lets no call wait only because it avoids all endpoints, except those that cannot
-        take it.
-        """
+        """Lets no waiting call avoid all working endpoints, unless they are too small for it."""
         avoiding = [call for call in self._queue.calls() if call.avoid]
         if not avoiding:
             return

@@ -41,8 +41,7 @@ class LocalEngine:
         self.notice = f"loading {settings.model}"
 
     def identity(self) -> str:
-        """The model's location and dtype, and for a folder the state of its files when last
-        written.
+        """The model's location and dtype; of a folder, also its files' sizes and times of change.
 
         Models of the hub are identified by their names alone.
         """

@@ -86,7 +86,7 @@ class FoundRates:
             self._beside.write_bytes(data + b"\n")
             os.replace(self._beside, self._path)
         except OSError:
-            # Failing to save some seconds of the next run must not end this one.
+            # What only saves the next run some seconds must not end this one.
             self._beside.unlink(missing_ok=True)
 
     def _entries(self) -> list[_Entry]:

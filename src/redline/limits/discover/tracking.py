@@ -36,7 +36,7 @@ _DUE = 5
 _GUARD_S = 0.05
 # Refusals this close together, in calls, have one cause.
 _CLOSE = 10
-# Refusals within _CLOSE calls that stop a rate, and one that is not proven yet.
+# The number of refusals within _CLOSE calls that stops a rate, and one that is not proven yet.
 _LOST, _LOST_UNPROVEN = 3, 2
 # A second block within this many calls, or four windows, has the same cause: another limit.
 _FORGOTTEN_BLOCK = 100
@@ -149,9 +149,7 @@ class Hold:
         return Word.KEEP
 
     def _begin(self, now_s: float) -> Word:
-        """Begins a climb: first to a plain rate if one is near, since limits are usually plain
-        numbers.
-        """
+        """Begins a climb: to a plain rate if one is near, since limits are plain numbers."""
         plain = plain_above(self.held)
         self._extra = 0.0
         self._cost = 0
@@ -164,7 +162,11 @@ class Hold:
         return self._change(now_s)
 
     def _suffer(self, now_s: float, sent_s: float) -> Word:
-        """Handles a refusal outside a climb."""
+        """The consequence of a refusal outside a climb.
+
+        Gives up part of what a climb has gained, trims a rate that is refused now and then, and
+        reports a block or a lost rate if refusals are close together.
+        """
         is_deaf = sent_s < self._deaf_until_s
         close = sum(self._last)
         if self._safe is not None and (close > 1 or not is_deaf):
@@ -257,16 +259,14 @@ class Hold:
         return self._change(now_s)
 
     def _fall(self, now_s: float) -> Word:
-        """Handles a refusal at a level: the level before is kept for now, if there was one."""
+        """Ends a climb at a refused level: the level before is kept for now, if there was one."""
         passed = (self._more - self._step()) / 2
         self._trial = None
         self._gain(self.held, passed)
         return self._change(now_s)
 
     def _gain(self, safe: Rate, more: float) -> None:
-        """Keeps the share `more` above the safe rate, watched; only the safe rate if the share is
-        0.
-        """
+        """Keeps the share `more` above the safe rate, watched; if it is 0, the safe rate alone."""
         if more > 1e-9:
             self._safe, self._gained, self.held = safe, more, scaled(safe, 1 + more)
         else:
@@ -299,9 +299,7 @@ def per_second(rate: Rate) -> float:
 
 
 def plain_above(rate: Rate) -> Rate | None:
-    """The next plain number above this rate, as a setting may state it; None if this rate is
-    plain.
-    """
+    """A plain rate at most 6 % above this one; None if there is none, or this one is plain."""
     if rate.window_s in USUAL_S:
         return None
     now_per_s = per_second(rate)

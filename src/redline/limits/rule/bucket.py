@@ -8,7 +8,7 @@ from redline.limits.rule.shape import paid_at_s
 
 # A grant is written in the same turn of the event loop, unless its connection was lost meanwhile.
 LATE_S = 0.001
-# Amounts not settled after this many seconds count as booked, which bounds the log.
+# An amount that is not settled before this many later ones counts as booked: it bounds the log.
 _MOST_ENTRIES = 4096
 
 

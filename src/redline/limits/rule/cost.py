@@ -14,7 +14,7 @@ class Spread(msgspec.Struct, frozen=True, gc=False):
     """The uncertainty of an amount around its estimate, which is its mean.
 
     variance, third: its second and third central moments, 0 or more. most: by how much the true
-    amount can exceed the estimate.
+    amount can exceed the estimate at most.
     """
 
     variance: float = 0.0

@@ -115,8 +115,9 @@ class Jitter:
             self._conclude()
 
     def was_short(self) -> None:
-        """Records that the server counted more than was sent in its window: the guard was too
-        short.
+        """Records that the guard was too short.
+
+        The server counted more than was sent in its window.
         """
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False

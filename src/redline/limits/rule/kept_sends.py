@@ -4,11 +4,11 @@ Each window has a small file: its pace, a claim, and a ring of its records, each
 amount). It is in the page cache, which survives the death of the process, though not of the
 machine; a machine takes longer to start than most windows last. Nothing is synced.
 
-A write for each send would be among the dearest steps of a call. The claim is an entry for what is
-not in the ring yet: so much may change before the next write, and be sent until its stamp. A death
-leaves a count that is never too low, and too high by a 64th of the limit at most, or by what was
-sent and settled within about a 64th of the window if that is less. While few calls are sent,
-nothing is claimed, and each is written.
+A write for each send would be one of the most expensive steps of a call. The claim is an entry for
+sends that are not in the ring yet: before the next write, at most its amount may change, and be
+sent until its time. After a death, the kept count is never too low; it is too high by at most a
+64th of the limit, or by what was sent and settled within about a 64th of the window if that is
+less. While few calls are sent, nothing is claimed, and each send is written.
 
 A shared mapping would need no writes. But a store to one ends the process (SIGBUS) if the disk is
 full (btrfs) or away (NFS), and some file systems have none.
@@ -92,7 +92,7 @@ class RecentSends:
             self._rings[window] = (ring, path)
             window.attach(ring)
             ring.start()
-            # One that could not be written says less than the file that it would replace.
+            # A file that could not be written has less than the one that it would replace.
             if ring.is_open:
                 fresh.replace(path)
             else:
@@ -130,8 +130,7 @@ class RecentSends:
         return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
 
     def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
-        """The file of this kind with the shortest window not below the rate's, otherwise with the
-        longest.
+        """The file with the shortest window not below the rate's; without one, with the longest.
 
         The limits may have been configured differently last time.
         """
@@ -148,11 +147,11 @@ class RecentSends:
 
 
 class _Ring:
-    """A window's Keeper. In the file are wall times: a monotonic clock begins again with a machine.
+    """A window's Keeper. The file has wall times: a monotonic clock restarts with the machine.
 
-    At every moment the file says at least as much as was sent, and at least as late: a change that
-    has not been written is covered by the claim, and a claim is replaced after what it covered has
-    been written.
+    At every moment the file counts at least the amount that was sent, and until at least as late: a
+    change that has not been written is covered by the claim, and a claim is replaced only after the
+    changes that it covered have been written.
 
     rate: of the window. A claim is at most a share of its count, for a share of its length.
     """
@@ -164,7 +163,7 @@ class _Ring:
         self._most_ahead = rate.count * _CLAIM_SHARE
         self._image = bytearray(_SIZE)
         _HEADER.pack_into(self._image, 0, _MAGIC, 0.0)
-        self._changed: dict[int, Record] = {}  # by number, since they were written
+        self._changed: dict[int, Record] = {}  # by number: changed since the last write
         # How much may change between two writes, how much still may, and until when it may be sent.
         # Before `start` nothing is written.
         self._ahead = self._left = self._until_s = math.inf
@@ -189,11 +188,11 @@ class _Ring:
 
     @property
     def is_open(self) -> bool:
-        """What is kept can be written."""
+        """Whether the file can be written."""
         return self._fd is not None
 
     def start(self) -> None:
-        """Writes what was kept so far, and nothing ahead of it; from now on each change counts."""
+        """Writes what was kept so far, without a claim; from now on each change counts."""
         latest_s = max((record.sent_s for record in self._changed.values()), default=-math.inf)
         self._write_records()
         self._ahead, self._left, self._until_s, self._changes = 0, 0, latest_s, 0
@@ -202,7 +201,7 @@ class _Ring:
         if self._fd is None:
             return
         self._changed[record.number] = record
-        # What an amount falls by does not endanger the limit; it counts so that it is written, too.
+        # A decrease does not endanger the limit; it counts as a change, so that it is written.
         self._left -= change
         self._changes += 1
         if self._left < 0 or record.sent_s > self._until_s:
@@ -211,12 +210,12 @@ class _Ring:
     def keep_pace(self, full_at_s: float) -> None:
         told_s, self._full_at_s = self._told_full_at_s, full_at_s
         if not full_at_s <= told_s <= full_at_s + self._claim_s:
-            # It has soon moved on again if it has just moved past what the file says.
+            # The pace soon moves on again if it has just moved past the one in the file.
             is_busy = 0 < full_at_s - told_s <= self._claim_s
             self._tell_pace(full_at_s + (self._claim_s / 2 if is_busy else 0.0))
 
     def close(self) -> None:
-        """Leaves what was sent, and no more."""
+        """Writes what was sent, without a claim, and closes the file."""
         self._write_records()
         if self._claimed:
             self._claim(0, self._until_s)
@@ -227,8 +226,8 @@ class _Ring:
     def _write(self, sent_s: float) -> None:
         """Writes the records that have changed, then a claim for what may follow.
 
-        It claims as much as has changed lately. So a burst costs a write each time it has doubled,
-        and a steady flow about one for each claim_s. sent_s: of the send that has changed.
+        It claims the amount that has changed recently. Therefore a burst costs a write each time
+        it has doubled, and a steady flow about one for each claim_s. sent_s: of the changed send.
         """
         self._write_records()
         self._added += self._ahead - self._left
@@ -236,7 +235,7 @@ class _Ring:
         is_busy = self._changes >= _CLAIM_FROM and since_s <= 2 * self._claim_s
         ahead = int(min(self._added, self._most_ahead)) if is_busy else 0
         if ahead * self._changes < self._added:
-            # It would not cover one more change.
+            # The claim would not cover one more change.
             ahead = 0
         if since_s > self._claim_s:
             self._from_s, self._changes, self._added = sent_s, 0, 0

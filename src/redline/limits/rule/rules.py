@@ -20,7 +20,7 @@ NEARLY = 0.75
 
 
 class LimitLine:
-    """One limit: its configured values, and the window that keeps to it.
+    """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
     before headroom. others: the amount that other clients have used of it so far, as far as it
@@ -54,9 +54,7 @@ class LimitLine:
         self._full_at_s = max(self._full_at_s, now_s) + missing_s
 
     def alone(self, now_s: float) -> Alone:
-        """The amount that the server would count now if only this process and the known others used
-        it.
-        """
+        """What the server would count now if only this process and the known others used it."""
         missing_s = max(0.0, self._full_at_s - now_s)
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
@@ -66,9 +64,7 @@ class LimitLine:
         self.is_headed = is_so
 
     def saw_refill(self, rate: float, *, is_steady: bool) -> None:
-        """Records how one more header shows it to refill. rate: the weight of one observation, up
-        to 1.
-        """
+        """Records a header that shows how it refills. rate: the weight of the header, up to 1."""
         self.steady += rate * ((1.0 if is_steady else 0.0) - self.steady)
 
     def take(self, amount: int, now_s: float) -> None:
@@ -81,7 +77,7 @@ class LimitLine:
 class Rules:
     """The windows of `limits`; every call takes from all of them or from none.
 
-    is_watched: the server reports what remains, so that each booking records what should remain.
+    is_watched: the server reports what remains, so that each booking records what it should count.
     is_searched: a limit is being searched for by means of refusals. The guard then has no margin,
     since the search measures the jitter of the network as well.
     """
@@ -114,7 +110,7 @@ class Rules:
         self._follow_lines()
 
     def watch(self, now_s: float) -> None:
-        """Makes each booking record what should remain, since the server reports it."""
+        """Makes each booking record what the server should count, since it reports what remains."""
         if not self.is_watched:
             self.is_watched = True
             for line in self.lines:
@@ -186,7 +182,7 @@ class Rules:
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
         """The limits for which `cost` has to wait, the longest wait first.
 
-        Includes only limits whose wait is at least NEARLY as long as the longest. Empty if it need
+        Includes only limits whose wait is at least NEARLY times the longest. Empty if it need
         not wait.
         """
         waits = []
@@ -236,9 +232,7 @@ class Rules:
                 window.settle(booking, window.amount_of(used))
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
-        """Records that a call's first byte came `took_s` after its write, less the server's own
-        time.
-        """
+        """Records that a call's first byte came `took_s` after its write, less server time."""
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
             prove(bookings, took_s)
@@ -278,8 +272,7 @@ class Rules:
         self._reshape()
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate], now_s: float) -> None:
-        """Replaces the limits of one kind, before headroom; past sends count in the new ones as
-        well.
+        """Replaces the limits of one kind, before headroom; past sends count in the new ones.
 
         A limit whose window has the same length keeps its window.
         """
@@ -342,7 +335,8 @@ class Rules:
             else (window.book_now, window.amount_of, window.kind != "input_tokens")
             for window in (line.window for line in lines)
         ]
-        # If the server reports what remains, every call records permanently what should remain.
+        # What a server that reports its count should count is noted for each call and not corrected
+        # later: a bound would overstate it.
         can_bound = self.counts_tokens and not self.is_watched
         self.easy_tokens = (
             min(line.window.easy_amount for line, _, _ in self._tokens) if can_bound else 0

@@ -137,7 +137,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
-    """The earliest time of the last send, after requests or tokens of the amount `before`."""
+    """Seconds until the last send may go, after requests or tokens of the amount `before`."""
     guard_s = FIRST_GUARD_S if limits.guard_s is None else limits.guard_s
     shape = shape_of(rate, "requests", limits.profile, guard_s)
     if shape.is_hard and not shape.is_even:

@@ -55,9 +55,7 @@ def shape_of(rate: Rate, kind: Kind, profile: str, guard_s: float) -> Shape:
 
 
 def paid_at_s(full_at_s: float, from_s: float, amount: int, unit_s: float) -> float:
-    """When the pace has paid for `amount` more, counted from from_s or from when it has paid for
-    all so far, whichever is later.
-    """
+    """When the pace has paid for `amount` more, from full_at_s on, or from from_s if later."""
     return max(full_at_s, from_s) + amount * unit_s
 
 

@@ -79,7 +79,7 @@ class Doubt:
         self.most += sign * spread.most
 
     def subtract(self, other: Doubt | Spread) -> None:
-        """Removes the part of `other`."""
+        """Removes the amounts in `other`, which were added before."""
         self.variance -= other.variance
         self.third -= other.third
         self.most -= other.most
@@ -249,9 +249,7 @@ class Window:
 
     @property
     def easy_amount(self) -> int:
-        """The amount that delays the sends behind it by no more than the lateness of a write; 0
-        unless even.
-        """
+        """The amount that delays later sends by at most the lateness of a write; 0 if not even."""
         return int(LATE_S / self._unit_s) if self._calm < math.inf else 0
 
     def wait_s(self, amount: int, now_s: float, spread: Spread = CERTAIN) -> float:
@@ -410,9 +408,7 @@ class Window:
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
-        """Sets the base of proofs: a reply that took t shows a send at most t - base_s late; -inf
-        for none.
-        """
+        """Sets base_s: a reply after t proves a send at most t - base_s late; -inf proves none."""
         self._base_s = base_s
 
     def settle(self, booking: Booking, used: int) -> None:
@@ -535,9 +531,7 @@ class Window:
         return full_at_s - (self._burst - needed) * self._unit_s
 
     def _reshape_phases(self, shape: Shape) -> None:
-        """Keeps amounts that are sent evenly from being counted twice by a sliding-window
-        counter.
-        """
+        """Keeps evenly sent amounts from being counted twice by a sliding-window counter."""
         rate, phases = self.rate, self._phases
         if not shape.catch_up_s:
             self._phases, self._calm = None, math.inf
@@ -635,9 +629,7 @@ class Window:
         return self._held - sum(record.amount for record in self._records)
 
     def _freed_s(self, excess: int) -> float:
-        """When `excess` of what is counted will have left the window; inf if that never happens by
-        itself.
-        """
+        """When `excess` of what is counted will have left the window; inf if never by itself."""
         window_s, at_s = self.rate.window_s, -math.inf
         for record in self._records:
             at_s = max(at_s, record.sent_s + window_s + self._late_s(record))

@@ -37,9 +37,7 @@ _LEAST = 0.02
 
 
 class Feedback:
-    """Adjusts an endpoint's limits by its answers. Each method returns True if the limits
-    changed.
-    """
+    """Adjusts an endpoint's limits by its answers. Methods return True if the limits changed."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -56,13 +54,13 @@ class Feedback:
         self.accepted = self._pressure.accepted
 
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
-        """Handles the limits `stated` by headers in answer to the call of `bookings`."""
+        """Adjusts to what headers have `stated` in answer to the call of `bookings`."""
         self._rules.watch(now_s)
         changes = [self._heard_one(one, bookings, now_s) for one in stated]
         return any(changes)
 
     def answered(self, now_s: float, *, is_limited: bool) -> bool:
-        """Handles an answer, which is a 429 or not."""
+        """Counts an answer, and adjusts the used share of the limits. is_limited: it was a 429."""
         if not is_limited and self.accepted(now_s):
             return False
         if not self._rules.lines:
@@ -228,9 +226,7 @@ class _Crowd:
         self.share = 1.0
 
     def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
-        """Records that the server counted `used` of `limit`, `ours` of it from this process, around
-        a call.
-        """
+        """Records what a server counted around a call: `used` of `limit`, of it `ours` by us."""
         look = self._looks.setdefault(line.window, _Look(booked_s))
         if booked_s < look.since_s:
             return
@@ -311,9 +307,7 @@ class _Pressure:
         self.share = 1.0
 
     def accepted(self, now_s: float) -> bool:
-        """Counts an answer other than a 429; False if `answered` must be called, which then counts
-        it.
-        """
+        """Counts an answer other than a 429; False if `answered` must be called for it instead."""
         if now_s >= self._due_s:
             return False
         self._answered += 1
@@ -391,9 +385,7 @@ class _Pressure:
 
 
 def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:
-    """The amount left to others: by headroom, and by what the server allows above the user's own
-    limit.
-    """
+    """What is left to others: by headroom, and by a server that allows more than the user."""
     return limit - math.floor(line.stated.count * rules.limits.headroom)
 
 

@@ -1,6 +1,4 @@
-"""The contents of a refusal: how long to wait, by its headers or body, and which limit was
-reached.
-"""
+"""What the headers or body of a refusal state: how long to wait, and which limit was reached."""
 
 from __future__ import annotations
 

@@ -160,9 +160,7 @@ class Offset:
         return self._low_s - drift_s, self._high_s + drift_s
 
     def saw(self, ledger_s: float, began_s: float, ended_s: float) -> None:
-        """Records that the ledger's clock read `ledger_s` at some moment between two local
-        times.
-        """
+        """Records that the ledger's clock read `ledger_s` at some time between two local times."""
         low_s, high_s = self.bounds_s(ended_s)
         drift_s = (ended_s - began_s) * _DRIFT
         least_s, most_s = began_s - ledger_s - drift_s, ended_s - ledger_s + drift_s

@@ -129,9 +129,7 @@ class SharedCount:
         self._reals[self._shares + number] = demand.share
 
     def _turn(self, number: int, coming: int = 0) -> tuple[int, float, float]:
-        """The order of processes, lowest first: by rank, by use for its share, then by the time of
-        its last slot.
-        """
+        """The sort key of a process: its rank, its use for its share, the time of its last slot."""
         share = self._reals[self._shares + number]
         used = self._words[self._used + number] + coming
         turn = (used + 1) / share if share > 0 else math.inf

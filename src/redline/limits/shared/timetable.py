@@ -125,9 +125,7 @@ class Timetable:
         return min(heads, default=None)
 
     def ask(self, room: Sequence[int], most: int) -> list[Caller]:
-        """The first callers in line, which request slots now: together at most `room`, but at least
-        one caller.
-        """
+        """The first callers in line, which request slots now: together at most `room`, or one."""
         asking: list[Caller] = []
         left = list(room)
         while len(asking) < most and self._waiting:

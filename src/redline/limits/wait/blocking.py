@@ -73,7 +73,7 @@ class SyncLimiter:
         ticket = (priority, next(self._numbers), threading.Event())
         bookings: list[Booking] = []
         grant: Grant | None = None
-        # A signal can arrive at any line: even then, neither a place nor an amount must stay taken.
+        # A signal can arrive at any line: even then, neither a place nor an amount may stay taken.
         try:
             with self._lock:
                 self.rules.check(cost)

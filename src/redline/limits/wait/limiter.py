@@ -187,7 +187,7 @@ class Limiter(Alarmed):
         self.rules.shook_hands(took_s)
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Handles the limits that the answer to the grant's call states.
+        """Adjusts to the limits that the answer to the grant's call states.
 
         A request limit among them ends the search for one.
         """
@@ -255,9 +255,7 @@ class Limiter(Alarmed):
             self.pump()
 
     def mark_sent(self, taken: list[Booking], now_s: float) -> None:
-        """Records that a grant's call was written at `now_s`: nothing of it is given back any
-        more.
-        """
+        """Records that a grant's call was written at `now_s`: nothing is given back any more."""
         for booking in taken:
             booking.window.sent(booking, now_s)
         if self.is_stalled:

@@ -94,7 +94,7 @@ class RateLimiter(Protocol):
         """Records that a connection to the endpoint was made in `took_s`."""
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Handles the limits that the answer to the grant's call states."""
+        """Adjusts to the limits that the answer to the grant's call states."""
 
     def accepted(self, now_s: float) -> bool:
         """Counts an answer other than a 429; False if `answered` must be called for it instead."""

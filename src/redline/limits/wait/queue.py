@@ -44,8 +44,9 @@ class WaitQueue(Generic[Want, Got]):
         return self.waiting
 
     def add(self, want: Want, priority: int) -> asyncio.Future[Got]:
-        """A future for what a new waiter, last of its priority, gets. Ends in `wake_head` or
-        `forget`.
+        """Adds a waiter, last of its priority; returns the future for what it gets.
+
+        To be ended by `wake_head` or `forget`.
         """
         line = self._lines.get(priority)
         if line is None:

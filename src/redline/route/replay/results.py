@@ -1,6 +1,4 @@
-"""The results of a replay: the figures of every strategy, and whether one is significantly
-better.
-"""
+"""The results of a replay: each strategy's figures, and whether one is significantly better."""
 
 from __future__ import annotations
 
@@ -141,7 +139,7 @@ def compared(better: Scored, worse: Scored, figure: str) -> Compared:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below or at which this share of them lies."""
+    """The value that this share of them does not exceed."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

@@ -201,7 +201,7 @@ def _most_at_once(calls: Sequence[CallEnded]) -> int:
 
 
 def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) -> dict[str, Service]:
-    """The service of each endpoint."""
+    """How long each endpoint takes: fitted to its own answers, or guessed from those of others."""
     attempts = {one.name: _served(one.name, calls) for one in endpoints}
     own = {name: fitted(served) for name, served in attempts.items()}
     known = [name for name, service in own.items() if service is not None]

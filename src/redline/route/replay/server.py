@@ -173,7 +173,7 @@ class ReplayServer:
 def request_of(replayed: Replayed, *, has_text: bool) -> Request:
     """A request for a recorded call. has_text: with a prompt that has the recorded prefixes.
 
-    Its text is made of the hashes, with the recorded number of tokens.
+    Its text is made of the hashes, about as long as its recorded tokens.
     """
     body: dict[str, object] = {}
     if has_text:

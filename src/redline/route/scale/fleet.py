@@ -162,9 +162,7 @@ class Fleet:
                 self._take(member.name, tasks)
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
-        """Starts missing replicas. Replicas that are ending their calls count against the
-        maximum.
-        """
+        """Starts missing replicas. Those that are ending their calls count against the maximum."""
         if self._clock.now_s() < self._again_s:
             return
         have = len(self.ready) + len(self._starting)
@@ -235,9 +233,7 @@ class _Waits:
         self._steps: deque[tuple[float, int, Counter[int]]] = deque()
 
     def add(self, at_s: float, begun: int, waits: Counter[int]) -> None:
-        """Adds waits. begun: calls that have got a replica so far. waits: of those that had to
-        wait.
-        """
+        """Adds waits. begun: calls that have got a replica so far. waits: of those that waited."""
         calls = max(begun - self._begun, waits.total())
         self._begun = max(begun, self._begun)
         self._steps.append((at_s, calls, waits))

@@ -7,8 +7,8 @@ the endpoints have room for it;
 the lower classes have not used up the slots that each higher class leaves to them.
 
 The third condition is trunk reservation. A class keeps a share of the slots that it and the higher
-classes leave unused on average over the last seconds; no lower class may use that share. Therefore
-a burst finds free slots, and batches still get nearly all unused slots, whatever their number. The
+classes leave unused on average over about MEAN_S; no lower class may use that share. Therefore a
+burst finds free slots, and batches still get nearly all unused slots, whatever their number. The
 rule uses the average because long calls of lower classes would otherwise fill each gap between two
 bursts and delay the second burst.
 """
@@ -158,8 +158,8 @@ class Admission:
     waiting, in_flight: calls of all classes. coming: calls that were allowed to start but have not
     yet reached the pool.
 
-    most: maximum number of calls in flight, in addition to the bounds of the endpoints; None for no
-    such maximum. flights: returns, for the name of a class, its calls in flight in all processes
+    most: maximum number of calls in flight, besides what the endpoints allow; None for no such
+    maximum. flights: returns, for the name of a class, its calls in flight in all processes
     that share the endpoints; None if only this process uses them.
     """
 
@@ -208,8 +208,9 @@ class Admission:
         return self.waiting > 0 and self._in_flight_in_all() >= self._slots
 
     def first(self, endpoint: str) -> tuple[int, float] | None:
-        """The highest priority among waiting calls that may use this endpoint, and the summed
-        weights of their tenants; None if no such call waits.
+        """The priority of the highest class with a waiting call that may use this endpoint.
+
+        With the sum of the weights of its tenants with such calls; None if no such call waits.
         """
         for line in self._lines:
             if weights := line.queue.weights_for(endpoint):
@@ -217,9 +218,7 @@ class Admission:
         return None
 
     def class_of(self, priority: int) -> str:
-        """The name of the highest class whose priority is not ahead of this one, otherwise of the
-        lowest.
-        """
+        """The name of the highest class that starts no sooner than this; otherwise the lowest."""
         for line in self._lines:
             if line.settings.priority >= priority:
                 break
@@ -272,7 +271,7 @@ class Admission:
             if not line.queue.waiting:
                 continue
             if not self._is_free(line):
-                # The slots still free are reserved for this class and the higher ones.
+                # Even more slots are kept free of the lower classes.
                 return None
             waiter = line.take(fits, now_s)
             if waiter is not None:
@@ -283,9 +282,7 @@ class Admission:
         return None
 
     def arrived(self) -> bool:
-        """Counts a started call that has reached the pool; returns whether it alone held back
-        others.
-        """
+        """Counts a started call that has reached the pool; whether only it held back others."""
         self.coming -= 1
         was_held, self.is_held_by_coming = self.is_held_by_coming, False
         return was_held
@@ -340,7 +337,7 @@ class Admission:
         )
 
     def _is_free(self, line: Line) -> bool:
-        """A slot is free for this class, beyond those that the higher classes reserve."""
+        """Whether a slot is free for this class, beyond those that higher classes reserve."""
         slots = self._slots
         if slots == math.inf:
             return True
@@ -382,9 +379,7 @@ class Admission:
         )
 
     def _review(self, now_s: float) -> None:
-        """Updates the values that change rarely: means, slots, and the time until which the pool is
-        parked.
-        """
+        """Updates the values that change rarely: means, slots, and the end of the pool's park."""
         for line in self._lines:
             line.review(now_s)
         self._review_s = now_s + REVIEW_S

@@ -21,7 +21,7 @@ class Overloaded(ServerFailed):
 
 
 class Moved(Withdrawn):
-    """The call waited here, and its endpoints may be behind another gate now."""
+    """The call no longer waits here: its endpoints may be behind another gate now."""
 
     def __init__(self) -> None:
         super().__init__("the endpoints have changed")

@@ -120,7 +120,7 @@ class Flow:
         self.used += tokens / self.weight
 
     def may_use(self, endpoint: str) -> bool:
-        """One of the waiting calls may use this endpoint."""
+        """Whether one of its waiting calls may use this endpoint."""
         return any(endpoint not in avoid for avoid, calls in self._lines.items() if calls)
 
     def waiters(self) -> Iterator[Waiter]:
@@ -293,7 +293,10 @@ class FairQueue:
         self.weights = self.tokens = self._floor = self._time = 0.0
 
     def _forget(self) -> None:
-        """Forgets tenants without waiting calls: those that owe nothing, or the older half."""
+        """Forgets tenants without waiting calls.
+
+        Those that owe nothing, or if there are none, the older half.
+        """
         idle = [flow for flow in self._flows.values() if not flow.waiting]
         even = [flow for flow in idle if not flow.charged and flow.used <= self._floor]
         for flow in even or idle[: len(idle) // 2]:

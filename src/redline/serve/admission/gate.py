@@ -38,9 +38,7 @@ class Place:
         self._is_left = False
 
     def settle(self, tokens: float) -> None:
-        """Replaces the call's estimate by the tokens that it used. Has no effect after the call
-        ended.
-        """
+        """Replaces the call's estimate by the tokens that it used. No effect after its end."""
         self._used = tokens
 
     def leave(self) -> None:
@@ -62,11 +60,11 @@ class Gate:
     """Admits calls to a pool, by class and fairly between tenants.
 
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
-    ClassSettings. most: maximum number of calls in flight, in addition to the bounds of the
-    endpoints; None for no such maximum. flights: returns, for the name of a class, its calls in
+    ClassSettings. most: maximum number of calls in flight, besides what the endpoints
+    allow; None for no such maximum. flights: returns, for the name of a class, its calls in
     flight in all processes with a gate to the room; None if this gate is the only one. want: called
-    whenever a call has to wait, so that the other processes learn of the demand. Raises ConfigError
-    if classes are missing or indistinguishable.
+    whenever a call has to wait, so that the other processes learn of the demand.
+    Raises ConfigError if there is no class, or if two are indistinguishable.
     """
 
     def __init__(
@@ -132,7 +130,10 @@ class Gate:
         return Place(self, line, waiter.flow, tokens)
 
     def move(self) -> None:
-        """Sends every waiting call away, to where its endpoints are now."""
+        """Ends the wait of every call: its `enter` raises Moved.
+
+        The endpoints that have its model may be behind another gate now.
+        """
         self._admission.move(self._clock.now_s())
         self._look()
 
@@ -141,7 +142,7 @@ class Gate:
         return self._admission.is_full
 
     def waits_for(self, endpoint: str) -> bool:
-        """A waiting call may use this endpoint."""
+        """Whether a waiting call may use this endpoint."""
         return self._admission.first(endpoint) is not None
 
     def demand(self, endpoint: str) -> Demand:
@@ -154,7 +155,7 @@ class Gate:
         return self._admission.state(self._clock.now_s())
 
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
-        """Returns when the call may start. Raises Overloaded when its time is over."""
+        """Returns when the call may start. Raises Overloaded when its time is over, or Moved."""
         loop, admission = asyncio.get_running_loop(), self._admission
         timer = None
         if until_s < math.inf:

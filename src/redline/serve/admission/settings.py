@@ -59,9 +59,7 @@ CLASSES = (
 
 
 def in_order(classes: Sequence[ClassSettings]) -> list[ClassSettings]:
-    """The classes, highest first. Raises ConfigError if there is none, or if two are
-    indistinguishable.
-    """
+    """The classes, highest first. Raises ConfigError for none, or two of one name or priority."""
     if not classes:
         raise ConfigError("admission needs a class")
     for what in ("name", "priority"):

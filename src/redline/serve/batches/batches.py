@@ -34,7 +34,7 @@ from redline.serve.http import Answer, Refusal, Route, read_body
 _MOST_LISTED, _USUALLY_LISTED = 100, 20
 _LOOK_S = 1.0
 _SWEEP_LOOKS = 30
-# The parts of a form other than its file.
+# Bytes of a form around its file, at most.
 _FORM_BYTES = 2**20
 # The body of a request for a batch, its metadata written with escapes.
 _ASKED_BYTES = 256 * 2**10
@@ -318,9 +318,7 @@ class Batches:
                 await self._shelf.drop(record)
 
     def _load(self) -> None:
-        """Takes ownership of the state folder, reads its records, and removes what has none.
-        Blocks.
-        """
+        """Takes the state folder, reads its records, and removes what has none. Blocks."""
         try:
             self._state.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC

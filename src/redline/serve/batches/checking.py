@@ -29,8 +29,9 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
-    """Whether the file is a valid batch for this endpoint. Blocks; meant for a thread. Raises
-    OSError.
+    """Whether the file is a valid batch for this endpoint. Raises OSError.
+
+    Blocks; meant for a thread.
     """
     checker = LineChecker(endpoint)
     problems: list[Problem] = []
@@ -67,9 +68,7 @@ def custom_ids(path: Path) -> Iterator[str]:
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Each line that is not blank, with its number from 1; None in place of a line that is too
-    long.
-    """
+    """Each line that is not blank, with its number from 1; None for a line that is too long."""
     number = 0
     with path.open("rb") as file:
         while raw := file.readline(MAX_ROW_BYTES + 2):

@@ -1,5 +1,4 @@
-"""One batch from its creation to its end: checked, run as a job when its turn comes, written,
-ended.
+"""One batch from its creation to its end: checked, run as a job in its turn, written, ended.
 
 Each step is durable before the next one begins, and each may be repeated: after a restart, the
 batch continues with the step that its record names. The job's own journal records the completed
@@ -39,8 +38,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
 
 class World(msgspec.Struct, frozen=True):
-    """The objects that all batches share. checks: admits one file at a time to its check; starts:
-    admits batches to their run.
+    """The objects that all batches share.
+
+    checks: admits one file at a time to its check; starts: admits batches to their run.
     """
 
     settings: BatchSettings
@@ -104,9 +104,7 @@ class Life:
             await self._fail(f"its files cannot be read: {error.strerror}")
 
     async def cancel(self) -> None:
-        """Returns once the cancellation is durable. Must not be called while the batch is
-        finalizing.
-        """
+        """Returns once the cancellation is durable. The batch must not be finalizing."""
         self._record.become("cancelling", self._world.clock.wall_s())
         self._interrupt(self._world.settings.cancel_s)
         await self._save()

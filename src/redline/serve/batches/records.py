@@ -1,9 +1,9 @@
 """The stored records of files and batches.
 
 status       meaning                                          turns to
-validating   its file is checked, or it waits to run        in_progress, failed, expired,
+validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
                                                               cancelling
-in_progress  its job runs, or continues after a restart         finalizing, cancelling
+in_progress  its job runs, or continues after a restart       finalizing, cancelling
 finalizing   its output and error files are written           completed, expired
 cancelling   a client cancelled it; calls in flight end       cancelled
 completed    every line has its answer or its error
@@ -58,9 +58,7 @@ class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    """The final status of a batch and the ids of its future files. Saved before the files are
-    written.
-    """
+    """The final status of a batch and the ids of its files, saved before these are written."""
 
     ending: str
     output_id: str

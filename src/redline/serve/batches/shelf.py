@@ -61,8 +61,7 @@ class Shelf(Generic[R]):
         self._records: dict[str, dict[str, R]] = defaultdict(dict)
 
     def load(self) -> list[str]:
-        """Reads the existing records; returns the names of other files and folders beside them.
-        Blocks.
+        """Reads the existing records; returns the names of other files and folders. Blocks.
 
         Raises JournalError for a record that cannot be read.
         """

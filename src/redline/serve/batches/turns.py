@@ -16,8 +16,9 @@ _LEAST_AHEAD = 16
 
 
 class Turns:
-    """Turns for calls. most: returns the total that may be held now; most_each: maximum of one
-    tenant.
+    """Turns by tenant.
+
+    most: returns how many may be held together now; most_each: how many by one tenant.
     """
 
     def __init__(self, most: Callable[[], int], most_each: float = math.inf) -> None:
@@ -93,9 +94,7 @@ class Turns:
 
 
 class _Group:
-    """The calls of one tenant to one model. room: returns how many of them the backend may have
-    now.
-    """
+    """The calls of one tenant to one model. room: how many of them the backend may have now."""
 
     def __init__(self, tenant: str, room: Callable[[], int]) -> None:
         self._tenant = tenant
@@ -111,12 +110,12 @@ class _Group:
 
 
 class Shared:
-    """The backend of all batches. It passes on, for each tenant and model, a few calls more than
-    can be answered at once.
+    """The backend of all batches, which passes on a few calls more than can be answered at once.
 
-    most: calls of a tenant to a model, at most. The backend orders its waiting calls by priority
-    and arrival. The bounds therefore give tenants equal shares, and neither a tenant whose limits
-    are used up nor a model whose endpoints are down holds up other calls.
+    The bound is for each tenant and model. most: calls of a tenant to a model, at most. The backend
+    orders its waiting calls by priority and arrival. The bounds therefore give tenants equal
+    shares, and neither a tenant whose limits are used up nor a model whose endpoints are down holds
+    up other calls.
     """
 
     def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
@@ -159,9 +158,7 @@ class Shared:
 
 
 class _Room:
-    """How many calls like `request` the backend may have at once; its slots are queried at
-    intervals.
-    """
+    """How many calls like `request` the backend may have at once; queried at intervals."""
 
     def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
         self._backend = backend

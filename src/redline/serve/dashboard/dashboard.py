@@ -27,7 +27,7 @@ _PAGE = header_lines(
         "content-type": "text/html; charset=utf-8",
         "cache-control": "no-cache",
         # The page is complete: whatever an error's text contains, the browser loads and sends
-        # nothing.
+        # nothing else.
         "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
         "script-src 'unsafe-inline'; connect-src 'self'; img-src data:; base-uri 'none'; "
         "form-action 'none'; frame-ancestors 'none'",

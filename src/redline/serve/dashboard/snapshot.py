@@ -10,7 +10,7 @@ class Binding(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: nothing, down, parked, limit, concurrency, endpoints or gateway. sentence: the cause with
     its figures. advice: which change would help, and by how much; empty if no change is needed.
-    since_s: seconds since the cause has applied.
+    since_s: for how many seconds it has applied.
     """
 
     cause: str
@@ -50,8 +50,9 @@ class EndpointView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TenantView(msgspec.Struct, frozen=True, kw_only=True):
-    """A tenant that has made requests: its calls, tokens and, if prices are known, dollars spent
-    today.
+    """A tenant that has made requests: its calls, tokens, and dollars of today.
+
+    spent_usd: None if no price is known.
     """
 
     name: str
@@ -96,8 +97,10 @@ class Second(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the dashboard shows. at_s: seconds since 1970. latencies: of the last minute, in
-    seconds by class. history: the last minutes, the oldest second first.
+    """All that the dashboard shows.
+
+    at_s: seconds since 1970. latencies: of the last minute, in seconds by class. history: the last
+    minutes, the oldest second first.
     """
 
     at_s: float

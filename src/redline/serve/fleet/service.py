@@ -221,7 +221,7 @@ def serve_fleet(
 
     async def main(stop: asyncio.Event) -> None:
         def close(_: int) -> None:
-            # The guardians end the replicas.
+            # If a second signal ends the process at once, the guardians end the replicas.
             on_signals(end_at_once)
             stop.set()
 

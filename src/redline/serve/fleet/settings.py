@@ -27,7 +27,8 @@ from redline.job.settings import (
 from redline.route import check_balance
 from redline.route.scale import LocalReplica, ScaleSettings
 
-# The endpoint settings that a replica's table accepts: all but URL, name and account.
+# The settings of an endpoint that a replica's table does not accept, and those that it accepts: a
+# replica has no URL, name or account of its own.
 _NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
 _OF_REPLICA = {
     **{o.key: o.kind for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA},

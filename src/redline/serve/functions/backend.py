@@ -1,4 +1,4 @@
-"""A user's function of a list, served over HTTP: each item of a request joins a batch alone."""
+"""A user's function of a list, served over HTTP: items join batches one by one."""
 
 from __future__ import annotations
 

@@ -388,7 +388,10 @@ class Gateway(Door):
         return outcome
 
     def _elsewhere(self, asking: Asking, way: Way) -> Way:
-        """The way to where the endpoints of a call's model are now. Raises Refusal for nowhere."""
+        """The call's way to the endpoints that have its model now.
+
+        Raises Refusal, and cancels what the call has taken, if there are none any more.
+        """
         target = self._lineup.target(asking.asked)
         if target is None:
             refusal = missing(self._lineup, asking.tenant, asking.asked or "")
@@ -414,8 +417,9 @@ class Gateway(Door):
         return caller
 
     def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
-        """Starts the call within its tenant's limits, with its body held. Raises Refusal if they do
-        not allow it now.
+        """Starts the call within its tenant's limits, with its body held.
+
+        Raises Refusal if they do not allow it now.
         """
         self._held.take(tenant.name, size_bytes)
         estimate = self._meter.estimate(facts, size_bytes)

@@ -64,7 +64,7 @@ class Lines:
             return outcome
 
     async def _sent(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
-        """The outcome of a call, sent to where its model is now."""
+        """The outcome of a call, sent to the endpoints that have its model now."""
         facts, raw = read_request(request)
         avoid, unfit = call.avoid, call.unfit
         while True:

@@ -32,8 +32,8 @@ from redline.serve.gateway.gates import Gates
 from redline.serve.http import CALLS, MESSAGES_CALLS
 from redline.waist import Attempts, CacheUse
 
-# From an endpoint, the number of its slots, and its pool (its name, and the maximum number of calls
-# at all its endpoints together) to the slots.
+# Makes the slots of an endpoint. Arguments: the endpoint, the number of its slots, and its pool: a
+# name, and the maximum number of calls at all of its endpoints together.
 SlotsOf = Callable[[Endpoint, int, tuple[str, int | None]], Slots]
 # Sends a request to one endpoint, and to no other.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
@@ -89,9 +89,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
-    """The endpoints grouped by shared models. Raises ConfigError for two that are
-    indistinguishable.
-    """
+    """The endpoints by the models that they share. Raises ConfigError if two are alike."""
     _check(endpoints)
     groups: list[list[Endpoint]] = []
     for endpoint in endpoints:
@@ -174,7 +172,7 @@ class Lineup:
         self._outbox = Outbox(do_nothing)
         self._pools: list[tuple[Group, Pool]] = []
         self._ending = set[Pool]()
-        # Changes of endpoints to come: the last one of each name, and of each server under one key.
+        # Changes of endpoints that are not complete: all, and the last one by each of `_keys`.
         self._changes = set[asyncio.Task[None]]()
         self._last: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.attempts: dict[str, Attempts] = {}
@@ -256,7 +254,7 @@ class Lineup:
                 self._pools.append((msgspec.structs.replace(group, name=kept[0].name), kept[1]))
         self._pools = _named(self._pools, {id(pool) for _, pool in before})
         self._aim()
-        # All leave before any joins, for one that joins here may leave there.
+        # All removals come first, since an endpoint may leave one pool and join another.
         new_of = {id(pool): group for group, pool in self._pools}
         for old, pool in before:
             new = new_of.get(id(pool))
@@ -356,7 +354,7 @@ class Lineup:
         )
 
     def _join(self, pool: Pool, endpoint: Endpoint, group: Group) -> None:
-        """Adds an endpoint to a pool, once its name and its server have left other places."""
+        """Adds an endpoint to a pool: at once, or after the changes that it must wait for."""
 
         async def join() -> None:
             pool.add(self._seat(endpoint, group))
@@ -367,13 +365,13 @@ class Lineup:
             pool.add(self._seat(endpoint, group))
 
     def _before(self, endpoint: Endpoint) -> set[asyncio.Task[None]]:
-        """The changes that one of this endpoint has to wait for."""
+        """The incomplete changes for which a change of this endpoint must wait."""
         return {self._last[key] for key in _keys(endpoint) if key in self._last}
 
     def _in_turn(
         self, endpoint: Endpoint, change: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
-        """Makes a change of an endpoint, after those before it."""
+        """Starts the task of a change of an endpoint, which waits for those before it."""
         before, keys = self._before(endpoint), _keys(endpoint)
 
         async def make() -> None:
@@ -399,6 +397,7 @@ class Lineup:
         self._ending.discard(pool)
 
     def _later(self, change: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+        """Starts the task of a change; `aclose` cancels it if it is not complete by then."""
         task = asyncio.get_running_loop().create_task(change())
         self._changes.add(task)
         task.add_done_callback(self._changes.discard)
@@ -427,7 +426,10 @@ class FunctionLineup(Lineup):
 
 
 def _predecessor(group: Group, before: Sequence[tuple[Group, Pool]]) -> tuple[Group, Pool] | None:
-    """The pool whose calls may go to this group: the one with its models, or with its endpoints."""
+    """The pool that a group continues, with its calls; None if there is none.
+
+    It has a model in common with the group, otherwise an endpoint.
+    """
     models, labels = set(group.unfit), {one.label for one in group.endpoints}
     for kept in before:
         if models & set(kept[0].unfit) or (group.is_open and kept[0].is_open):
@@ -439,9 +441,9 @@ def _predecessor(group: Group, before: Sequence[tuple[Group, Pool]]) -> tuple[Gr
 
 
 def _named(pools: Sequence[tuple[Group, Pool]], kept: Collection[int]) -> list[tuple[Group, Pool]]:
-    """The pools, with another name for each new group whose name a kept one has.
+    """The pools, each new group renamed if another group already has its name.
 
-    kept: ids of the pools that had their names before.
+    kept: the ids of the pools that keep their names.
     """
     taken = {group.name for group, pool in pools if id(pool) in kept}
     named = list[tuple[Group, Pool]]()
@@ -458,5 +460,5 @@ def _named(pools: Sequence[tuple[Group, Pool]], kept: Collection[int]) -> list[t
 
 
 def _keys(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
-    """Its name, and its server under its key: no two endpoints have one of them at a time."""
+    """What only one endpoint may have at a time: its name, and its server under its key."""
     return ("name", endpoint.label), ("account", account_of(endpoint))

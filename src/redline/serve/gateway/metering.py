@@ -53,9 +53,7 @@ class Meter:
         self._prices = prices
 
     def estimate(self, facts: BodyFacts, size_bytes: int) -> Estimate:
-        """The estimate of a call with a body of this size: not more than the body allows, if it
-        states that.
-        """
+        """The estimate of a call with a body of this size, at most what it allows, if stated."""
         read = size_bytes // _BYTES_PER_TOKEN + 1
         most = facts.most_tokens
         written = int(self._output) if most is None else most

@@ -137,8 +137,9 @@ class Served:
         self.gateway = gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
-        """Applies other settings; returns notes about them. Raises ConfigError, and changes
-        nothing.
+        """Applies other settings; returns notes about them.
+
+        Raises ConfigError, and then changes nothing.
         """
         before = self._settings
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
@@ -221,7 +222,7 @@ def serve_workers(
     on_url: Callable[[str], None],
     on_note: Callable[[str], None],
 ) -> int:
-    """The exit status of several processes that serve as `serve_gateway` does.
+    """Serves as `serve_gateway` does, by several processes; returns their exit status.
 
     flags: of the command line, from which each process makes its settings.
     """
@@ -280,8 +281,9 @@ def _on_hangup(told: Callable[[], None]) -> None:
 async def _answering(
     settings: GatewaySettings, inside: str | None
 ) -> AsyncIterator[tuple[Endpoint, ...]]:
-    """The endpoints, while the embedded server, if there is one, runs. inside: its URL if it runs
-    already.
+    """The endpoints, while the embedded server, if there is one, runs.
+
+    inside: its URL if it runs already.
     """
     if settings.embedded is None:
         yield settings.endpoints

@@ -14,7 +14,7 @@ from redline.serve.keys import Tenant
 # Shown on the dashboard.
 _KEPT_FAULTS = 50
 _LONGEST_FAULT = 500
-# Limits label values: names that clients invent must not become labels.
+# Instead of a model that the settings do not name: clients must not be able to add labels.
 OTHER = "other"
 # The status of a call whose client has left before its outcome; nginx uses the same number.
 LEFT = "499"
@@ -61,8 +61,10 @@ class Durations:
 
 
 class Asking(msgspec.Struct, kw_only=True):
-    """One call, as it is counted. asked: the model that the client named. model: the same if the
-    settings name it, otherwise `other`. is_over: it has been counted.
+    """One call, as it is counted.
+
+    asked: the model that the client named. model: the same if the settings name it, otherwise
+    `other`. is_over: it has been counted.
     """
 
     tenant: Tenant

@@ -48,8 +48,11 @@ class Sources(Protocol):
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """Counts at one moment. cpu_s: of the event loop's thread. answered: attempts that are over, by
-    endpoint. buckets: of the durations of all classes."""
+    """Counts at one moment.
+
+    cpu_s: of the event loop's thread. answered: attempts that are over, by endpoint. buckets: of
+    the durations of all classes.
+    """
 
     at_s: float
     cpu_s: float

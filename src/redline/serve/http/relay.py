@@ -88,8 +88,9 @@ class Relay(Door):
             call.let_go()
 
     async def _send(self, request: Request, sink: Sink | None, call: Call) -> Outcome:
-        """The backend's outcome. Raises Refusal if the front closes first, or if no endpoint can
-        answer.
+        """The backend's outcome.
+
+        Raises Refusal if the front closes first, or if no endpoint can answer.
         """
         if (trouble := self._trouble()) is not None:
             raise trouble
@@ -110,8 +111,8 @@ class Relay(Door):
 class Passed(Sink):
     """Forwards the bytes of a stream to the client of an exchange.
 
-    has_usage: the client's own choice applies to the event with the usage. request_id: for an
-    answer without one of its endpoint's; empty for none.
+    has_usage: the client itself states whether it wants the event with the usage. request_id: for
+    an answer without one of its endpoint's; empty for none.
     """
 
     relays = True

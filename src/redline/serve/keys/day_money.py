@@ -50,14 +50,13 @@ class DayMoney:
             self.reserved -= reserved
 
     def unkept(self) -> int:
-        """The amount that the others do not know; negative if calls cost less than was reserved for
-        them.
-        """
+        """The amount that the others do not know; negative if calls cost less than reserved."""
         return self.spent + self.reserved - self._kept
 
     def kept(self, day: int, told: int, total: int) -> None:
-        """Records that the others now know `told` more, and that all processes have committed
-        `total` on that day.
+        """Records that the others now know `told` more.
+
+        total: committed by all processes on that day.
         """
         if day == self.day:
             self._kept += told

@@ -73,8 +73,9 @@ class Keyring:
         return self.known(authorization, api_key).tenant
 
     def known(self, authorization: str | None, api_key: str | None = None) -> Known:
-        """What is known of the key of a request, as `tenant` finds it. Holds until `readings`
-        changes, or the key expires. Raises InvalidKey.
+        """What is known of the key of a request, as `tenant` finds it. Raises InvalidKey.
+
+        Holds until `readings` changes, or the key expires.
         """
         if self._default is not None:
             return self._default
@@ -130,8 +131,9 @@ class Keyring:
 
 
 def _refused(secret: str) -> InvalidKey:
-    """The error for an unknown secret. It repeats no part of it, which may be a key of another
-    server.
+    """The error for an unknown secret, no part of which is repeated.
+
+    It may be a key of another server.
     """
     if secret:
         return InvalidKey("Incorrect API key provided: it is not known here.")

@@ -83,9 +83,7 @@ class LimitStore(Protocol):
     def window(
         self, tenant: str, kind: str, rate: Rate, before: Sequence[CountedWindow]
     ) -> CountedWindow:
-        """A window of `requests` or `tokens`. before: windows of the same kind, whose counts it
-        takes over.
-        """
+        """A window of `requests` or `tokens`. before: those whose counts it takes over."""
 
 
 class OwnStore:

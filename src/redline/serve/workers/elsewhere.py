@@ -15,7 +15,7 @@ from redline.serve.http import Refusal, Route, busy
 
 _CONNECT_S = 5.0
 _PIECE_BYTES = 64 * 1024
-# Bounds of one connection.
+# Headers that concern a single connection, and are not forwarded (RFC 9110, 7.6.1).
 _HOP = {
     *("connection", "keep-alive", "transfer-encoding", "content-length", "te", "trailer"),
     *("upgrade", "expect", "proxy-connection"),
