@@ -538,7 +538,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
 def _rows(
     job: Job, given: _Input, journal: Journal | None, load: Backpressure, held: HeldRows | None
 ) -> tuple[Feed, Selection]:
-    """The rows of this run."""
+    """The feed of rows that this run has to do, and how they are selected."""
     stream = given.stream
     identifier: Identifier | MessageKeys = Identifier()
     if journal is not None:

@@ -31,9 +31,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[str, Place]
 
     def operation(self, url: str, endpoint: str) -> str:
-        """The operation name of a request to this path at this endpoint, which may be a
-        function.
-        """
+        """The operation name of a request to this path. endpoint: may be a function."""
         return operation_of(url) if endpoint in self.places else names.OTHER_OPERATION
 
     def attributes(self, operation: str, endpoint: str) -> dict[str, str | int]:

@@ -195,9 +195,7 @@ class Telemetry:
 
     @property
     def failure(self) -> str | None:
-        """The data that did not reach the receiver, and why; None if all did. Call after
-        `aclose`.
-        """
+        """After `aclose`: the data that did not arrive, and why; None if all did."""
         lost = []
         if self._span_export is not None and self._spans is not None:
             missing = self._spans.ended - self._span_export.delivered

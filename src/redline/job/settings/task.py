@@ -51,9 +51,7 @@ class Task(Protocol):
     """
 
     def settings(self) -> Mapping[str, Any]:
-        """The settings that determine a result besides the prompt: a resume with others is
-        refused.
-        """
+        """Settings that determine a result besides the prompt; a resume with others is refused."""
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:

@@ -123,9 +123,7 @@ class _Bounds:
         self._since_s = self._since_before_s = 0.0
 
     def read(self, windows: list[Window]) -> Bound | None:
-        """The constraint that binds, from the windows so far; None if it is unknown, or nothing
-        binds.
-        """
+        """What binds, from the windows so far; None if it is unknown, or nothing binds."""
         # Those of the first calls say how long an answer takes if the endpoint has no others.
         first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
         found = current([*first, *windows[-_BOUND_WINDOWS:]])
