@@ -122,7 +122,7 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
 
 
 def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> list[Judged]:
-    """Excludes the tokens of sequences whose logits are not numbers."""
+    """The judgements, without the tokens of sequences whose logits are not numbers."""
     # Words that cannot come may have -inf, but not all of them.
     rows = logits.amax(-1).isfinite().tolist()
     found, begin = [], 0

@@ -77,8 +77,9 @@ class Step:
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The attention output of the new tokens, (N, heads, D). query is (heads, N, D) and already
-        scaled.
+        """The attention output of the new tokens, (N, heads, D).
+
+        query: (heads, N, D), already scaled.
         """
         self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
