@@ -192,7 +192,7 @@ def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
 
 
 def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
-    """What follows the windows of the run; its figures are on the server's page from now on."""
+    """A monitor of the run's windows; the server's page shows its figures from now on."""
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note

@@ -17,7 +17,7 @@ _URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how telemetry is sent.
+    """The destination and the form of telemetry.
 
     endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
 

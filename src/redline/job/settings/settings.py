@@ -1,4 +1,4 @@
-"""What a run is asked to do, resolved once: nothing below sees a flag or the environment."""
+"""The settings of a run, resolved once: nothing below sees a flag or the environment."""
 
 from __future__ import annotations
 

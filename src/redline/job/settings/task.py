@@ -44,10 +44,10 @@ class Ask:
 
 
 class Task(Protocol):
-    """What becomes of each row.
+    """The processing of each row.
 
-    One that asks exactly once for a row, and says so by an attribute `asks_once` that is True, can
-    be done by batches, too: it is then called twice, with the answer the second time.
+    A task that asks exactly once for a row, and states so by an attribute `asks_once` that is True,
+    can be done by batches, too: it is then called twice, with the answer the second time.
     """
 
     def settings(self) -> Mapping[str, Any]:
