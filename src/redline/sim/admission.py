@@ -318,7 +318,7 @@ class Admission:
         self.has_limits = bool(found)
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
-        """None if the charge is admitted, and then counted.
+        """None if the charge is admitted, which counts it.
 
         Otherwise nothing is counted, and the limit with the longest wait is returned.
         """
