@@ -36,8 +36,9 @@ _Found = tuple[Piece, int]
 
 
 def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
-    """Those that go together, in their order: filled up to its longest, a group has at most twice
-    its tokens.
+    """Pieces that are processed together, in their order.
+
+    Padded to the size of its longest piece, a group has at most twice the tokens of its pieces.
     """
     groups: list[list[_Found]] = []
     tokens = 0
