@@ -13,7 +13,7 @@ import msgspec
 
 from redline.timeline import Holder, Window
 
-# A figure needs windows that cover this share of its span; not all, as windows end a bit late.
+# A figure needs windows that cover this share of its span; they do not end on whole seconds.
 _LEAST_OF = 0.9
 _QUEUE_S, _COST_S, BEST_S = 30.0, 60.0, 60.0
 # With fewer attempts, rows or waiting calls, a share has no meaning.

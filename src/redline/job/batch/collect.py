@@ -106,7 +106,7 @@ class Collector:
     async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
         """Downloads the file to `path`; False if the provider does not show it.
 
-        Raises ConfigError if it is not shown and there is no time to wait for it.
+        Raises ConfigError instead if neither `may_wait` nor `is_leaving`.
         """
         try:
             with telling(path):
