@@ -62,8 +62,9 @@ class RequestLine(msgspec.Struct):
 
 
 class Problem(msgspec.Struct):
-    """The reason why a batch failed. line: of its file, from 1; None if it concerns the whole
-    file.
+    """Why a batch failed.
+
+    line: of its file, from 1; None if the problem concerns the whole file.
     """
 
     code: str | None = None

@@ -280,7 +280,7 @@ class WriteChoice(Protocol):
 
 
 class WritePiece(Protocol):
-    """Makes a choice of an event. text: the new part; empty for none."""
+    """Makes the choice of an event. text: its new part; empty for none."""
 
     def __call__(
         self,

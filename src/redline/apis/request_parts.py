@@ -41,7 +41,7 @@ class JsonSchema(Struct, frozen=True):
 
 
 class ResponseFormat(Struct, frozen=True):
-    """What an answer has to be. /v1/responses puts the schema beside the type."""
+    """The form required of an answer. /v1/responses puts the schema beside the type."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None

@@ -23,7 +23,7 @@ _LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response
 
 
 class TextOptions(msgspec.Struct):
-    """Where a request has its response format."""
+    """The part of a request that has its response format."""
 
     format: ResponseFormat | None = None
 

@@ -64,8 +64,9 @@ class _StopError(Exception):
 
 
 class Service:
-    """The state shared by the connections of a server. date: the header line, renewed every
-    second.
+    """The state that a server's connections share.
+
+    date: the header line, renewed every second.
     """
 
     def __init__(self, handle: Handler, bounds: HttpBounds) -> None:
@@ -321,9 +322,7 @@ class Connection(asyncio.Protocol):
     # Reading.
 
     def _learn_form(self, data: bytes) -> None:
-        """Learns the form of this request, whose head arrived complete in one read, for later
-        ones.
-        """
+        """Learns the form of this request, whose head came in one read, for later requests."""
         exchange = self._queue[0]
         if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
@@ -593,7 +592,10 @@ class Connection(asyncio.Protocol):
             self._task = None
 
     def _conclude(self, exchange: Exchange) -> None:
-        """Handles the return of a handler."""
+        """Ends the exchange of a handler that has returned, with status 500 if it has not answered.
+
+        Then ends the connection, or sets until when the next request must begin.
+        """
         if exchange.state is not _OVER:
             exchange.refuse(Fault(500, "the request was not answered"))
         if not exchange.is_kept or self.is_lost:
@@ -618,7 +620,7 @@ class Connection(asyncio.Protocol):
             exchange.refuse(Fault(500, "the request could not be answered"))
 
     def _finish(self, exchange: Exchange) -> None:
-        """Handles the end of the last response."""
+        """After the last response: closes, or drops the rest of a request not yet received."""
         if self.is_lost or self.transport.is_closing():
             return
         if exchange.is_complete:

@@ -60,7 +60,7 @@ class ClientGoneError(ConnectionError):
 
 
 class Shared(Protocol):
-    """What the exchanges of one server share. date: the header line."""
+    """The state that the exchanges of one server share. date: the header line."""
 
     date: bytes
     is_draining: bool
@@ -146,7 +146,7 @@ class Exchange:
 
     @property
     def kept(self) -> Any:
-        """What was kept for requests with the same header fields; None for nothing."""
+        """The object kept for requests with the same header fields; None if there is none."""
         return self._fields.kept
 
     def keep(self, found: object) -> None:
@@ -312,7 +312,7 @@ class Exchange:
 
     @property
     def outlet(self) -> Channel | None:
-        """What the next parts of the body may be written to as chunks; None if it takes none.
+        """The channel for the next parts of the body, as chunks; None if it takes none.
 
         Its `write` is None while the client has no room or has left. To be used until `end`.
         """
@@ -386,13 +386,13 @@ class Exchange:
             self.break_off()
 
     def _head_end(self) -> bytes:
-        """What becomes of the connection, and the empty line."""
+        """The end of a head: whether the connection is kept, and the empty line."""
         if self.is_kept:
             return _END if self._is_http_1_1 else b"connection: keep-alive\r\n\r\n"
         return b"connection: close\r\n\r\n"
 
     def _last(self) -> bytes:
-        """What ends a body that was framed."""
+        """The last chunk of a chunked body, otherwise nothing."""
         return b"0\r\n\r\n" if self._is_chunked and self.method != "HEAD" else b""
 
     def _framed(self, data: bytes) -> bytes:

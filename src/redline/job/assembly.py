@@ -72,7 +72,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: Telemetry | None
 
     async def go(self) -> None:
-        """Does the rows, live or in batches; then looks at the input again."""
+        """Runs the rows, live or in batches; then checks the input again."""
         if self.batches is None:
             await self.runner.run()
         else:

@@ -93,12 +93,12 @@ _LAST_COUNT_S = 0.5
 
 
 class _Input(msgspec.Struct, frozen=True):
-    """What a run is given: what it reads, and what its settings make without writing anything.
+    """The input of a run, and the objects that its settings make without writing anything.
 
-    parts: what its caller supplies. stream: the source, if that is a stream. limiters: of the
-    endpoints in their order, or of the function; none with a supplied backend. slots: how many
-    calls at once at most. trace: open, to record the calls. gatherer: makes windows of the run.
-    telemetry: what goes to OpenTelemetry, once it is open.
+    parts: supplied by the caller. stream: the source, if it is a stream. limiters: of the endpoints
+    in their order, or of the function; none with a supplied backend. slots: maximum calls in
+    flight. trace: open, to record the calls. gatherer: makes the run's windows. telemetry: of the
+    job, once it is open; None without OpenTelemetry.
     """
 
     parts: Parts
@@ -114,8 +114,10 @@ class _Input(msgspec.Struct, frozen=True):
 
 
 class _Calls(msgspec.Struct, frozen=True):
-    """found: the limits that were found, in words. endpoints: as they are sampled. answers: of the
-    cache.
+    """The objects that make calls.
+
+    found: describes the limits that were found. endpoints: as they are sampled. answers: those of
+    the cache.
     """
 
     endpoints: Endpoints
@@ -190,7 +192,7 @@ def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
 
 
 def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
-    """What follows the windows of the run; its figures are on the server's page from now on."""
+    """A monitor of the run's windows; the server's page shows its figures from now on."""
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note
@@ -538,7 +540,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
 def _rows(
     job: Job, given: _Input, journal: Journal | None, load: Backpressure, held: HeldRows | None
 ) -> tuple[Feed, Selection]:
-    """The rows of this run."""
+    """The feed of rows that this run has to do, and how they are selected."""
     stream = given.stream
     identifier: Identifier | MessageKeys = Identifier()
     if journal is not None:

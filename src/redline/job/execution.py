@@ -22,7 +22,8 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
     """Runs the job to its end and returns its report.
 
     parts: objects supplied by the caller; the others are built from the job's settings. Raises
-    ConfigError or JournalError if the run cannot begin. Later errors are in the report's `stopped`.
+    ConfigError or JournalError if the run cannot begin; an error that ends it later is in the
+    report's `stopped`.
     """
     async with _served(job) as job:
         if url_of(job.rows) is not None and parts.source is None:

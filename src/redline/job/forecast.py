@@ -18,7 +18,7 @@ from redline.limits import Cost, Limits
 from redline.limits.rule import KINDS, Rules, last_send_s
 from redline.sources import AsyncRows, Source, open_source, sampled
 
-# Bisections of an interval: the last one is a millionth of the first.
+# Bisections of an interval, which leave a millionth of it.
 _STEPS = 20
 
 
@@ -88,8 +88,8 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
-            # As in a run: an estimate may be too high, so only certain amounts are refused for
-            # good.
+            # As in a run: an estimate may be too high, so only the least possible cost is
+            # refused for good.
             _check_any(rules, Cost(estimator.least(request)))
         except (Rejected, OverLimit) as error:
             made.bad_rows += 1

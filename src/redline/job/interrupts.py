@@ -56,9 +56,7 @@ class Interrupts:
         self._give_up = give_up
 
     def interrupt_from_outside(self) -> None:
-        """As `interrupt`, from another thread; if there is no runner yet, it drains at its
-        start.
-        """
+        """As `interrupt`, from another thread; without a runner, the run drains when it starts."""
         if self._runner is None:
             self._is_early = True
             self.count += 1

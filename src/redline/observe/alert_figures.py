@@ -13,8 +13,7 @@ import msgspec
 
 from redline.timeline import Holder, Window
 
-# Windows that cover less than this share of a span give no figure: they do not end on whole
-# seconds.
+# A figure needs windows that cover this share of its span; they do not end on whole seconds.
 _LEAST_OF = 0.9
 _QUEUE_S, _COST_S, BEST_S = 30.0, 60.0, 60.0
 # With fewer attempts, rows or waiting calls, a share has no meaning.
@@ -105,9 +104,7 @@ def budget_burn(seen: Seen, span_s: float) -> float | None:
 
 
 def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:
-    """The windows of the last `span_s`, or of the same span ending `before_s` ago; none if they
-    cover too little of it.
-    """
+    """The windows of `span_s` that end `before_s` ago; none if they cover too little of it."""
     end_s = windows[-1].end_s - before_s
     found: list[Window] = []
     for window in reversed(windows):

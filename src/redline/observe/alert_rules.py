@@ -119,9 +119,7 @@ def _by_what_binds(seen: Seen, span_s: float) -> str:
 
 
 def _by_fit(seen: Seen) -> str:
-    """The predicted change with the largest gain; empty if this run shows too little to predict
-    one.
-    """
+    """The change with the largest predicted gain; empty if no gain is likely or predictable."""
     endpoints = tuple(one.name for one in seen.windows[-1].endpoints)
     facts = RunFacts(v=TIMELINE_VERSION, at=0.0, endpoints=endpoints)
     found = predictions([RunHistory(facts=facts, windows=list(seen.windows))])

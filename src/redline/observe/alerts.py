@@ -49,8 +49,10 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _State:
-    """The state of one rule. beyond_s, within_s: since when its figure is beyond or within the
-    threshold; None if it is not.
+    """The state of one rule.
+
+    beyond_s, within_s: since when its figure is beyond the threshold, or within it; None if it is
+    not.
     """
 
     def __init__(self) -> None:

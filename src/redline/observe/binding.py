@@ -32,7 +32,7 @@ from redline.timeline import (
     without,
 )
 
-# A cause holds from this share of the samples, or of the time, on.
+# A cause holds if it has at least this share of the samples, or of the time.
 _MOST_OF = 0.5
 # Without a majority, the largest share decides if it is at least this.
 _LEAST_SHARE = 1 / 3
@@ -43,8 +43,8 @@ _CPU, _LAG_S = 0.9, 0.05
 # A limit is nearly as strict as the strictest if it held calls back in this share of its samples,
 # or in some, and is used to this share of the other's use.
 _NEAR_HELD, _NEAR_USED = 0.75, 0.95
-# A limit has capacity to spare if less than this share of it is used, by several calls, while few
-# calls wait for it and nearly all slots are in use.
+# A limit has capacity to spare if less than this share of it is used, room for several calls is
+# left, and few calls wait for it although nearly all slots are taken.
 _MOST_SPARE, _LEAST_SPARE, _FEW_WAITING, _FULL = 0.9, 3, 0.25, 0.9
 # Answers needed for a latency; windows around the one in question are added until there are as
 # many.
@@ -174,7 +174,7 @@ class _Run:
         return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
 
     def _saturated(self, index: int, later: Sketch) -> str | None:
-        """Describes that calls queue at the endpoint; None if the latencies do not show it.
+        """The evidence that calls queue at the endpoint, in words; None if there is none.
 
         later: latencies around this window.
         """
@@ -279,9 +279,7 @@ def _is_full(window: Window) -> bool:
 
 
 def _most(window: Window) -> tuple[Holder | None, float]:
-    """The cause that held calls back in most samples, with equivalent ones counted together, and
-    its share.
-    """
+    """What held calls back in most samples; and the share of samples with the same cause."""
     if not window.samples:
         return None, 0.0
     held = max(window.held, key=lambda one: window.held[one], default=None)
@@ -337,7 +335,7 @@ def _limits(window: Window, share: float) -> Found:
 
 
 def _has_spare(window: Window) -> bool:
-    """The limits that hold calls back have capacity to spare, and nearly all slots are in use.
+    """Whether the limits that hold calls back have capacity to spare, with nearly all slots taken.
 
     A pace makes each of a few calls wait a little, so that one nearly always waits; but more calls
     would use the limit.
@@ -353,8 +351,9 @@ def _has_spare(window: Window) -> bool:
 
 
 def _is_near(use: LimitUse, strictest: LimitUse, age_s: float) -> bool:
-    """Whether the limit is nearly as strict as the strictest. age_s: of the run, which may be
-    shorter than the window of a limit.
+    """Whether the limit is nearly as strict as the strictest one.
+
+    age_s: of the run, which may be shorter than the window of a limit.
     """
     if use.held >= _NEAR_HELD * strictest.held:
         return True
@@ -373,12 +372,11 @@ def _mixture(window: Window) -> str:
 
 
 def _growth(first: Sketch, later: Sketch) -> tuple[float, float, float]:
-    """The lower quartiles of the two in seconds, and the standard error of the logarithm of their
-    ratio.
+    """The two lower quartiles in seconds, and how much of their ratio's logarithm may be chance.
 
-    With few first calls, their quartile is the nearest order statistic, and the later latencies are
-    taken at the same level. The spread is that of the later ones: without a queue at the endpoint,
-    both have the same.
+    The last one is _ERRORS standard errors. With few first calls, their quartile is the nearest
+    order statistic, and the later latencies are taken at the same level. The spread is that of the
+    later ones: without a queue at the endpoint, both have the same.
     """
     count = first.count
     place = max(1, round((count + 1) / 4))

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
 
-# Looks back over this share of the run, but at least over this time and this number of rows.
+# Looks back over this share of the run, and at least this time and number of rows, if it has them.
 _SHARE, _LEAST_S, _LEAST_ROWS = 0.5, 20.0, 100
 # Calls of at least this length come in waves; shorter ones are averaged in any case.
 _LEAST_WAVE_S = 2.0
@@ -135,8 +135,7 @@ def _wave_s(lately: Sequence[_Point]) -> float:
 
 
 def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float:
-    """The mean number of ended rows between begin_s and end_s; the number at end_s if both are
-    equal.
+    """The mean number of ended rows from begin_s to end_s; that at end_s if both are equal.
 
     Between two points, the number is interpolated; before the run, it is 0.
     """
@@ -161,8 +160,7 @@ def _ended_at(points: Sequence[_Point], at_s: float) -> float:
 
 
 def _limited_s(last: _Point, span_s: float) -> float:
-    """Seconds that the limits need for the remaining rows, for limits whose window is longer than
-    the span.
+    """Seconds that limits with a window longer than the span need for the remaining rows.
 
     The past does not show such limits yet: a day's quota holds nothing back until it is used up.
     """

@@ -38,13 +38,12 @@ _LATELY_S, _LEAST_S = 60.0, 3.0
 # The interval contains the rate in nineteen of twenty cases.
 _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
 # Standard errors of the logarithm: of what a binding cause allows, of what a limit and the client
-# allow that do not bind, and of the later measurement.
+# allow while they do not bind, and of the later measurement.
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
 # The event loop is the limit once it is busy for this share of the time.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
-# A likely gain below this counts as none,
+# A likely gain below NO_GAIN counts as none, unless it may reach _UNSURE_GAIN.
 NO_GAIN = 0.05
-# unless the gain may reach this.
 _UNSURE_GAIN = 0.15
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 
@@ -56,8 +55,10 @@ _TOO_FAR = "more than twice the calls in flight that were seen"
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
-    """The resources of a run. slots: calls in flight, 0 for no bound; limits: by kind and window,
-    the amount over all endpoints; endpoints: their number.
+    """The resources of a run.
+
+    slots: calls in flight, 0 for no bound. limits: the amount over all endpoints, by kind and
+    window. endpoints: their number.
     """
 
     slots: float
@@ -146,9 +147,7 @@ def predicted(known: Known, to: Setting, change: str) -> Prediction:
 
 
 def usual_changes(known: Known) -> list[tuple[Setting, str]]:
-    """The changes that users ask about: twice the calls in flight, twice the limits, another
-    endpoint.
-    """
+    """The changes that users ask about: twice the calls in flight or the limits, more endpoints."""
     now = known.setting
     found = []
     if now.slots:
@@ -279,7 +278,7 @@ def _percent(factor: float) -> str:
 
 
 def _lately(windows: Sequence[Window]) -> list[Window]:
-    """The latest minute of steady windows that resemble the last of them."""
+    """The steady windows of the last steady minute that resemble its last one."""
     found = steady(windows)
     if not found:
         return []
@@ -299,8 +298,9 @@ def _bound(found: Sequence[Binding], lately: Sequence[Window]) -> tuple[Cause, s
 
 
 def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, bool]]:
-    """Answers per second that each limit allows, and whether it binds. binding: the names of the
-    binding limits.
+    """Answers per second that each limit allows, and whether it binds.
+
+    binding: the names of the binding limits.
     """
     names = binding.split(" and ")
     limits = merged(lately).limits

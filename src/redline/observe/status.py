@@ -95,8 +95,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
-    """The present status of the job. timeline: with at least one run. is_running: a process holds
-    its output.
+    """The present status of the job.
+
+    timeline: with at least one run. is_running: a process holds its output.
     """
     run = timeline.runs[-1]
     state: State = "running" if is_running else "dead"

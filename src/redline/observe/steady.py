@@ -25,8 +25,8 @@ _IDLE = ("parked", "down", "backoff", "rest", "batch")
 # Windows whose calls in flight differ by less than this factor are one level.
 _LEVEL = 1.15
 _LEAST_ANSWERS = 10
-# Least standard error of a rate by Little's law: calls in flight are sampled, and latencies are
-# exact to one per cent.
+# Least standard error of a rate by Little's law: mean calls in flight are sampled, and latencies
+# are exact to one per cent.
 _LEAST_ERROR = 0.01
 
 
@@ -80,7 +80,7 @@ def levels_of(runs: Iterable[Sequence[Window]]) -> list[Level]:
 
 
 def is_alike(one: Window, other: Window) -> bool:
-    """About as many calls are in flight in both, and not 0."""
+    """Whether about as many calls are in flight in both; each must have some."""
     return abs(math.log(one.in_flight / other.in_flight)) <= _SAME
 
 

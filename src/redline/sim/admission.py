@@ -251,9 +251,7 @@ class Rejection(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A provider's report about one limit: its size, what is left, and the time until it is
-    full.
-    """
+    """A provider's report of one limit: size, amount left, seconds until it is full again."""
 
     what: str
     limit: int
@@ -262,14 +260,14 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class Charge(msgspec.Struct, frozen=True, gc=False):
-    """The amounts that one request counts for: 1 if it is a request, and tokens of either kind."""
+    """What one request is charged: itself, if it counts as one, and tokens of either kind."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     requests: int = 1
 
     def amount(self, what: str) -> int:
-        """The amount that a limit of the kind `what` counts."""
+        """The part of the charge that a limit of the kind `what` counts."""
         if what == "requests":
             return self.requests
         if what == "tokens":
@@ -320,7 +318,7 @@ class Admission:
         self.has_limits = bool(found)
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
-        """None if the charge is admitted, and then counted.
+        """None if the charge is admitted, which counts it.
 
         Otherwise nothing is counted, and the limit with the longest wait is returned.
         """

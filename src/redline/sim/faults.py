@@ -1,4 +1,4 @@
-"""Which fault a request meets, drawn from a seed with one draw per arrival.
+"""How often requests meet which fault, drawn from a seed with one draw per arrival.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|

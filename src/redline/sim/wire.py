@@ -48,7 +48,7 @@ def send_first_half(exchange: Exchange, reply: Reply) -> None:
 
 
 def json_reply(shown: object) -> Reply:
-    """What is shown, as JSON."""
+    """A reply with the value as JSON."""
     return Reply(200, msgspec.json.encode(shown))
 
 

@@ -86,8 +86,7 @@ class FileBlocks:
             self._poll.register(fd, select.POLLIN)
 
     def read(self, most_bytes: int) -> bytes:
-        """The next bytes, from a pipe as soon as it has some; empty at the end, or once it is
-        closed.
+        """The next bytes, from a pipe as soon as it has some; empty at the end, or once closed.
 
         Raises CorruptInput if a file was truncated or replaced since it was opened.
         """
@@ -123,8 +122,9 @@ class FileBlocks:
                 self._check_content(self._seen)
 
     def _check_size(self, seen: os.stat_result) -> None:
-        """Compares the file's size with the earlier one. A removed file is still read, since it is
-        complete.
+        """Raises CorruptInput if the file was truncated or replaced.
+
+        A removed file is still complete, and is read to its end.
         """
         if os.fstat(self._fd).st_size < seen.st_size:
             raise self._changed("was cut")
@@ -136,10 +136,10 @@ class FileBlocks:
             raise self._changed("was replaced by another file")
 
     def _check_content(self, seen: os.stat_result) -> None:
-        """Reads a modified file again: rows may have been appended, but those already read must be
-        the same.
+        """Raises CorruptInput if the bytes already read have changed; rows may have been appended.
 
-        Its times may also have changed without its content.
+        Reads them again if the file's size or times have changed: times may change without the
+        content.
         """
         info = os.fstat(self._fd)
         if (info.st_size, info.st_mtime_ns, info.st_ctime_ns) == (

@@ -75,9 +75,7 @@ class _Feed:
         self.is_at_end = False
 
     def skip_whole(self, whole: re.Pattern[bytes]) -> int:
-        """Skips available lines while each is a record by itself; returns how many of them are not
-        blank.
-        """
+        """Skips available lines that are each a record by itself; the number that are not blank."""
         lines, records = self._lines, 0
         while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
             records += line not in (b"", b"\r")
@@ -152,8 +150,7 @@ class CsvRows(StreamRows):
             raise no_rows(self.name, "it holds a header and nothing below it")
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's total, without making rows; instead of
-        `batches`.
+        """Numbers of rows that add up to the input's; used instead of `batches`, makes no rows.
 
         Raises ConfigError as `batches` does.
         """
@@ -218,10 +215,10 @@ class CsvRows(StreamRows):
         return names
 
     def _fields(self, feed: _Feed, columns: int | None) -> list[str]:
-        """The fields of the next record; empty for a blank line. columns: of the header, None for
-        its own.
+        """The fields of the next record; empty for a blank line.
 
-        Raises StopIteration at the end, _TooLong, and csv.Error if it is not valid CSV.
+        columns: of the header, None for the header itself. Raises StopIteration at the end,
+        _TooLong, and csv.Error if it is not valid CSV.
         """
         fields = next(self._reader)
         if self._is_tsv:

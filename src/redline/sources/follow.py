@@ -1,6 +1,6 @@
 """Rows of a file that is still being written: its existing lines, then each new line as it comes.
 
-Events of the file, and their effect on its rows:
+What may happen to the file, and the effect on its rows:
 
 it grows                    complete lines become rows at once; one without its newline waits
 another file has its name   the old one is read until it has been quiet for 2 s, then the new one
@@ -34,8 +34,7 @@ SETTLED_S = 2.0
 
 
 class FollowedFile:
-    """Blocks that wait at the end of a file for more; each `open` begins the next file of that
-    name.
+    """Blocks that wait at a file's end for more; each `open` begins the next file of that name.
 
     They consist of complete lines, except for a line that is longer than a block. They end, with
     the rest of the last line, when another file has the name.
@@ -140,9 +139,7 @@ class FollowedFile:
         return rest
 
     def _lines(self, most_bytes: int) -> bytes:
-        """The next complete lines, or a block of a line that is longer; empty if no line is
-        complete.
-        """
+        """The next complete lines, or a block of a longer line; empty if no line is complete."""
         block = os.pread(self._fd, most_bytes, self._at)
         end = block.rfind(b"\n") + 1
         if not end and len(block) == most_bytes:

@@ -123,8 +123,7 @@ class LineRows(StreamRows):
             raise no_rows(self.name)
 
     def counts(self) -> Iterator[int]:
-        """Numbers of rows that add up to the input's total, without making rows; instead of
-        `batches`.
+        """Numbers of rows that add up to the input's; used instead of `batches`, makes no rows.
 
         Raises ConfigError as `batches` does.
         """
@@ -207,9 +206,7 @@ class LineRows(StreamRows):
 
 
 def _is_row_of_many(start: bytes) -> bool:
-    """Whether the first line is a complete list and more lines follow: a bad row, not a JSON array
-    of rows.
-    """
+    """Whether the first line is a complete list and more follow: a bad row, no array of rows."""
     line, _, rest = start.partition(b"\n")
     if not rest.strip():
         return False

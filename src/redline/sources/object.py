@@ -26,7 +26,7 @@ WAITS_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 class ObjectReader:
     """Ranges of one object. Call `open` first; any thread may close.
 
-    store: of the object, if it was made already.
+    store: the one that holds the object, if it was made already.
     """
 
     def __init__(self, url: ObjectUrl, store: ObjectStore | None = None) -> None:
@@ -86,9 +86,7 @@ class ObjectReader:
             raise self._broken(error) from error
 
     def close(self) -> None:
-        """Ends a `read` that waits for a retry; a `read` that waits for an answer ends with that
-        answer.
-        """
+        """Ends a `read` that waits for a retry; one that waits for an answer ends with that."""
         self._closed.set()
 
     def _range(self, offset: int, most_bytes: int) -> bytes:
@@ -158,9 +156,7 @@ class ObjectBlocks:
         return b"" if self._reader.is_closed else block
 
     def read_fraction(self) -> float | None:
-        """Bytes read divided by the object's size, 0 to 1; None if the store does not state the
-        size.
-        """
+        """Bytes read divided by the object's size, 0 to 1; None if the size is unknown."""
         size = self._reader.size_bytes
         if size is None:
             return None

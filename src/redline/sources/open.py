@@ -89,7 +89,7 @@ def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
 
 
 def row_counts(rows: object) -> Iterator[int] | None:
-    """Numbers of rows that add up to those of a local text file, read a second time in steps.
+    """Numbers of rows that add up to those of a local text file, read again in one more pass.
 
     None for any other input, which knows its number of rows or can be read only once. Raises
     nothing here; reading raises ConfigError as `open_source` does.
@@ -199,7 +199,7 @@ def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | 
 
 
 def _mode(path: Path) -> int:
-    """The file's type. Raises ConfigError if it does not exist or may not be accessed."""
+    """The file's type and permissions. Raises ConfigError if they cannot be read."""
     try:
         return path.stat().st_mode
     except FileNotFoundError as error:

@@ -57,9 +57,7 @@ class Source(Protocol):
         """
 
     def read_fraction(self) -> float | None:
-        """The share of the input that has been read, 0 to 1; None if its size is unknown. Any
-        thread.
-        """
+        """The share of the input read so far, 0 to 1; None if its size is unknown. Any thread."""
 
     def check(self) -> None:
         """Raises ConfigError if a local file no longer contains what was read from it. Blocks.

@@ -43,8 +43,7 @@ class StreamUrl(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def marks(self) -> bytes:
-        """The key of the hash that records which messages' outcomes are being written, and by which
-        consumer.
+        """The key of the hash that records which consumers are writing which messages' outcomes.
 
         In a cluster it is on the stream's node: keys with the same text in braces share one.
         """
@@ -147,6 +146,6 @@ def _orphans(text: str, shown: str) -> str:
 
 
 def message_key(stream: bytes, content: bytes) -> int:
-    """The key of a stream's message. content: the bytes that identify its row."""
+    """The key of a stream's message. content: the bytes that identify it."""
     data = b"message:%s %s" % (stream, content)
     return int.from_bytes(blake2b(data, digest_size=_KEY_BYTES).digest(), "big")

@@ -95,9 +95,7 @@ class ByteStream:
             yield from self._chunks
 
     def read_fraction(self) -> float | None:
-        """Bytes read divided by the file's bytes, both compressed if the file is; None for a
-        pipe.
-        """
+        """Bytes read divided by the file's, as compressed if it is, 0 to 1; None for a pipe."""
         return self._blocks.read_fraction()
 
     def check(self) -> None:
@@ -169,7 +167,7 @@ class ByteStream:
         raise CorruptInput(f"{self.name} {what}", where="after 0 rows", hint=hint) from cause
 
     def _text(self) -> Iterator[bytes]:
-        """The plain chunks without a BOM. Raises ConfigError if they are not UTF-8 text."""
+        """Plain chunks without a BOM. Raises ConfigError for other encodings and binary files."""
         plain = self._plain()
         head = _head(plain, (_UTF8_BOM, *_FOREIGN_BOMS))
         for bom, encoding in _FOREIGN_BOMS.items():
@@ -221,7 +219,7 @@ class StreamRows:
 def _head(blocks: Iterator[bytes], magics: tuple[bytes, ...]) -> bytes:
     """The first block, extended only while it could still become one of `magics`.
 
-    Therefore a pipe that contains one short row is not waited for.
+    Therefore a short row in a pipe is passed on without waiting for more bytes.
     """
     head = b""
     while any(len(head) < len(magic) and magic.startswith(head) for magic in magics):

@@ -89,7 +89,8 @@ class Sample(msgspec.Struct, kw_only=True):
 class Gatherer:
     """Makes windows from samples and ended calls.
 
-    due: the number from which on the next call that has its outcome is recorded; 0 while all are.
+    due: ended calls are numbered; the first with this number or a higher one is recorded next. It
+    is 0 while all are recorded.
     """
 
     def __init__(self) -> None:

@@ -77,8 +77,9 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
-    """One run. end: None while it continues, and if it was killed. prediction: for this run, if its
-    settings differ from those of the run before.
+    """One run. end: None while it continues, and if it was killed.
+
+    prediction: for this run, if its settings differ from those of the run before.
     """
 
     facts: RunFacts
@@ -197,8 +198,7 @@ def _is_other(line: bytes) -> bool:
 
 
 def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
-    """The timeline in at most `most_bytes`, with longer windows for older times, and without the
-    oldest runs.
+    """The timeline in at most `most_bytes`, with longer old windows and without the oldest runs.
 
     now: seconds since 1970-01-01 UTC. The latest run stays, with at least one window.
     """
@@ -246,9 +246,7 @@ class TimelineFile:
         self._size_bytes = 0
 
     def begin(self, facts: RunFacts) -> list[RunHistory]:
-        """Records the start of a run; returns the runs before it, none if the file cannot be
-        read.
-        """
+        """Records the start of a run. The runs before it; none if the file cannot be read."""
         runs: list[RunHistory] = []
         try:
             drop_unfinished(self.path)
@@ -307,9 +305,7 @@ class TimelineFile:
         self._size_bytes += len(lines)
 
     def _shorten(self, now: float) -> None:
-        """Replaces this file by a shorter one; a process that is killed leaves one of the two
-        complete.
-        """
+        """Replaces the file by a shorter one; a kill leaves one of the two, complete."""
         try:
             timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
             data = b"".join(map(_lines_of, timeline.runs))

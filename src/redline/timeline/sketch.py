@@ -35,7 +35,7 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
     @classmethod
     def of(cls, values_s: Iterable[float], times: int = 1) -> Sketch:
         """The sketch of these durations, each of which counts `times` times."""
-        # In C from end to end, since it runs for every call.
+        # In C from end to end: there are as many durations as calls.
         logs = map(math.log, map(max, values_s, repeat(LEAST_S)))
         counts = Counter(map(math.ceil, map(mul, logs, repeat(_SCALE))))
         return _packed({index: count * times for index, count in counts.items()})
@@ -46,9 +46,7 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         return sum(self.pairs[1::2])
 
     def values_s(self) -> Iterator[tuple[float, int]]:
-        """Durations in ascending order, each within ERROR of those that it represents, with their
-        numbers.
-        """
+        """Durations, ascending, each within ERROR of those that it represents; and their number."""
         for index, count in zip(accumulate(self.pairs[::2]), self.pairs[1::2], strict=True):
             yield 2 * GAMMA**index / (GAMMA + 1), count
 

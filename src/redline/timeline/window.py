@@ -329,5 +329,5 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def rounded(value: float) -> float:
-    """A number rounded for a line: to four decimal places."""
+    """A number rounded for a line: to four decimal places, of seconds a tenth of a millisecond."""
     return round(value, _ROUNDED) or ZERO

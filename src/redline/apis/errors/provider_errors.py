@@ -108,7 +108,7 @@ _DEEPEST = 3
 
 
 def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
-    """What status and body mean together; None if only the status counts."""
+    """The meaning of status and body together; otherwise that of the status, None if unknown."""
     for each in _and_quoted(said):
         for row in _TABLE:
             if status in row.statuses and _fits(row, each):

@@ -171,7 +171,7 @@ class _Metadata(Struct):
 
 
 class _Prompt(Struct, kw_only=True):
-    """What becomes tokens of the prompt."""
+    """The fields of a request that become tokens of the prompt."""
 
     model: str
     messages: Annotated[list[_User | _Assistant | _System], Meta(min_length=1)]

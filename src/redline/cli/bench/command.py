@@ -227,9 +227,7 @@ def _rate(options: Flags, name: str) -> float:
 
 
 def _announcement(bench: _Bench) -> list[str]:
-    """A description of what will be sent and which bounds apply, printed before anything is
-    sent.
-    """
+    """The lines that state, before anything is sent, the requests and their bounds."""
     plan, asked = bench.plan, bench.asked
     time = duration(plan.duration_s)
     each = " each" if bench.is_sweep else ""
@@ -263,8 +261,9 @@ def _cost_words(bench: _Bench, most: int | None) -> str:
 
 
 def _place(text: str) -> Path:
-    """The folder or file for the figures. Raises ConfigError if it cannot be used or holds other
-    data.
+    """The file for the figures, which may exist if it holds earlier figures or is empty.
+
+    Raises ConfigError if it cannot be used or holds other data.
     """
     path = Path(os.path.expanduser(local_path(text)))
     if path.is_dir():

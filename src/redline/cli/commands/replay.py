@@ -98,9 +98,7 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
 
 
 def _end(found: Replay) -> list[str]:
-    """Sentences on how well the model repeats the record, and which strategy is better than the
-    run's.
-    """
+    """How closely the model repeats the record, and which strategy beats the run's."""
     side = "above" if found.off > 0 else "below"
     lines = [
         f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "

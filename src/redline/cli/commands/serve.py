@@ -189,9 +189,7 @@ def _settings(given: Flags) -> GatewaySettings:
 
 
 def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
-    """The gateway's own settings from the flags, by field of GatewaySettings; None for one not
-    given.
-    """
+    """The gateway's own settings, by field of GatewaySettings; None for flags not given."""
     from redline.serve.gateway import MOST_DRAIN_S
 
     most = FLAGS["concurrency"].read(flags, "concurrency")

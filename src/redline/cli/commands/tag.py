@@ -177,7 +177,7 @@ def _matrix_path(output: Output) -> Path:
 def _tell(
     output: Output, schema: Schema, task: Tagging, gold: Gold | None, table: Path | None
 ) -> None:
-    """Prints the accuracy of the tags, and writes the requested files."""
+    """Prints a review of the tags; writes `table`, and the confusion matrix if there is `gold`."""
     found = review(output, schema, gold)
     notes = []
     if task.is_format_refused:

@@ -1,3 +1,3 @@
-"""Commands about the results of a run: show, compare and verify them."""
+"""Commands on the results of a run: their contents, differences, completeness and repair."""
 
 from redline.cli.results.verify import results_path

@@ -37,9 +37,7 @@ def priced() -> Priced:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """The output of this path or URL. Raises ConfigError, which states what is wrong with the
-    name.
-    """
+    """The output of this path or URL. Raises ConfigError if the name is wrong, and says why."""
     url = url_of(name)
     if url is None:
         with opened(_output_of(name)) as found:
@@ -69,7 +67,7 @@ def _output_of(name: str) -> Output:
 
 
 def notes_of(found: Opened, name: str) -> list[str]:
-    """Notes on why some lines of an output are missing, and what to do about it."""
+    """Which lines of an output are not counted, and what to do; or why settings are unknown."""
     lines = found.lines
     said = []
     if lines.damaged:

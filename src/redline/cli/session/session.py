@@ -43,7 +43,7 @@ def run_command(ctx: Context, rows: str) -> int:
 
 
 class Session:
-    """One command that runs a job: its arguments, and its output."""
+    """One command that runs a job: the settings given to it, and what it displays."""
 
     def __init__(self, ctx: Context) -> None:
         self.configuration = configurations.load(Path.cwd())

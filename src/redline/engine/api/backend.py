@@ -184,7 +184,7 @@ class _Reader:
         Thread(target=self._run, args=[read], name="redline tokenizer", daemon=True).start()
 
     def read(self, request: Request) -> Future[_Read]:
-        """What will be read, unless it is cancelled before its turn. In the event loop only.
+        """The request once it is read, unless cancelled before its turn. In the event loop only.
 
         Raises EngineFailed once it was closed.
         """

@@ -102,8 +102,8 @@ def read_request(
     """The checked parameters of a request.
 
     tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
-    prompt and its answer, at most. token_bytes: length of the longest token; a text with more bytes
-    for each token that fits is refused unread. Raises Rejected, which names the parameter.
+    prompt and its answer, at most. token_bytes: of the longest token; a text of more than
+    max_model_len times that is refused unread. Raises Rejected, which names the parameter.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):

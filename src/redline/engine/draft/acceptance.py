@@ -34,11 +34,11 @@ class Judged(NamedTuple):
 
 
 def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) -> list[Judged]:
-    """What follows in each sequence.
+    """The tokens that follow in each sequence.
 
     logits (R, V): for each sequence one row for each of its drafts, and one for the token after.
-    laws: (drafts, V) that drafts were drawn from, by the sequence's number; who has none has a
-    certain guess.
+    laws: (drafts, V) that drafts were drawn from, by the sequence's number; a sequence that is
+    missing has a certain guess.
     """
     params = [one.params for one in sequences for _ in range(len(one.drafted) + 1)]
     pasts = [past_of(one, count) for one in sequences for count in range(len(one.drafted) + 1)]
@@ -122,7 +122,7 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
 
 
 def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> list[Judged]:
-    """Excludes the tokens of sequences whose logits are not numbers."""
+    """The judgements, without the tokens of sequences whose logits are not numbers."""
     # Words that cannot come may have -inf, but not all of them.
     rows = logits.amax(-1).isfinite().tolist()
     found, begin = [], 0

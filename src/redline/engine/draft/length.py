@@ -107,7 +107,7 @@ class DraftLength:
         self._levels: dict[int, _Level] = {}
 
     def choose(self, batch: int) -> int:
-        """The number of tokens to draft for each of `batch` rows, at least 1; 0 for no drafts."""
+        """Tokens to draft for each row of a batch of `batch`, at least 1, rows; 0 to draft none."""
         level = self._level(batch)
         if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
             return 0

@@ -36,8 +36,9 @@ _Found = tuple[Piece, int]
 
 
 def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
-    """Those that go together, in their order: filled up to its longest, a group has at most twice
-    its tokens.
+    """Pieces that are processed together, in their order.
+
+    Padded to the size of its longest piece, a group has at most twice the tokens of its pieces.
     """
     groups: list[list[_Found]] = []
     tokens = 0
@@ -77,8 +78,9 @@ class Step:
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The attention output of the new tokens, (N, heads, D). query is (heads, N, D) and already
-        scaled.
+        """The attention output of the new tokens, (N, heads, D).
+
+        query: (heads, N, D), already scaled.
         """
         self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
         keys, values = self.cache.keys[layer], self.cache.values[layer]

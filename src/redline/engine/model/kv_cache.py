@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The keys that a query sees are cut to a multiple of this many tokens, so that shapes seldom
-# change.
+# The keys that a query sees are rounded up to a multiple of this many tokens, so that shapes
+# seldom change.
 BUCKET = 16
 
 

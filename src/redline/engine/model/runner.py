@@ -17,7 +17,7 @@ from redline.errors import RedlineError
 
 
 class Work(NamedTuple):
-    """What one step computes, the same on every rank.
+    """The work of one step, the same on every rank.
 
     tokens: of all pieces, one after the other. heard: places in `tokens` whose logits are wanted.
     """

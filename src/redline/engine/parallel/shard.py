@@ -34,8 +34,9 @@ _DIMENSIONS = {"colwise": 0, "rowwise": 1, "replicated_with_grad_allreduce": Non
 
 
 class Placement(NamedTuple):
-    """The part of the model that a rank holds. Ranks count through the shares of the first stage,
-    then of the next.
+    """The part of the model that a rank holds.
+
+    Ranks count through the shares of the first stage, then of the next.
     """
 
     rank: int

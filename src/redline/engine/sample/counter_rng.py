@@ -30,7 +30,7 @@ _SECOND_FACTOR = _signed(0x94D049BB133111EB)
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for; two purposes share no noise.
+    """The purposes of random numbers; two purposes share no noise.
 
     DRAFT: a draft model's token. ACCEPT: whether it stays. FOLLOWING: the token after those that
     stay, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
@@ -43,7 +43,7 @@ class Purpose(IntEnum):
 
 
 class Noise(NamedTuple):
-    """Where the R rows of a step take their noise from.
+    """The keys of the noise of the R rows of a step.
 
     seeds (R,) int64: see `row_seed`. positions (R,) int64: the place of the row's next token, from
     any count that grows by one with each token. is_exact (R,) bool: the user gave a seed, so each

@@ -58,7 +58,7 @@ class QueueFull(RedlineError):
 
 
 class Bounds(NamedTuple):
-    """What a scheduler keeps to; see EngineSettings."""
+    """The bounds of a scheduler; see EngineSettings."""
 
     slots: int
     step_tokens: int

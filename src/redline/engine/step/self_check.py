@@ -96,7 +96,7 @@ def _words(count: int, vocabulary: int) -> list[int]:
 
 
 def _places(pieces: Sequence[Piece]) -> list[int]:
-    """Where the tokens of each are in its sequence."""
+    """The position of each token in its sequence."""
     return [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
 
 

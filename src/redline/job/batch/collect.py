@@ -104,7 +104,10 @@ class Collector:
         return rest
 
     async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
-        """Whether the file is at `path` now; False if the provider does not show it."""
+        """Downloads the file to `path`; False if the provider does not show it.
+
+        Raises ConfigError instead if neither `may_wait` nor `is_leaving`.
+        """
         try:
             with telling(path):
                 await self._api.download(file_id, path)
@@ -207,7 +210,7 @@ class Collector:
         await world.runner.take(picked, outcome)
 
     def _is_open(self, part: Part, picked: Picked) -> bool:
-        """Whether the row of this part still gets its outcome from the part."""
+        """Whether the row still gets its outcome from this part."""
         moved = self.moved.get(part.number)
         if moved is not None and picked.key in moved:
             return False

@@ -99,11 +99,11 @@ class Ledger:
         return total
 
     def part_path(self, number: int) -> Path:
-        """Where the rows of a part are."""
+        """The file of a part's rows."""
         return self.folder / f"part-{number}.jsonl"
 
     def results_path(self, number: int, kind: str) -> Path:
-        """Where the results of a part are put while they are read."""
+        """The file that holds a part's results of this kind while they are read."""
         return self.folder / f"part-{number}.{kind}"
 
     def next_number(self) -> int:

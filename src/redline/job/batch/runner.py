@@ -52,8 +52,10 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class _Look(msgspec.Struct):
-    """When a running batch is looked at next, since when the provider has not answered, and since
-    when the batch is over. state, finished: as it was seen last.
+    """When a running batch is checked next.
+
+    silent_since_s: since when the provider has not answered. over_since_s: since when the batch is
+    over. state, finished: as last seen.
     """
 
     due_s: float
@@ -377,10 +379,10 @@ class BatchRunner:
 
 
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
-    """What earlier runs of the output have with the Batch API. Blocks.
+    """The ledger of the batches that earlier runs of the output have made. Blocks.
 
-    is_new: there are no results yet. Raises ConfigError if their batches are running and this
-    run is of another kind.
+    is_new: there are no results yet. Raises ConfigError if their batches are running and this run
+    is of another kind.
     """
     ledger = Ledger(output)
     is_anew = job.restart or is_new

@@ -1,6 +1,4 @@
-"""Inspects a job's outputs: the contents of one, and the differences between two. Writes nothing to
-them.
-"""
+"""Shows what an output contains, and how two outputs differ. Writes nothing to them."""
 
 from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.comparison import (

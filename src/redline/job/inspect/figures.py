@@ -72,8 +72,9 @@ class Figures:
 
     @property
     def input_tokens(self) -> int:
-        """Input tokens of results, from their usage. Excludes cached answers, whose usage counted
-        when they were first given.
+        """Input tokens of results, as their usage states them.
+
+        Cached answers are left out: their usage is what they cost when they were given.
         """
         return sum(each.input_tokens for each in self._asked())
 

@@ -18,7 +18,7 @@ from redline.timeline import Window, merged
 
 
 class Watch(msgspec.Struct, frozen=True):
-    """What watches a run. webhook: None if no alert is sent."""
+    """The watch of a run: its alerts, and where they go. webhook: None if no alert is sent."""
 
     alerts: Alerts
     webhook: Webhook | None

@@ -43,9 +43,7 @@ class Webhook:
 
     @property
     def failure(self) -> str | None:
-        """The number of undelivered notifications, and why the last one failed; None if all
-        arrived.
-        """
+        """How many notifications did not arrive, and why the last did not; None if all did."""
         if not self._lost:
             return None
         # Not the whole URL: its path is often a secret.

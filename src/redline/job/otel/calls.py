@@ -1,7 +1,7 @@
 """Backends that measure attempts, and that make spans of some calls.
 
-An operation of the metrics is one request that was written, which is what a server sees; a span is
-of one call with all its attempts. Texts of prompts and answers are in neither.
+An operation in the metrics is one written request, as a server sees it; a span is one call with all
+its attempts. Neither contains the texts of prompts and answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from redline.job.otel.measures import Attributes, Measure, Meter
 from redline.job.otel.names import Place, operation_of
 from redline.waist import Attempt, Backend, Call, Load, Outcome, Reply, Request, Sink
 
-# Models are named by servers, and paths by rows: further ones share a series.
+# Servers name models, and rows name paths: beyond this number, they share a series.
 MOST_SERIES = 200
 _LONGEST_TEXT = 128
 _MOST_REASONS = 8
@@ -31,9 +31,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[str, Place]
 
     def operation(self, url: str, endpoint: str) -> str:
-        """The operation name of a request to this path at this endpoint, which may be a
-        function.
-        """
+        """The operation name of a request to this path. endpoint: may be a function."""
         return operation_of(url) if endpoint in self.places else names.OTHER_OPERATION
 
     def attributes(self, operation: str, endpoint: str) -> dict[str, str | int]:
@@ -52,7 +50,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Series(msgspec.Struct, frozen=True):
-    """The measures of attempts that are alike."""
+    """The measures of attempts with the same operation, endpoint, error and model."""
 
     duration: Measure
     first_chunk: Measure
@@ -61,7 +59,7 @@ class _Series(msgspec.Struct, frozen=True):
 
 
 class _Around:
-    """A backend around another one."""
+    """The base of backends around another one."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
@@ -74,7 +72,7 @@ class _Around:
 
 
 class Measured(_Around):
-    """A backend whose attempts are measured. inner: each `send` of it is one attempt."""
+    """Measures the attempts of a backend. inner: each `send` of it is one attempt."""
 
     def __init__(self, inner: Backend, meter: Meter, origin: Origin) -> None:
         super().__init__(inner)
@@ -134,7 +132,7 @@ class Measured(_Around):
 
 
 class Spans:
-    """Makes spans of calls. tracing: the module `opentelemetry.trace`. parent: their context."""
+    """Makes spans of calls. tracing: the module `opentelemetry.trace`. parent: context of spans."""
 
     def __init__(self, tracing: Any, tracer: Any, parent: Any, origin: Origin) -> None:
         self._kind = tracing.SpanKind.CLIENT
@@ -146,11 +144,11 @@ class Spans:
         self.ended = 0
 
     def set_offset(self, offset_s: float) -> None:
-        """Sets the difference of seconds since 1970 and the monotonic clock."""
+        """Sets the difference between seconds since 1970 and the monotonic clock, in seconds."""
         self._offset_s = offset_s
 
     def add(self, request: Request, outcome: Outcome) -> None:
-        """The span of a call that is over; none if nothing was asked for it."""
+        """Records the span of an ended call; nothing for a call without an attempt."""
         tried = outcome.tried
         if not tried:
             return
@@ -199,7 +197,7 @@ class Spans:
 
 
 class Traced(_Around):
-    """A backend some of whose calls get a span. share: of them, above 0 and up to 1."""
+    """A backend that makes spans of some calls. share: of the calls, above 0 and up to 1."""
 
     def __init__(self, inner: Backend, spans: Spans, share: float) -> None:
         super().__init__(inner)
@@ -214,13 +212,13 @@ class Traced(_Around):
 
 
 def _began_s(attempt: Attempt) -> float:
-    """The first mark that it has."""
+    """The attempt's first mark, in seconds."""
     marks = (attempt.queued_s, attempt.eligible_s, attempt.sent_s)
     return next((mark for mark in marks if mark is not None), attempt.complete_s)
 
 
 def _asked(fields: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers among the request's parameters."""
+    """The numeric parameters of a request, by attribute name."""
     found = {}
     for field, name in names.REQUEST_FIELDS.items():
         value = fields.get(field)

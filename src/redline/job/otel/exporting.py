@@ -1,7 +1,7 @@
-"""Exporters over OTLP/HTTP, and what is known of the receiver they send to.
+"""Exporters over OTLP/HTTP, and the state of their receiver.
 
-The exporters are the SDK's, which try again for a while and say in a log alone what went wrong. The
-session that makes their requests notes how each request ended.
+The exporters are the SDK's, which retry for a while and report failures only in a log. The HTTP
+session of their requests therefore notes how each request ended.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from redline.sources import extra
 
 PURPOSE = "[otel]"
 GROUP = "otel"
-# A receiver that fails for less is not worth a line.
+# Shorter failures of the receiver are not reported.
 LEAST_OUTAGE_S = 1.0
 _DEEPEST = 10
 _LONGEST_REASON = 200
 
 
 def module(name: str) -> Any:
-    """One of OpenTelemetry's. Raises ConfigError with the command that installs it."""
+    """A module of OpenTelemetry. Raises ConfigError with the command that installs it."""
     return extra(f"opentelemetry.{name}", GROUP, PURPOSE)
 
 
 class Reach:
-    """Whether data arrives; written by the threads of exporters, read by the event loop.
+    """Whether data arrives; exporter threads write it, and the event loop reads it.
 
-    host: of the last request. reason: why the last one that failed did. outages: so far.
+    host: of the last request. reason: why the last failed request failed. outages: their number so
+    far.
     """
 
     def __init__(self) -> None:
@@ -40,16 +41,16 @@ class Reach:
         self.reason = ""
         self.outages = 0
         self._lock = threading.Lock()
-        # Since when each signal fails, by the path of its requests.
+        # The time since which each signal fails, by the path of its requests.
         self._failing: dict[str, float] = {}
         self._is_told = False
 
     def begin(self, url: str) -> None:
-        """A request to `url` is sent."""
+        """Notes that a request to `url` is being sent."""
         self.host = urlsplit(url).netloc.rpartition("@")[2]
 
     def end(self, url: str, reason: str | None) -> None:
-        """A request to `url` has ended; reason: why it failed, None if it did not."""
+        """Notes that a request to `url` has ended; reason: why it failed, None if it did not."""
         path = urlsplit(url).path
         with self._lock:
             if reason is None:
@@ -59,7 +60,7 @@ class Reach:
             self._failing.setdefault(path, SYSTEM.now_s())
 
     def look(self, now_s: float) -> bool | None:
-        """Whether an outage has begun since the last look (True) or is over (False)."""
+        """True if an outage has begun since the last call, False if one is over; otherwise None."""
         with self._lock:
             since_s = min(self._failing.values(), default=math.inf)
             is_out = now_s - since_s >= LEAST_OUTAGE_S
@@ -74,7 +75,7 @@ class Reach:
 
 
 def session_of(reach: Reach) -> Any:
-    """A `requests.Session` that notes how each of its requests ends."""
+    """A `requests.Session` that notes in `reach` how each of its requests ends."""
     requests = extra("requests", GROUP, PURPOSE)
     sessions, errors = requests.Session, requests.exceptions
 
@@ -83,19 +84,19 @@ def session_of(reach: Reach) -> Any:
         try:
             response = sessions.request(self, method, url, **options)
         except OSError as error:
-            # The library's own errors are OSErrors, too.
+            # Exceptions of `requests` are OSErrors, too.
             reach.end(url, _reason(error, errors))
             raise
         is_taken = 200 <= response.status_code < 400
         reach.end(url, None if is_taken else f"HTTP {response.status_code}")
         return response
 
-    # Made here: the library is imported when it is needed.
+    # Defined here, because the library is imported only when it is needed.
     return type("ReachSession", (sessions,), {"request": request})()
 
 
 class CountedSpans:
-    """A span exporter around one, which counts the spans that have arrived."""
+    """A span exporter that counts the spans which the exporter inside has delivered."""
 
     def __init__(self, inner: Any, success: Any) -> None:
         self._inner = inner
@@ -110,13 +111,13 @@ class CountedSpans:
         return result
 
     def shutdown(self) -> None:
-        # The library's own, at its end, may be the second time.
+        # The call at the end of the provider's shutdown may be the second one.
         if not self._is_shut:
             self._is_shut = True
             self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """True: nothing is kept here."""
+        """Returns True: no spans are kept here."""
         return True
 
 
@@ -128,7 +129,7 @@ def span_exporter(settings: OtelSettings, reach: Reach) -> CountedSpans:
 
 
 def metric_exporter(settings: OtelSettings, reach: Reach) -> Any:
-    """The same for metrics."""
+    """An exporter of metrics to the endpoint of the settings, or to that of the environment."""
     exporters = module("exporter.otlp.proto.http.metric_exporter")
     return exporters.OTLPMetricExporter(**_options(settings, "v1/metrics", reach))
 
@@ -142,7 +143,7 @@ def _options(settings: OtelSettings, path: str, reach: Reach) -> dict[str, Any]:
 
 
 def _reason(error: BaseException, errors: Any) -> str:
-    """Why a request failed. errors: those of the library."""
+    """Why a request failed. errors: the module of exceptions of `requests`."""
     if isinstance(error, errors.SSLError):
         return "its certificate is not accepted"
     if isinstance(error, errors.Timeout):
@@ -152,13 +153,13 @@ def _reason(error: BaseException, errors: Any) -> str:
         return "connection refused"
     if found is not None:
         return str(found.strerror)
-    # The library's own texts quote the URL, whose path may be a secret.
+    # Messages of `requests` quote the URL, whose path may be a secret.
     is_own = isinstance(error, errors.RequestException)
     return type(error).__name__ if is_own else str(error)[:_LONGEST_REASON]
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """The operating system's own error, which urllib3 and requests wrap in theirs."""
+    """The operating system's error, which urllib3 and requests wrap in their own."""
     for _ in range(_DEEPEST):
         if error is None:
             return None

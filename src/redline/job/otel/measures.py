@@ -1,9 +1,9 @@
 """Measures of calls and figures of the job, as OpenTelemetry's metrics.
 
-A histogram of our own takes a value in a tenth of the time that the SDK's takes, which has a lock
-and looks a series up by its attributes each time: with several values for each call, that counts.
-The SDK's types hold them when they are exported. A MeterProvider that the program has set takes
-every value by its own instruments.
+The histograms here record a value in a tenth of the time of the SDK's, which take a lock and look
+up the series by its attributes each time: that matters with several values per call. They are
+converted to the SDK's types for export. If the program has set a MeterProvider, its instruments
+record every value instead.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ Attributes = Mapping[str, str | int]
 
 
 class Measure(Protocol):
-    """Takes the values of one series."""
+    """Records the values of one series."""
 
     def add(self, value: float) -> None: ...
 
 
 class Meter(Protocol):
-    """Where measures and figures go."""
+    """The receiver of measures and figures."""
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
-        """A new series; the caller keeps it."""
+        """A new series, which the caller keeps."""
         ...
 
     def note(self, families: Iterable[Family]) -> None:
-        """The figures of the job now."""
+        """Records the present figures of the job."""
         ...
 
 
 class Histogram:
-    """One series, from the beginning of the job on."""
+    """One series, of all values since the beginning of the job."""
 
     def __init__(self, name: HistogramName, attributes: Attributes) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class Histogram:
 
 
 class _State(msgspec.Struct, frozen=True):
-    """Counts of each histogram and counter at a moment, by their names and attributes."""
+    """Counts of each histogram, by `id`, and counter, by name and labels, at one moment."""
 
     at_ns: int
     histograms: dict[int, tuple[list[int], float]] = {}
@@ -70,10 +70,10 @@ class _State(msgspec.Struct, frozen=True):
 
 
 class Aggregated:
-    """A meter whose state an exporter takes.
+    """A meter whose state an exporter reads.
 
-    resource: of the SDK. is_delta: each export has what came since the last one that succeeded, and
-    not since the beginning.
+    resource: of the SDK. is_delta: each export has the values since the last export that succeeded,
+    instead of those since the beginning.
     """
 
     def __init__(self, resource: Any, now_ns: int, *, is_delta: bool) -> None:
@@ -95,7 +95,7 @@ class Aggregated:
         self._families = list(families)
 
     def read(self, now_ns: int) -> Any:
-        """The SDK's MetricsData of all that there is now."""
+        """The present state as the SDK's MetricsData."""
         sdk = self._sdk
         self._read = _State(now_ns, {}, {})
         metrics = [*self._of_histograms(now_ns), *self._of_families(now_ns)]
@@ -135,7 +135,7 @@ class Aggregated:
         if before is not None:
             counts = [new - old for new, old in zip(counts, before[0], strict=True)]
             total -= before[1]
-        # Of a part, the least and the most are not known.
+        # The minimum and maximum of a part are not known.
         is_whole = before is None
         return self._sdk.HistogramDataPoint(
             attributes=one.attributes,
@@ -179,9 +179,9 @@ class Aggregated:
 
 
 class Passed:
-    """A meter that passes all to a MeterProvider of the program's own.
+    """A meter that passes all values to a MeterProvider of the program.
 
-    Counters grow by what each job adds, so several jobs of one process add up.
+    Counters grow by what each job adds, so that several jobs of one process add up.
     """
 
     def __init__(self, provider: Any) -> None:

@@ -4,8 +4,8 @@
 generative AI, whose status is Development. Metrics with their buckets, and spans:
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-metrics.md
 https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/gen-ai-spans.md
-They go on at https://github.com/open-telemetry/semantic-conventions-genai, where metrics have got
-other names that no dashboard knows yet.
+They continue at https://github.com/open-telemetry/semantic-conventions-genai, where metrics have
+new names that no dashboard knows yet.
 
 `redline.*`: the metrics of the page for Prometheus (`job/monitor/metrics.py`), by the same name
 after `redline_` and with the same labels. A collector that exports them to Prometheus gives them
@@ -38,7 +38,7 @@ SERVER_ADDRESS = "server.address"
 SERVER_PORT = "server.port"
 HTTP_STATUS = "http.response.status_code"
 
-# Numbers of a request's body, by their fields.
+# Attributes of the numbers in a request's body, by field.
 REQUEST_FIELDS = {
     "max_tokens": "gen_ai.request.max_tokens",
     "temperature": "gen_ai.request.temperature",
@@ -61,7 +61,10 @@ DEFAULT_SERVICE = "redline"
 
 
 class HistogramName(msgspec.Struct, frozen=True):
-    """A histogram. bounds: of its buckets, each with the values up to it, the bound included."""
+    """A histogram.
+
+    bounds: inclusive upper bounds of its buckets, ascending; one further bucket has larger values.
+    """
 
     name: str
     unit: str
@@ -89,7 +92,7 @@ TOKEN_USAGE = HistogramName(
 )
 HISTOGRAMS = (DURATION, TIME_TO_FIRST_CHUNK, TOKEN_USAGE)
 
-# The units of the families of the page that are exported, by their names there.
+# The units of the exported families, by their names on the metrics page.
 _UNITS = {
     "redline_rows": "{row}",
     "redline_job_rows": "{row}",
@@ -135,8 +138,8 @@ def number_name(family: Family) -> NumberName | None:
     return NumberName(name, unit, family.kind, family.about)
 
 
-# Hosts of providers, by their endings. An OpenAI API elsewhere is of the OpenAI kind: the attribute
-# says whose conventions a call follows.
+# Providers by the ending of their host. Any other endpoint counts as OpenAI, whose API it has: the
+# attribute states whose conventions a call follows.
 _PROVIDERS = {
     "openai.azure.com": "azure.ai.openai",
     "services.ai.azure.com": "azure.ai.inference",
@@ -154,7 +157,7 @@ _PROVIDERS = {
     "x.ai": "x_ai",
 }
 OPENAI = "openai"
-# A function of the user's, and calls that are no operation of the conventions.
+# The provider of a function of the user's own.
 OTHER = "_OTHER"
 _OPERATIONS = {
     "/chat/completions": "chat",
@@ -174,7 +177,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_of(base_url: str) -> Place:
-    """The Place of an endpoint, by its base URL."""
+    """The address and the provider of an endpoint, from its base URL."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,8 +1,8 @@
-"""The telemetry of one job: what is measured, on its way to OpenTelemetry.
+"""The telemetry of one job: its measurements are sent to OpenTelemetry.
 
-An endpoint that the settings name is sent to by exporters of the job's own. Otherwise a provider
-that the program has set takes its signal, and one that it has not set is replaced by an exporter
-that the SDK's environment variables direct. The program's providers are its own to flush and end.
+If the settings name an endpoint, exporters of the job send to it. Otherwise each signal goes to the
+provider that the program has set for it, or, without one, to an exporter that the SDK's environment
+variables configure. The program flushes and ends its own providers.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from redline.process import DaemonThreads, counted
 
 # The end of a job waits this long for data in transit.
 LAST_S = 3.0
-# How long the progress shows that an outage is over, and how many outages it reports.
+# How many seconds the progress shows that an outage is over, and how many outages it reports.
 _BACK_S = 30.0
 _MOST_TOLD = 10
 _NS = 1e9
 _DELTA = ("delta", "lowmemory")
-# The SDK reports trouble in a log, and without any handler Python prints that.
+# The SDK logs its errors, and without a handler Python would print them.
 _NO_PRINT = logging.NullHandler()
 
 
@@ -64,7 +64,7 @@ def open_telemetry(job: Job) -> Telemetry | None:
 
 
 class SpanExport:
-    """Spans on their way by a provider of the job's own."""
+    """Exports spans by a provider of the job's own."""
 
     def __init__(self, exporter: CountedSpans, resource: Any) -> None:
         tracing, exports = module("sdk.trace"), module("sdk.trace.export")
@@ -79,7 +79,7 @@ class SpanExport:
         return self._exporter.delivered
 
     async def finish(self, until_s: float) -> bool:
-        """Sends the remaining data; returns whether that ended in time."""
+        """Sends the remaining spans until `until_s`; whether that ended in time."""
         # The flush takes up to half a minute itself.
         thread = DaemonThreads(1, "redline-otel-spans")
         has_ended = await _ended(thread.submit(self._provider.shutdown), until_s)
@@ -87,12 +87,12 @@ class SpanExport:
         return has_ended
 
     def give_up(self) -> None:
-        """Stops the attempts of `finish`."""
+        """Ends a `finish` that is still in progress."""
         self._exporter.shutdown()
 
 
 class MetricExport:
-    """Metrics on their way, every now and then, in a thread. Only the newest are worth sending."""
+    """Exports metrics every `every_s` seconds, in a thread. Only the newest state is sent."""
 
     def __init__(self, exporter: Any, meter: Aggregated, every_s: float, clock: Clock) -> None:
         self._exporter = exporter
@@ -107,15 +107,15 @@ class MetricExport:
         self.is_lost = False
 
     def look(self, now_s: float) -> None:
-        """Exports if it is time to, unless that is going on."""
+        """Starts an export if it is due, unless one is in progress."""
         if now_s >= self._due_s and self._is_free():
             self._due_s = now_s + self._every_s
             self._export()
 
     async def finish(self, until_s: float) -> bool:
-        """Exports the last figures. What has not arrived by then is lost.
+        """Exports the last figures until `until_s`; data not delivered by then is lost.
 
-        Whether the export had an end in time.
+        Returns whether the export ended in time, even with an error.
         """
         self.is_lost = True
         if self._exporting is not None:
@@ -127,7 +127,7 @@ class MetricExport:
         return has_ended
 
     def give_up(self) -> None:
-        """Stops the attempts of an export."""
+        """Ends an export that is still in progress."""
         self._threads.shutdown(wait=False)
         self._exporter.shutdown()
 
@@ -140,7 +140,7 @@ class MetricExport:
         return bool(self._exporter.export(data) is self._success)
 
     def _is_free(self) -> bool:
-        """Whether nothing is in transit; results of finished exports have been noted."""
+        """Whether no export is in progress; notes the result of the one that has ended."""
         if self._exporting is None:
             return True
         if not self._exporting.done():
@@ -154,10 +154,10 @@ class MetricExport:
 
 
 class Telemetry:
-    """Measures the calls of a job, and sends that with the job's figures.
+    """Measures a job's calls, and sends the measurements and the job's figures.
 
-    `note` neither waits nor fails; what the receiver does not take is counted. waited_s: how long
-    `aclose` took, which is none of the job's own time.
+    `note` neither waits nor fails; data that the receiver does not take is counted. waited_s:
+    seconds that `aclose` took, which are not part of the job's time.
     """
 
     def __init__(self, job: Job, settings: OtelSettings, clock: Clock = SYSTEM) -> None:
@@ -179,25 +179,23 @@ class Telemetry:
         self._set_offset()
 
     def measured(self, inner: Backend) -> Backend:
-        """`inner`, each `send` of which is one attempt, with these measured."""
+        """A backend that measures the attempts of `inner`, each `send` of which is one."""
         return Measured(inner, self._meter, self._origin)
 
     def traced(self, inner: Backend) -> Backend:
-        """`inner` with some of its calls as spans."""
+        """A backend that makes spans of some calls of `inner`; `inner` if the sample is 0."""
         if self._spans is None:
             return inner
         return Traced(inner, self._spans, self._settings.sample)
 
     @property
     def notices(self) -> dict[str, str]:
-        """That the receiver is out of reach, or is back."""
+        """A notice that the receiver is out of reach, or is back."""
         return self._notices if self._clock.now_s() < self._shown_until_s else {}
 
     @property
     def failure(self) -> str | None:
-        """The data that did not reach the receiver, and why; None if all did. Call after
-        `aclose`.
-        """
+        """After `aclose`: the data that did not arrive, and why; None if all did."""
         lost = []
         if self._span_export is not None and self._spans is not None:
             missing = self._spans.ended - self._span_export.delivered
@@ -214,13 +212,13 @@ class Telemetry:
 
     @property
     def _why(self) -> str:
-        """Why something did not arrive although no request has failed."""
+        """Why data did not arrive although no request has failed."""
         if self._is_late:
             return f"no answer within {LAST_S:g} s of the job's end"
         return "there was too much to send"
 
     def note(self, families: Iterable[Family]) -> None:
-        """The figures of the job now; called once a second."""
+        """Records the job's present figures, and exports when due; called once a second."""
         self._has_begun = True
         self._set_offset()
         self._meter.note(families)
@@ -232,7 +230,7 @@ class Telemetry:
             self._tell(now_s, is_out=is_out)
 
     async def aclose(self) -> None:
-        """Gives data in transit LAST_S; then abandons it."""
+        """Waits up to LAST_S for data in transit; then abandons the rest."""
         exports = [one for one in (self._span_export, self._metric_export) if one is not None]
         begun_s = self._clock.now_s()
         until_s = begun_s + LAST_S
@@ -255,7 +253,7 @@ class Telemetry:
         return f" at {self._reach.host}" if self._reach.host else ""
 
     def _tell(self, now_s: float, *, is_out: bool) -> None:
-        """Puts into words that an outage has begun, or is over."""
+        """Sets the notice that an outage has begun, or is over."""
         outages = self._reach.outages
         if outages > _MOST_TOLD:
             self._notices = {}
@@ -272,7 +270,7 @@ class Telemetry:
         tracing = module("trace")
         provider = None if self._settings.endpoint else _set_by_program(tracing, "tracer")
         if provider is not None:
-            # Beside the program's own spans, below the one that is open where the job begins.
+            # With the program's own spans, as children of the span open at the job's beginning.
             tracer = provider.get_tracer(names.SCOPE, __version__)
             parent = module("context").get_current()
         else:
@@ -295,7 +293,7 @@ class Telemetry:
 
 
 async def _ended(work: Future[Any], until_s: float) -> bool:
-    """Returns when the work of a thread is done, or at `until_s`; whether it is done."""
+    """Waits for the work of a thread until `until_s`; returns whether it is done."""
     waiting = asyncio.wrap_future(work)
     done, _ = await asyncio.wait([waiting], timeout=max(0.0, until_s - SYSTEM.now_s()))
     # Exports that end later must not use a loop that may be closed.
@@ -306,7 +304,7 @@ async def _ended(work: Future[Any], until_s: float) -> bool:
 def _set_by_program(api: Any, kind: str) -> Any:
     """The provider that the program has set; None if it has set none."""
     provider = getattr(api, f"get_{kind}_provider")()
-    # What the API has in place of one that may still be set.
+    # The API returns a proxy for a provider that may still be set.
     return None if "Proxy" in type(provider).__name__ else provider
 
 

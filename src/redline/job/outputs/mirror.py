@@ -140,8 +140,10 @@ class Mirror:
             self._remember(path, found)
 
     def _replaced(self, path: Path) -> Found | None:
-        """Replaces the object by the file. Raises StoreError if the file does not contain all of
-        it.
+        """The object that an upload of the file may replace; None if there is none.
+
+        Raises StoreError if something else has changed it, so that the file lacks some of its
+        content.
         """
         found = self._store.find(self._url(path))
         if self._is_seen(path, found) or self._relation(path, found) is _Relation.FILE_HAS_ALL:

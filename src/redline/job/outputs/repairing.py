@@ -29,11 +29,11 @@ from redline.process import open_alone, sync_name, telling
 
 
 class Repair(msgspec.Struct, kw_only=True):
-    """What was done to one file.
+    """The repair of one file.
 
-    kept, damaged, repeated: lines. damaged: without a checksum that holds, or without an end.
-    repeated: for a row that has a sound line before it. aside: holds the lines that were taken out,
-    byte for byte; None if there were none, and then nothing was changed.
+    kept, damaged, repeated: numbers of lines. damaged: without a checksum that holds, or without an
+    end. repeated: for a row that has a sound line before it. aside: holds the lines that were taken
+    out, byte for byte; None if there were none, and then nothing was changed.
     """
 
     path: Path

@@ -1,6 +1,4 @@
-"""Proves that a results file is complete: every row of the input exactly once; counts surplus
-lines.
-"""
+"""Proof that a results file has every row of the input exactly once; surplus lines are counted."""
 
 from __future__ import annotations
 

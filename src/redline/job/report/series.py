@@ -124,9 +124,7 @@ def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int)
 
 
 def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
-    """How many neighbours are merged into each point: within the given duration, and without
-    a gap.
-    """
+    """For each point, how many neighbours it merges: without a gap, within `longest_s`."""
     counts: list[int] = []
     begin_s = end_s = 0.0
     for window in windows:

@@ -23,7 +23,7 @@ _NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a server and a key are looked up.
+    """The variables in which a server and a key are looked up.
 
     environ: variables by name, those of `.env` included. dotenv: the ones that `.env` alone sets.
     key_hint: how to name a key for another host.

@@ -17,7 +17,7 @@ _URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
 
 
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how telemetry is sent.
+    """The destination and the form of telemetry.
 
     endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
 
@@ -53,9 +53,7 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"OtelSettings({self.endpoint})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """The fields that rich prints, in tracebacks too: msgspec's own form would show the
-        headers.
-        """
+        """The fields that rich prints, also in tracebacks; msgspec's own form shows headers."""
         return [("endpoint", self.endpoint)]
 
 

@@ -1,4 +1,4 @@
-"""What a run is asked to do, resolved once: nothing below sees a flag or the environment."""
+"""The settings of a run, resolved once: nothing below sees a flag or the environment."""
 
 from __future__ import annotations
 
@@ -102,29 +102,33 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One run.
+    """The settings of one run. Durations are in seconds; None: no bound, or not used.
 
-    rows: whatever `open_source` takes; unused if `execute` gets a source. endpoints or call: who
-    answers; call is a coroutine function of one row. Neither, if `execute` gets a backend. balance:
-    which of several endpoints gets a row, one of STRATEGIES. task: what becomes of each row beyond
-    asking once.
-    memory: a file of the limits that rate "auto" has found. cache: where answers are kept, its
-    folder named; None for nowhere. embedded: a server that is started for the run; its base URL
-    replaces the endpoint's. limits: of a job without an endpoint; of one with several, a number of
-    calls in flight is that of all together.
-    row_deadline_s: a row with its retries. deadline_s: the run; what is unfinished then is done on
-    the next run. limit: only the first N rows. follow: rows that are written to the file later are
-    done, too. until_empty: a stream is read until all of its messages are acknowledged. samples:
-    each row is asked this many times, and has as many results. via: one of VIAS; empty for live
-    if no batches are left. allowance: what all runs of the output may spend. prices: by model,
-    above those that redline knows. fail_on: finish reasons that make a result a failure.
-    retry_failed: only the rows that failed before; retries_failures: these beside the new ones.
-    strict: the first bad row ends the run. stop_at_error_rate: of rows that failed lately, the
-    share that ends the run. longest_wait_s: it ends the run if no call can be sent for longer.
-    trace: the file that records its calls. metrics_port: host and port of its metrics page, None
-    for none. alerts: what is watched. otel: what goes to OpenTelemetry, None for nothing. priority:
-    of its calls if jobs share a backend; lower goes first. tenant: in whose name it calls; may be
-    empty.
+    rows: any input that `open_source` takes; unused if `execute` gets a source. limit: only the
+    first N rows. follow: rows that are appended to the file later are run, too. until_empty: a
+    stream is read until all of its messages are acknowledged. samples: answers per row, each of
+    which is a result. task: the processing of a row, if that is more than one request.
+
+    endpoints, call: the servers that answer, or a coroutine function of one row; neither if
+    `execute` gets a backend. embedded: a server that is started for the run; its base URL replaces
+    the endpoint's. balance: the choice among several endpoints, one of STRATEGIES. limits: those of
+    a job without an endpoint; with several endpoints, its number of calls in flight is the bound
+    for all of them together. memory: the file of the limits that rate "auto" has found. cache: the
+    answers that are kept, with their folder. via: one of VIAS; empty for live, unless earlier runs
+    have left batches.
+
+    timeout_s: of one attempt. row_deadline_s: of a row with its retries. deadline_s: of the run;
+    rows that are unfinished then remain for the next run. longest_wait_s: the run ends if no call
+    can be sent for longer. stop_at_error_rate: the run ends once at least this share of the latest
+    rows has failed; above 0, at most 1. strict: the first bad row ends the run.
+
+    retry_failed: runs only the rows that failed before; retries_failures: runs these besides the
+    new ones. fail_on: finish reasons that make a result a failure. allowance: the budget of all
+    runs of the output. prices: by model, in preference to those that redline knows.
+
+    trace: the file in which calls are recorded. metrics_port: host and port of the metrics page.
+    alerts: the rules to check. otel: the data for OpenTelemetry. priority: of the job's calls if
+    jobs share a backend; lower goes first. tenant: whose budget pays for its calls; may be empty.
     """
 
     rows: object = ()

@@ -44,16 +44,14 @@ class Ask:
 
 
 class Task(Protocol):
-    """What becomes of each row.
+    """The processing of each row.
 
-    One that asks exactly once for a row, and says so by an attribute `asks_once` that is True, can
-    be done by batches, too: it is then called twice, with the answer the second time.
+    A task that asks exactly once for a row, and states so by an attribute `asks_once` that is True,
+    can be done by batches, too: it is then called twice, with the answer the second time.
     """
 
     def settings(self) -> Mapping[str, Any]:
-        """The settings that determine a result besides the prompt: a resume with others is
-        refused.
-        """
+        """Settings that determine a result besides the prompt; a resume with others is refused."""
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:

@@ -115,7 +115,7 @@ def failing_ended(failing: Outages | None) -> str | None:
 
 
 def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:
-    """Notices of endpoints of several that get no more calls."""
+    """A notice that an endpoint of several gets no more calls."""
     are = "is" if left == 1 else "are"
     return f"endpoint {endpoint} is taken out: {reason}; {left:,} of {of:,} {are} left"
 

@@ -14,30 +14,35 @@ from redline.waist import CacheUse
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """The end of a run.
+    """The result of a run.
 
-    offered = succeeded + failed + unfinished, always: the rows this run took in hand. skipped: rows
-    an earlier run has done; failed_before: those of them that failed. untried: rows that no run has
-    tried, which `retry_failed` leaves out. results: successes by all runs of the output; flawed:
-    those of them with an answer that is cut, empty or refused, by its finish_reason, one of those
-    that `fail_on` takes.
-    input: the whole input and what all runs have done of it. is_input_done: the input was read to
-    its end, or to its limit. stopped: why the run ended early, None if it did not; interrupted:
-    by the user. errors_by_kind: failed attempts by kind of error, those tried again included.
-    attempts: requests written; retries: those of them that were written again after a failure.
-    outages: when the endpoint took no connections, of several the one with the longest. endpoints:
-    what became of each of several; empty for a run with one. spent: what the run's budget has paid
-    for, or what its replies have cost, if the prices are known. found_limits: if limits were to be
-    found, what was, as `20/1s requests` or `45 in flight`. cache: how often it was asked, None if
-    never; cache_notes: what happened to it. batches: what went by them, None for a run
-    without. not_uploaded: why the object of an output in a store is not what the file on this
-    machine is; None if it is, and for other outputs. abandoned: what had not ended when the run
-    was given up, one line a row. outcomes: in input order; empty for a run with an output, whose
-    results are in its file. not_traced: why the trace ends early, None if it does not;
-    not_recorded: the same of the timeline. not_notified: what did not reach the webhook, and why;
-    not_exported: the same of OpenTelemetry.
-    repeated: requests sent once more, on a new connection, because a kept one failed them; the
-    server may have processed both. They count as requests and not as retries.
+    offered = succeeded + failed + unfinished, always: the rows that this run took from the input.
+    skipped: rows that an earlier run has done; failed_before: those of them that failed. untried:
+    rows that no run has tried, which `retry_failed` leaves out. results: successes of all runs of
+    the output; flawed: the number of those whose answer is cut, empty or refused, by finish reason,
+    one of FAIL_ON. input: the rows of the whole input, with what all runs have done. is_input_done:
+    the input was read to its end, or to the limit. outcomes: in input order; empty for a run with
+    an output, whose file has the results.
+
+    stopped: the reason why the run ended early, None if it did not; interrupted: the user ended it.
+    abandoned: work that had not ended when the run was given up, one line per row.
+
+    attempts: requests written; retries: those that were written again after a failure. repeated:
+    requests sent once more on a new connection because a kept one failed; the server may have
+    processed both; they count as requests, not as retries. errors_by_kind: failed attempts by kind
+    of error, including those that were retried. outages: times at which the endpoint took no
+    connections; of several endpoints, those of the one with the longest. endpoints: the use of each
+    of several; empty for a run with one. found_limits: the limits that were found, if any was to
+    be, such as `20/1s requests` or `45 in flight`. spent: the amounts that the run's budget has
+    paid, or the cost of its replies if prices are known. elapsed_s: in seconds.
+
+    cache: how often it was looked up, None if never; cache_notes: what happened to it. batches: the
+    rows that went through them, None for a run without.
+
+    not_uploaded: why the object of an output in a store differs from the file on this machine; None
+    if it does not, and for other outputs. not_traced, not_recorded: why the trace or the timeline
+    ends early; None if it does not. not_notified, not_exported: what did not reach the webhook or
+    OpenTelemetry, and why.
     """
 
     offered: int = 0
@@ -82,7 +87,7 @@ class Report(msgspec.Struct, kw_only=True):
         return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """The printed fields: counts, how it ended, and where the results are."""
+        """The fields of its printed form: counts, how the run ended, and where the results are."""
         counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
         shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
         if self.interrupted:
@@ -102,7 +107,7 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def expected_usd(self) -> float | None:
-        """Dollars once the unfinished rows are done, too, at what those of this run cost."""
+        """Dollars once all rows are done, the others at the cost of this run's; None if unknown."""
         left = self.unfinished if self.is_input_done else None
         if self.input is not None and self.input.is_exact:
             left = self.input.left
@@ -116,6 +121,6 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Every row of the input has its outcome on disk, this run or before."""
+        """Whether every row of the input has its outcome on disk, from this run or before."""
         is_all_tried = self.is_input_done and not self.untried
         return is_all_tried and not self.unfinished and self.stopped is None

@@ -20,13 +20,13 @@ from redline.waist import CacheUse
 
 # Rates are means over the last of these seconds, costs and latencies over more.
 _RATE_S, _LONG_S = 10.0, 60.0
-# Windows that are looked at for what binds; and how long something else may bind in between.
+# The windows that show what binds; and how long another constraint may interrupt it.
 _BOUND_WINDOWS = 60
 _BRIDGED_S = 5.0
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What binds: a cause by its name, in a few words, with its evidence, and for how long."""
+    """What binds: a cause by its name, in a few words, with its evidence; for how many seconds."""
 
     cause: str
     what: str
@@ -37,20 +37,26 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
 class Snapshot(msgspec.Struct, kw_only=True):
     """The state of a run at one moment. `eta_s` and `left` are None while they are unknown.
 
-    elapsed_s: of this run. done, failed: rows by this run. skipped: rows that were done before, as
-    far as it has read. input: the whole input. fraction: of it, None while the number of its rows
-    is unknown. eta_s: frozen while is_on_hold, because the run is at a standstill.
-    rows_per_s, tokens_per_s: over the last 10 s. slots: how many calls may be in flight, 0 if that
-    is unknown; is_adaptive: which is found. latency_p50_s, latency_p95_s: of the answers of the
-    last minute. tokens_per_row: of this run. limits: the rate limits, those that bind first;
-    are_found: that are not stated, and are as they are tried now. found_limits: those of them that
-    have been found, in words. bound: what binds, None while it is unknown.
-    errors: failed attempts of this run by kind, those tried again included; last_error: in words.
-    flawed: of the rows done, those with an answer that is cut, empty or refused, by finish reason.
-    notices: what goes wrong, by kind, each in one sentence.
-    spent: in words, empty while nothing is known; is_spent_here: without what earlier runs spent.
-    spent_usd, expected_usd: so far, and at the end. usd_per_min: over the last minute.
-    spent_tokens: against a budget in tokens. look_in_s: until a batch is looked at.
+    elapsed_s: of this run. done, failed: rows that this run has ended. skipped: rows that were done
+    before, among those it has read. input: counts of the whole input. fraction: the share of its
+    rows that have an outcome, 0 to 1; None while their number is unknown. eta_s: seconds to the
+    end; frozen while is_on_hold, since the run is at a standstill.
+
+    rows_per_s, tokens_per_s: over the last 10 s. latency_p50_s, latency_p95_s: of the answers of
+    the last minute. tokens_per_row: of this run. slots: maximum calls in flight, 0 if unknown;
+    is_adaptive: the maximum is being searched for. limits: the rate limits, those that held calls
+    back most often first; are_found: they are not configured but being searched for, and have the
+    values that are tried now. found_limits: those already found, in words. bound: what binds, None
+    while it is unknown.
+
+    errors: failed attempts of this run by kind, including those that were retried; last_error: in
+    words. flawed: rows done whose answer is cut, empty or refused, by finish reason. notices: the
+    present problems by kind, each in one sentence.
+
+    spent: in words, empty while nothing is known; is_spent_here: it excludes the spending of
+    earlier runs. spent_usd, expected_usd: dollars so far, and at the end. usd_per_min: over the
+    last minute. spent_tokens: against a budget in tokens. parked_s: seconds until the endpoint may
+    be asked again. look_in_s: seconds until a batch is checked.
     """
 
     elapsed_s: float
@@ -123,15 +129,13 @@ class _Bounds:
         self._since_s = self._since_before_s = 0.0
 
     def read(self, windows: list[Window]) -> Bound | None:
-        """The constraint that binds, from the windows so far; None if it is unknown, or nothing
-        binds.
-        """
-        # Those of the first calls say how long an answer takes if the endpoint has no others.
+        """What binds, from the windows so far; None if it is unknown, or nothing binds."""
+        # Windows of the first calls show how long an answer takes while the endpoint has no others.
         first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
         found = current([*first, *windows[-_BOUND_WINDOWS:]])
         if found is None or found.cause in (Cause.UNDETERMINED, Cause.NOTHING):
             return None
-        # The number of calls in flight may change all the time, if it is searched.
+        # The number of calls in flight may change all the time while it is searched for.
         key = (found.cause.value, found.what if found.cause is Cause.LIMIT else "")
         if key != self._key:
             since_s = found.begin_s

@@ -177,9 +177,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows of the terminal: from the terminal, otherwise the environment, otherwise a
-    default.
-    """
+    """Columns and rows, as the terminal, otherwise the environment, states them, or a default."""
     try:
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:

@@ -39,7 +39,7 @@ class Picked(msgspec.Struct, gc=False):
 
 
 class Supply(Protocol):
-    """Where workers take rows from.
+    """A source of the rows that workers do.
 
     ready: the next rows to do, to be taken from its left; `next` knows what comes after them.
     rows_read: so far.

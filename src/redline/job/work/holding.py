@@ -80,7 +80,7 @@ def holder_of(moment: Moment) -> Holder:
 
 
 def _at_endpoints(moment: Moment) -> Holder | None:
-    """What an endpoint holds the next call back with; None if one has room, or none is used."""
+    """What holds the next call back at endpoints; None if one has room, or none is used."""
     found = [_holder_at(backlog, moment.now_s) for backlog in moment.backlogs]
     if not found or None in found:
         # The endpoints have room, but not all of them together.

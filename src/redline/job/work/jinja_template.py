@@ -223,7 +223,7 @@ def _unbound(tree: jinja2.nodes.Template) -> list[str]:
 
 
 def _filtered(node: jinja2.nodes.Node | None) -> jinja2.nodes.Node | None:
-    """What the filters of an expression are applied to."""
+    """The expression below its filters."""
     while isinstance(node, jinja2.nodes.Filter):
         node = node.node
     return node
@@ -258,7 +258,7 @@ def _has_null(values: Iterable[Any]) -> bool:
 
 
 def _printed(value: Any) -> Any:
-    """What `{{ }}` puts into the text. Raises jinja2.UndefinedError for what is not text."""
+    """The value that `{{ }}` puts into the text. Raises jinja2.UndefinedError if it is not text."""
     if type(value) is str or isinstance(value, _PRINTED):
         return value
     if value is None:
@@ -312,6 +312,6 @@ def _environment() -> _Environment:
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, _Function]:
-    """What Jinja has for every template: range, dict, namespace, cycler, joiner, lipsum."""
+    """Jinja's own functions in templates: range, dict, namespace, cycler, joiner, lipsum."""
     globals_: dict[str, Any] = dict(jinja2.Environment().globals)
     return {name: _function(made, name) for name, made in globals_.items()}

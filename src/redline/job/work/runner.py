@@ -111,13 +111,13 @@ class Unrecorded:
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner works with.
+    """The objects with which a runner works.
 
-    slots: how many calls at once. supply: where its rows come from, and source_name: that place in
-    messages. renderer: makes a request of a row. bill: of what replies cost, None if nothing is to
-    be read from them. permit: asked before a result is kept; None for no need to ask. on_result:
+    slots: maximum calls in flight. supply: of its rows, with source_name as its name in messages.
+    renderer: makes a request of a row. bill: of the cost of replies, None if nothing is to be read
+    from them. permit: called before a result is kept; None if no permission is needed. on_result:
     called with each row that has ended; if it returns an awaitable, the run waits for it.
-    on_failure: called with each row that has failed. record: is given calls that have their
+    on_failure: called with each row that has failed. record: receives calls that have their
     outcome.
     """
 

@@ -163,7 +163,7 @@ class Sampler:
             file.close()
 
     def _stated(self, now_s: float) -> Setting:
-        """What the run may use, as it begins."""
+        """The resources of the run at its start."""
         endpoints = self._sampled.endpoints
         backlogs, _ = endpoints.backlogs(now_s)
         slots = endpoints.slots(backlogs)

@@ -209,7 +209,7 @@ class Provider:
         return self._accounts.of(exchange.headers.get("authorization", ""))
 
     def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
-        """Latency and fault; None for a request that has met its fault before a slot."""
+        """Latency and fault; None for a request that a fault has refused at once."""
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:

@@ -144,8 +144,9 @@ class Group:
         return _messages(await self._turn("claim", count, idle_ms, int(url.claims_orphans)))
 
     async def mark(self, ids: Sequence[bytes]) -> list[bool]:
-        """For each message, whether it still belongs to this consumer; its outcome may then be
-        written.
+        """Marks messages as being written; for each one, whether it still belongs to this consumer.
+
+        Only the outcomes of those that do may be written.
         """
         found: list[bool] = []
         for start in range(0, len(ids), _MOST_IDS):

@@ -127,16 +127,13 @@ class StreamRows(AsyncRows):
         self._has_room.set()
 
     def skip(self, key: int) -> None:
-        """Marks a row whose outcome the output already has: its message only needs an
-        acknowledgement.
-        """
+        """Leaves out a row whose outcome the output has: its message is only acknowledged."""
         self._settle()
         self._durable.append(key)
         self._acknowledging.set()
 
     async def permit(self, key: int, outcome: Outcome) -> bool:
-        """Whether the row's outcome may be written: its message is then permanently this
-        consumer's.
+        """Whether the row's outcome may be written: its message is this consumer's for good.
 
         False if another consumer has claimed it, whose outcome will count. Raises ConfigError if
         Redis is unreachable for too long.
@@ -191,9 +188,7 @@ class StreamRows(AsyncRows):
         self._has_room.set()
 
     async def _room(self) -> int:
-        """Waits until messages may be read; returns their number, 0 at the limit and once it is
-        closed.
-        """
+        """Waits until messages may be read. Their number; 0 at the limit and once closed."""
         while self._without_outcome >= self._most and not self._is_closed:
             self._has_room.clear()
             await self._has_room.wait()
