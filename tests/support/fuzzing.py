@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
+import re
 import time
 import zlib
 from collections import Counter
@@ -83,14 +84,18 @@ def _one(module: ModuleType, rng: random.Random, figures: Figures) -> None:
     ending, most_bytes = rng.choice(_ENDINGS), rng.choice(_BOUNDS)
     both = []
     for _ in range(2):
-        pieces = cut(rng, data)
-        reads = rng.choice(("whole", "whole", "stream", "rest"))
+        pieces = cut(rng, data) if rng.random() < 0.8 else _behind_events(data)
+        reads = rng.choice(("whole", "whole", "stream", "stream", "rest"))
+        # What is passed on as chunks may exceed the bound by what one read brings.
+        relays = most_bytes == max(_BOUNDS) and rng.random() < 0.5
         is_lazy, is_held = rng.random() < 0.5, rng.random() < 0.2
         # Half of the connections know the form of the answer.
         before = rng.choice((b"", right))
         asked = rng.choice(_ASKED)
         takes_all = asked == b"body" or rng.random() < 0.8
-        case = Case(pieces, ending, reads, most_bytes, is_lazy, is_held, before, asked, takes_all)
+        case = Case(
+            *(pieces, ending, reads, most_bytes, is_lazy, is_held, before, asked, takes_all, relays)
+        )
         try:
             both.append(exchange(module, case))
             _judge(case, data, both, figures)
@@ -124,9 +129,17 @@ def _judge(case: Case, data: bytes, results: list[Result], figures: Figures) -> 
 # Making them.
 
 
+def _behind_events(data: bytes) -> list[bytes]:
+    """In pieces that end with a chunk whose body ends an event."""
+    return [piece for piece in re.split(rb"(?<=\n\n\r\n)", data) if piece]
+
+
 def _generated(rng: random.Random) -> bytes:
     """An answer as a server may send it, with all that one may choose."""
-    body = rng.choice((b"", b"{}", b"hello", rng.randbytes(rng.randrange(300)), b"ab" * 500))
+    events = [b"data: %d\n\n" % number for number in range(rng.randrange(1, 9))]
+    body = rng.choice(
+        (b"", b"{}", b"hello", rng.randbytes(rng.randrange(300)), b"ab" * 500, b"".join(events))
+    )
     lines = [f"X-{number}: {number}" for number in range(rng.randrange(3))]
     coding = rng.choice(("", "", "gzip", "deflate", "raw", "identity"))
     if coding:
@@ -145,7 +158,8 @@ def _generated(rng: random.Random) -> bytes:
     elif framing == "chunks":
         lines.append("Transfer-Encoding: chunked")
         trailers = rng.choice((b"", b"", b"X-Sum: 1\r\n"))
-        body = chunked(*cut(rng, body), trailers=trailers)
+        parts = events if body == b"".join(events) and rng.random() < 0.8 else cut(rng, body)
+        body = chunked(*parts, trailers=trailers)
     if rng.random() < 0.2:
         lines.append(f"Connection: {rng.choice(('close', 'keep-alive', 'Upgrade'))}")
     rng.shuffle(lines)

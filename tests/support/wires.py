@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
 from redline.calls import Timeouts
-from redline.calls.wire import Deadlines, ReplyMemory, Timing
+from redline.calls.wire import Deadlines, ReplyMemory, Timing, chunks_in
 from redline.clock import SYSTEM
 from redline.errors import CallError
 from support.asking import Asked
@@ -76,6 +76,7 @@ class Case:
     no room for a moment. before: the answer to an earlier request on the same connection, in one
     piece; a connection that does not survive it is replaced by a new one. asked: the body of the
     request. takes_all: the server reads the whole request, in parts; otherwise it answers before.
+    relays: of a stream, parts are passed on as they come, and whole chunks as they are on the wire.
     """
 
     pieces: Iterable[bytes]
@@ -87,6 +88,7 @@ class Case:
     before: bytes = b""
     asked: bytes = b"body"
     takes_all: bool = True
+    relays: bool = False
 
 
 @dataclass
@@ -131,18 +133,37 @@ class _Reader:
                 self.error = error
 
 
-async def _read(connection: Any, reads: str) -> bytes:
-    if reads == "whole":
+async def _read(connection: Any, asked: Asked, case: Case) -> bytes:
+    if case.reads == "whole":
         body: bytes = await connection.whole()
         return body
     await connection.head()
-    if reads == "rest":
+    if case.reads == "rest":
         connection.rest()
         return bytes(await connection.whole())
-    parts = []
+    parts = list[bytes]()
+    if case.relays:
+        asked.take_now, asked.chunk_taker = _takers(parts)
     while chunk := await connection.chunk():
         parts.append(chunk)
     return b"".join(parts)
+
+
+def _takers(
+    parts: list[bytes],
+) -> tuple[Callable[[bytes], bool], Callable[[], Callable[[bytes], int]]]:
+    """What takes parts of a body, and whole chunks, in turn with what its reader is given."""
+
+    def take_now(data: bytes) -> bool:
+        parts.append(data)
+        return True
+
+    def take(data: bytes) -> int:
+        found = [data[start:stop] for start, stop in chunks_in(data) or ()]
+        parts.extend(found)
+        return sum(map(len, found))
+
+    return take_now, lambda: take
 
 
 def exchange(module: ModuleType, case: Case) -> Result:
@@ -185,7 +206,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
         transport.drain()
         assert transport.written == b"head" + case.asked
     transport.is_slow = False
-    reader = _Reader(_read(connection, case.reads))
+    reader = _Reader(_read(connection, asked, case))
     result = Result()
     is_released = False
 
