@@ -346,7 +346,7 @@ class Journal:
                 file.rescue(self._lost)
 
     def _written_bytes(self) -> int:
-        """The bytes of all lines in the files."""
+        """Returns the bytes of all lines in the files."""
         failures = self._failures
         return self._results.size_bytes + (0 if failures is None else failures.size_bytes)
 

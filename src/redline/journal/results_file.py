@@ -142,7 +142,7 @@ class ResultsFile:
             )
 
     def check_end(self) -> None:
-        """As `check`; also that the group is sound and ends the file. No writer may be left."""
+        """Checks as `check` does, and that the group is sound and ends the file. No writer left."""
         self.check()
         group = self._group
         with telling(self.path):
