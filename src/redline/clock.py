@@ -7,19 +7,19 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What every part asks for the time; tests pass one they turn by hand."""
+    """The source of time for every part; tests pass a clock that they set by hand."""
 
     def now_s(self) -> float:
-        """Seconds that never go back; the zero is arbitrary."""
+        """Returns monotonic seconds from an arbitrary zero."""
 
     def wall_s(self) -> float:
-        """Seconds since 1970-01-01 UTC; may jump."""
+        """Returns seconds since 1970-01-01 UTC; may jump."""
 
 
 class SystemClock:
     """The machine's clocks. The monotonic one is the event loop's own (PEP 418)."""
 
-    # Asked several times for each call, so there is no function of our own in between.
+    # Read several times for each call, so no function of our own wraps them.
     now_s = staticmethod(time.monotonic)
     wall_s = staticmethod(time.time)
 

@@ -6,12 +6,12 @@ RedlineError
     Withdrawn            a pool took the call back before it was written
     Retryable            the same call may succeed later
       RateLimited        429: wait `retry_after_s`, or back off
-      TimedOut           `phase` says which clock ran out
+      TimedOut           `phase` names the clock that ran out
       ServerFailed       408, 409, 425, 5xx, 529
       Disconnected       the connection was refused, reset or closed early
-      BadReply           a 200 that is not what it should be; final after two retries
+      BadReply           a 200 that cannot be read; final after two retries
     Final                the same call will never succeed
-      Rejected           400, 403, 404, 413, 422, or a function or --fail-on turned it down
+      Rejected           400, 403, 404, 413, 422, or rejected by a function or --fail-on
         BadRow           the row itself: it cannot be read, or makes no request; nothing was sent
         BadTemplate      a template fails on the row; nothing was sent
       OverLimit         larger than a limit could ever grant
@@ -34,7 +34,7 @@ from typing import ClassVar
 
 
 class RedlineError(Exception):
-    """What happened; `where` it happened; `hint`, what to do next.
+    """Base of all errors. what: what happened; where: the place; hint: what to do next.
 
     stops_run: no other row can succeed either, so the run ends and this row stays unfinished.
     """
@@ -54,7 +54,7 @@ class RedlineError(Exception):
         return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
     def __str__(self) -> str:
-        """The message on one line: what, then where in parentheses, then the hint."""
+        """Returns the message on one line: what, then where in parentheses, then the hint."""
         text = f"{self.what} ({self.where})" if self.where else self.what
         return f"{text}: {self.hint}" if self.hint else text
 
@@ -98,7 +98,7 @@ class WaitTooLong(RedlineError):
 
 
 class CallError(RedlineError):
-    """One attempt failed. `status` is the HTTP status, or None if none came."""
+    """One attempt failed. `status` is the HTTP status, or None without an answer."""
 
     _body: bytes | Callable[[], bytes] = b""
 
@@ -110,7 +110,7 @@ class CallError(RedlineError):
 
     @property
     def body(self) -> bytes:
-        """The body of the HTTP answer that this error is, at most 64 KiB; b"" if there was none.
+        """The body of the HTTP answer behind this error, at most 64 KiB; b"" if there was none.
 
         Secrets in it are replaced as in the message.
         """
@@ -129,14 +129,14 @@ class CallError(RedlineError):
 
 
 class Withdrawn(CallError):
-    """A pool took the call back before it was written, and asks another endpoint.
+    """A pool took the call back before it was written, and sends it to another endpoint.
 
-    It is charged to nothing: it is no attempt, and no retry follows.
+    It does not count as an attempt, and no retry follows.
     """
 
 
 class Retryable(CallError):
-    """The same call may succeed later. `retry_after_s` is the server's own wish, or None."""
+    """The same call may succeed later. `retry_after_s` is the server's, None if not stated."""
 
     def __init__(
         self,
@@ -152,17 +152,17 @@ class Retryable(CallError):
 
 
 class RateLimited(Retryable):
-    """The endpoint's limit was passed: HTTP 429, or a 402 that asks to wait."""
+    """The endpoint's limit was exceeded: HTTP 429, or a 402 that asks to wait."""
 
 
 class ServerFailed(Retryable):
-    """The server answered with a status that may pass."""
+    """The server answered with a status that may be transient."""
 
 
 class Disconnected(Retryable):
     """The connection was refused, reset, or closed before the answer was whole.
 
-    was_sent: False if no connection came about, so that the server saw nothing of the call.
+    was_sent: False if no connection was made, so that the server received nothing of the call.
     """
 
     was_sent = True
@@ -175,8 +175,8 @@ class BadReply(Retryable):
 class TimedOut(Retryable):
     """A clock ran out.
 
-    phase: connect, first_byte, attempt, row or run. after_s: what the clock was set to, None
-    if only the moment is known.
+    phase: connect, first_byte, attempt, row or run. after_s: the timeout in seconds, None if only
+    the moment is known.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class Final(CallError):
 
 
 class Rejected(Final):
-    """The endpoint, or redline itself, refused this row for good."""
+    """The endpoint, or redline itself, refused this row permanently."""
 
 
 class BadRow(Rejected):
@@ -242,10 +242,10 @@ class Unpriced(Final):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean X?` for the known name that differs by a slip of typing, or an empty string.
+    """Returns `did you mean X?` for the known name that differs by a typo, or an empty string.
 
-    A name that is merely alike is left out: a wrong hint is worse than none. The time is bounded by
-    the known names: one that differs more in length than by slips is not compared.
+    A name that is merely similar is left out: a wrong hint is worse than none. To bound the time,
+    names whose lengths differ by more than the allowed typos are not compared.
     """
     slips = {
         each: _slips(name.lower(), each.lower())
@@ -257,14 +257,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _most_slips(name: str, known: str) -> int:
-    """One for each four letters, and never all of them."""
+    """Returns the most typos allowed: one per four letters, and never all letters."""
     return min(max(1, min(len(name.strip("-")), len(known.strip("-"))) // 4), len(name) - 1)
 
 
 def _slips(one: str, other: str) -> int:
-    """How many letters were left out, added, exchanged or swapped with their neighbour.
+    """Counts letters that were omitted, added, replaced or swapped with their neighbour.
 
-    The optimal string alignment distance.
+    This is the optimal string alignment distance.
     """
     before, last = [0] * (len(other) + 1), list(range(len(other) + 1))
     for row, letter in enumerate(one, 1):

@@ -1,7 +1,7 @@
-"""What seldom happens, as frozen records, and the protocol of those who are notified of it.
+"""Rare events as frozen records, and the protocol of their listeners.
 
 Events are facts about the past: a listener cannot change what follows. A listener is called on
-the event loop and must return at once. What happens with each row is counted instead, see
+the event loop and must return at once. What happens to each row is counted instead, see
 `waist.counters`.
 """
 
@@ -19,16 +19,16 @@ class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event"):
 
 
 class RequestRepeated(Event, frozen=True):
-    """A request is written once more, on a new connection, since a kept one has failed it.
+    """A request is written once more, on a new connection, since a reused one has failed.
 
-    The server may have processed both. It is no retry: the row has done nothing wrong.
+    The server may have processed both. This is not a retry: the row has done nothing wrong.
     """
 
     endpoint: str
 
 
 class RetryScheduled(Event, frozen=True):
-    """A row waits `wait_s` and is then tried again. error: the kind; what: the same in words."""
+    """A row waits `wait_s` and is then retried. error: the error's kind; what: its message."""
 
     error: str
     wait_s: float
@@ -40,16 +40,16 @@ class RetryStarted(Event, frozen=True):
 
 
 class EndpointParked(Event, frozen=True):
-    """The endpoint asked for silence until `at_s + for_s`."""
+    """The endpoint asked for no requests until `at_s + for_s`."""
 
     endpoint: str
     for_s: float
 
 
 class EndpointLost(Event, frozen=True):
-    """The endpoint takes no connections; `reason` is the error of the first that it did not take.
+    """The endpoint takes no connections; `reason` is the error of the first refused one.
 
-    Its rows wait and are asked when it is back.
+    Its rows wait and are sent when it is back.
     """
 
     endpoint: str
@@ -57,7 +57,7 @@ class EndpointLost(Event, frozen=True):
 
 
 class EndpointOut(Event, frozen=True):
-    """An endpoint of several takes no more calls, for `reason`; `left` are left of `of`."""
+    """One of several endpoints takes no more calls, for `reason`; `left` of `of` remain."""
 
     endpoint: str
     reason: str
@@ -66,20 +66,20 @@ class EndpointOut(Event, frozen=True):
 
 
 class EndpointDegraded(Event, frozen=True):
-    """An endpoint of several fails, of late for `reason`: it gets few calls until it works."""
+    """One of several endpoints fails, lately for `reason`, and gets few calls until it works."""
 
     endpoint: str
     reason: str
 
 
 class EndpointRecovered(Event, frozen=True):
-    """The endpoint that was degraded works, and gets calls as the others do."""
+    """A degraded endpoint works again, and gets calls as the others do."""
 
     endpoint: str
 
 
 class EndpointBack(Event, frozen=True):
-    """The endpoint that was lost has answered."""
+    """An endpoint that was lost has answered."""
 
     endpoint: str
 

@@ -1,4 +1,4 @@
-"""Whether an output's names are its own: no two outputs write to one file."""
+"""Conflicts of file names: no two outputs may write to one file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def check_place(output: Output) -> None:
 
 
 def owner_of_failures(path: Path) -> Output | None:
-    """The output whose failures are in `path`; None if there is none."""
+    """Returns the output whose failures are in `path`; None if there is none."""
     for ending in (".failed.jsonl", "-failed.jsonl"):
         stem = path.name.removesuffix(ending)
         if stem in ("", path.name):
@@ -59,6 +59,6 @@ def _is_output(path: Path) -> bool:
 
 
 def _holds_copies(state: Path) -> bool:
-    """Whether it is `s3.redline/`, whose folders are buckets, and no output's state."""
+    """Whether the folder is like `s3.redline/`, with buckets as folders, and not an output's."""
     found = (each for each in state.glob("*") if each.is_dir() and each.name not in _OWN_FOLDERS)
     return not is_state(state) and any(found)

@@ -1,4 +1,4 @@
-"""Answers that are cut, empty or refused and count as successes: which they are, and in words.
+"""Flaws of successes: answers that are cut, empty or refused, found in results and put in words.
 
 A flaw is one of the reasons that `fail_on` takes. It is known from the finish reason of the answer;
 of several choices in one answer, the first that has a flaw counts.
@@ -25,7 +25,7 @@ FAIL_ON = {
     "content_filter": "the answer was cut by a content filter",
     "refusal": "the model refused to answer",
 }
-# What is said of them after a number: `4,003 cut by max_tokens`.
+# The words for them after a number: `4,003 cut by max_tokens`.
 _WORDS = {
     "length": "cut by max_tokens",
     "empty": "empty",
@@ -68,44 +68,44 @@ _LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLin
 
 
 def _flaw_of(row: Brief) -> str | None:
-    """The flaw of a success; None if it has none, and for a failure."""
+    """Returns the flaw of a success; None if it has none, and for a failure."""
     return _first_flaw(row.finish_reason) if row.status == "succeeded" else None
 
 
 def flaws_of(rows: Sequence[Brief]) -> Counter[str]:
-    """The flaws of the successes among them."""
+    """Counts the flaws of the successes among these rows."""
     try:
         if _SOUND_REASONS.issuperset(map(_reason_of, rows)):
             return Counter()
     except TypeError:
-        # One has several choices.
+        # A row has several choices, whose reasons are a list.
         pass
     return Counter(filter(None, map(_flaw_of, rows)))
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
-    """The flaws of lines of a results file. In the batch format, emptiness is not seen."""
+    """Counts the flaws in lines of a results file. The batch format does not show emptiness."""
     block = b"".join(lines)
-    # Almost always, one look at all of them is enough.
+    # Almost always, one search over all of them is enough.
     if block.count(_SOUND) == len(lines) or _FLAWED.search(block) is None:
         return Counter()
     return Counter(flaw for line in lines if (flaw := _flaw_in(line)) is not None)
 
 
 class Answers:
-    """Successes in a results file: how many lines, and their flaws."""
+    """The successes in a results file: the number of lines, and their flaws."""
 
     def __init__(self) -> None:
         self.total = 0
         self.flaws: Counter[str] = Counter()
 
     def add(self, lines: Sequence[bytes]) -> None:
-        """These lines are in the file."""
+        """Adds lines of the file."""
         self.total += len(lines)
         self.flaws.update(flaws_in(lines))
 
     def take_out(self, path: Path) -> None:
-        """The lines that are now in this file are no longer in the other. Blocks."""
+        """Subtracts the lines that were moved to the file at `path`. Blocks."""
         with opened_lines(path) as fd:
             for stretch in read_stretches(fd):
                 self.total -= len(stretch.lines)
@@ -113,12 +113,12 @@ class Answers:
 
 
 def flaws_text(flaws: Mapping[str, int]) -> str:
-    """`4,003 cut by max_tokens, 12 empty`; nothing for none."""
+    """Returns a text like `4,003 cut by max_tokens, 12 empty`; empty if there are none."""
     return ", ".join(f"{number:,} {_WORDS[flaw]}" for flaw, number in flaws.items() if number)
 
 
 def all_flawed(answers: int, flaws: Mapping[str, int]) -> str | None:
-    """The warning that no answer of a run is whole so far, or None."""
+    """Returns the warning that no answer of a run is whole so far, or None."""
     if answers < _TELLING_ANSWERS or sum(flaws.values()) < answers:
         return None
     words = " or ".join(_WORDS[flaw] for flaw in flaws)

@@ -1,11 +1,11 @@
-"""Which row is which: 64-bit keys, and sets of them that cost 16 to 32 bytes a row.
+"""The identity of rows: 64-bit keys, and sets of them that cost 16 to 32 bytes per row.
 
-A row is its `custom_id` if it has one. Otherwise it is its content and the count of equal rows
-before it, so that rows may be added anywhere without making the others new. Two of 10 million
-64-bit keys are equal with a probability of 3 in a million (n^2 / 2^65).
+A row is identified by its `custom_id` if it has one, otherwise by its content and the count of
+equal rows before it, so that rows may be added anywhere without making the others new. Two of 10
+million 64-bit keys are equal with a probability of 3 in a million (n^2 / 2^65).
 
 The content of a named row has a mark of 32 bits, which its line repeats: a row that has changed
-since it was answered is to be asked again. One change in 4 billion goes unnoticed.
+since it was answered is sent again. One change in 4 billion goes unnoticed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from redline.sources import Row, Source, custom_id, message_key
 
 _FIRST_SLOTS = 1024
 _KEY_BYTES = 8
-# What is hashed begins so. Copying a hash that has begun takes half as long as making one.
+# Hashes of the common beginnings. Copying a begun hash takes half as long as making a new one.
 _NAMED = blake2b(b"custom_id:", digest_size=_KEY_BYTES)
 _UNNAMED = blake2b(b"content:", digest_size=_KEY_BYTES)
-# Neither spaces nor the order of columns change what a row holds.
+# Neither spaces nor the order of columns change a row's content.
 _CANONICAL = msgspec.json.Encoder(order="sorted")
-# For `map`, which takes no step of Python for a row.
+# For `map`, which runs no Python bytecode per row.
 _data_of = attrgetter("data")
 _content_of = attrgetter("content")
 _encoded: Callable[[Any, str, str], bytes] = str.encode
@@ -71,13 +71,13 @@ class KeySet:
         return found != 0
 
     def add(self, key: int) -> bool:
-        """Puts `key` in, 0..2^64-1; False if it was there."""
+        """Adds `key`, 0..2^64-1; False if it already exists."""
         return self.add_all((key,)) == 1
 
     def add_all(self, keys: Sequence[int], start: int = 0) -> int:
-        """Puts the keys from the place `start` on in, up to the first that already exists.
+        """Adds the keys from the place `start` on, up to the first that already exists.
 
-        Returns that one's place; the number of keys if there is none.
+        Returns the place of that key; the number of keys if there is none.
         """
         self._make_room(len(keys) - start)
         slots = self._slots
@@ -95,7 +95,7 @@ class KeySet:
         return len(keys)
 
     def add_each(self, keys: Sequence[int]) -> list[int]:
-        """Puts all the keys in; the places of those that were there already."""
+        """Adds all the keys; returns the places of those that already existed."""
         places = []
         place = 0
         while (place := self.add_all(keys, place)) < len(keys):
@@ -104,10 +104,10 @@ class KeySet:
         return places
 
     def add_marked(self, keys: Sequence[int], marks: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Puts all the keys in with their marks; the places of those that were there already.
+        """Adds all the keys with their marks; returns the places of those that already existed.
 
-        First of those with the same mark or an unknown one; then of those with another mark, which
-        is replaced.
+        The first list is of those with the same mark or an unknown one, the second of those with
+        another mark, which is replaced.
         """
         repeated: list[int] = []
         changed: list[int] = []
@@ -124,7 +124,7 @@ class KeySet:
         return repeated, changed
 
     def mark(self, keys: Sequence[int], marks: Sequence[int]) -> None:
-        """Gives these keys, all of them in the set, the marks at the same places."""
+        """Sets the marks of these keys, all of which are in the set."""
         if self._marks is None:
             if not any(marks):
                 return
@@ -139,7 +139,7 @@ class KeySet:
             own[at] = mark
 
     def mark_of(self, key: int) -> int:
-        """The key's mark; 0 if it has none or is not in the set."""
+        """Returns the key's mark; 0 if it has none or is not in the set."""
         if self._marks is None:
             return 0
         key = key or 1
@@ -155,15 +155,15 @@ class KeySet:
         return key in self and not is_other(mark, self.mark_of(key))
 
     def foresee(self, share: float) -> None:
-        """The keys so far are about this share, above 0 to 1, of those that there will be.
+        """Announces that the keys so far are about this share, above 0 to 1, of the final number.
 
-        So they are moved into a larger array half as often. If that is wrong, it is twice as
-        large as it would have been.
+        So they are moved into a larger array half as often. If the share is wrong, the array is
+        twice as large as it would have been.
         """
         self._expected = round(self._count / share)
 
     def _make_room(self, count: int) -> None:
-        """Less than half of the slots are taken once `count` keys more are in."""
+        """Grows the array so that `count` more keys leave more than half of its slots free."""
         needed = _slots_for(self._count + count, len(self._slots))
         if needed > len(self._slots):
             steps = (_slots_for(self._expected, needed) // needed).bit_length() - 1
@@ -184,7 +184,7 @@ class KeySet:
         self._slots = larger
 
     def _moved_marks(self, larger: array[int]) -> array[int]:
-        """The marks, each at its key's place in the larger array of slots."""
+        """Returns the marks, each at its key's place in the larger array of slots."""
         assert self._marks is not None
         moved = array("I", [0]) * len(larger)
         mask = len(larger) - 1
@@ -198,12 +198,12 @@ class KeySet:
 
 
 def is_other(mark: int, than: int) -> bool:
-    """Both marks are known, and they are of different contents."""
+    """Whether both marks are known and differ."""
     return bool(mark and than) and mark != than
 
 
 def marks_of(rows: Iterable[Row]) -> list[int]:
-    """The mark of each row, see `mark_of`."""
+    """Returns the mark of each row, see `mark_of`."""
     rows = list(rows)
     names = _names_of(rows)
     if not any(names):
@@ -218,9 +218,9 @@ def marks_of(rows: Iterable[Row]) -> list[int]:
 
 
 def mark_of(row: Row) -> int:
-    """32 bits of a named row's content, never 0; 0 for a row without a name, known by its content.
+    """Returns 32 bits of a named row's content, never 0; 0 for a row without a name.
 
-    Two rows that hold the same have the same, however they are written.
+    Two rows with the same values have the same mark, in whatever way they are written.
     """
     data = row.data
     name = None if data is None else data.get("custom_id")
@@ -234,7 +234,7 @@ def mark_of(row: Row) -> int:
 
 
 def _names_of(rows: Sequence[Row]) -> Sequence[str | None]:
-    """The `custom_id` of each row."""
+    """Returns the `custom_id` of each row."""
     try:
         names = list(map(dict.get, map(_data_of, rows), repeat("custom_id")))
     except TypeError:
@@ -247,7 +247,7 @@ def _names_of(rows: Sequence[Row]) -> Sequence[str | None]:
 
 
 def _slots_for(count: int, least: int) -> int:
-    """`least`, doubled until these keys take less than half of it."""
+    """Returns `least`, doubled until these keys take less than half of it."""
     while 2 * count >= least:
         least *= 2
     return least
@@ -260,17 +260,17 @@ class _Taken:
         self._done = done._slots
         self._marks = done._marks
         self._has_done = len(done) > 0
-        # By slot of `done`: its key is taken.
+        # For each slot of `done`, whether its key is taken.
         self._claimed = bytearray(len(self._done) if self._has_done else 0)
         self.others = KeySet()
-        # Of rows that were just taken and are done: their places, and the marks of their lines.
+        # Places of the rows that were just taken and are done, and the marks of their lines.
         self.marked: list[tuple[int, int]] = []
 
     def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
         """Takes the keys from the place `start` on, up to the first that was taken before.
 
-        Returns that one's place; the number of keys if there is none. Adds the places of those
-        taken that are not done to `undone`.
+        Returns the place of that key; the number of keys if there is none. Adds the places of taken
+        keys that are not done to `undone`.
         """
         if not self._has_done:
             end = self.others.add_all(keys, start)
@@ -297,9 +297,9 @@ class _Taken:
 
 
 class Identified(NamedTuple):
-    """Some rows' keys, and the places of some of these rows.
+    """The keys and names of some rows, and the places of duplicates and undone rows.
 
-    duplicates: they have the custom_id of an earlier row. undone: those that are not done yet.
+    duplicates: rows with the custom_id of an earlier row. undone: rows that are not done yet.
     names: the custom_id of each row.
     """
 
@@ -310,10 +310,10 @@ class Identified(NamedTuple):
 
 
 class Identifier:
-    """The key of each row of one pass over the input, in input order.
+    """The maker of the keys of rows in one pass over the input, in input order.
 
-    done: the keys of rows that are done, of which none is added any more. They are seen when their
-    rows come, and are not remembered a second time.
+    done: the keys of rows that are done, to which none is added any more. Their rows are marked as
+    seen in it, and not remembered a second time.
     """
 
     def __init__(self, done: KeySet | None = None) -> None:
@@ -321,11 +321,11 @@ class Identifier:
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
-        """The rows so far are about this share, above 0 to 1, of the input."""
+        """Announces that the rows so far are about this share, above 0 to 1, of the input."""
         self._taken.others.foresee(share)
 
     def keys(self, rows: Sequence[Row]) -> Identified:
-        """The rows' keys, and which of the rows are duplicates, and undone."""
+        """Returns the rows' keys, and which of the rows are duplicates or undone."""
         names = _names_of(rows)
         digests = _digests(rows, names)
         keys = array("Q", digests)
@@ -343,7 +343,7 @@ class Identifier:
         return Identified(keys, duplicates, undone, names)
 
     def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
-        """Adds the rows to `undone` whose lines are of another content than they have now."""
+        """Adds the rows to `undone` whose content has changed since their lines were written."""
         marked = self._taken.marked
         changed = [place for place, mark in marked if is_other(mark_of(rows[place]), mark)]
         marked.clear()
@@ -352,7 +352,7 @@ class Identifier:
             undone.sort()
 
     def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
-        """The key of a row that is not the first of its kind: of its content, or of the n-th copy.
+        """Returns the key of a row whose first key is taken: by its content, or as the n-th copy.
 
         Only rows that repeat cost a dictionary entry.
         """
@@ -367,7 +367,7 @@ class Identifier:
 
 
 def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, int, bool]]:
-    """Each row up to the limit with its key, and whether its custom_id is an earlier row's."""
+    """Yields each row up to the limit, its key, and whether an earlier row has its custom_id."""
     identifier = Identifier()
     for batch in source.batches():
         rows = [row for row in batch if limit is None or row.number <= limit]
@@ -379,7 +379,7 @@ def keyed_rows(source: Source, limit: int | None = None) -> Iterator[tuple[Row, 
 
 
 class MessageKeys:
-    """The keys of messages, each of which its stream holds once: so nothing is remembered.
+    """The maker of keys of messages. Each occurs once in its stream, so none is remembered.
 
     A row's content is its message's id and fields. The id alone may return with other fields, in a
     stream that was deleted and filled again.
@@ -390,17 +390,17 @@ class MessageKeys:
         self._done = done
 
     def foresee(self, share: float) -> None:
-        """Nothing grows here."""
+        """Does nothing, since no keys are kept."""
 
     def keys(self, rows: Sequence[Row]) -> Identified:
-        """The rows' keys, and which of the rows are undone; none of them repeats."""
+        """Returns the rows' keys, and which of the rows are undone; none of them repeats."""
         keys = array("Q", [message_key(self._stream, row.content) for row in rows])
         undone = [place for place, key in enumerate(keys) if key not in self._done]
         return Identified(keys, [], undone, _names_of(rows))
 
 
 def _digests(rows: Sequence[Row], names: Sequence[str | None]) -> bytes:
-    """What the rows' keys are made of, first to last: names, and contents of those without one."""
+    """Returns the hashes of the rows' names, or of their contents if they have none, joined."""
     if None not in names:
         begun: Iterable[blake2b] = repeat(_NAMED, len(rows))
         hashed: Iterable[bytes] = map(_encoded, names, repeat("utf-8"), repeat("surrogatepass"))

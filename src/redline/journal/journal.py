@@ -3,23 +3,24 @@
 A row's line goes through: taken -> written -> synced -> acknowledged. Lines that are taken in one
 turn of the event loop are written together, before any slot sends another request, so that the
 death of the process at any moment wastes no more calls than were in flight. The fsync, which may
-take long, has a thread; at most one is under way, and what is written meanwhile makes up the next
-group, so a slow disk makes larger groups. While too much is unsynced, the run begins no more rows.
+take long, runs in a thread; at most one is in progress, and lines written meanwhile make up the
+next group, so a slow disk makes larger groups. While too much is unsynced, the run begins no more
+rows.
 
-A group is read back, from the file that has the name, before it is acknowledged. If that file was
-removed, moved, replaced or cut, the run is to end: lines of calls in flight are still written to
-the open file, which gets a name again at the end, and only then are they acknowledged.
+Before a group is acknowledged, it is read back by the file's name. If that file was removed, moved,
+replaced or cut, the run must end: lines of calls in flight are still written to the open file,
+which gets a name again at the end, and only then are they acknowledged.
 
 Files, for an output `labels.jsonl`:
-  labels.jsonl          one line a success
-  labels.failed.jsonl   one line a failure, made on the first
-  labels.redline/       manifest.json (what makes results comparable), lock, spent (account.py)
+  labels.jsonl          one line per success
+  labels.failed.jsonl   one line per failure, created with the first
+  labels.redline/       manifest.json (settings that decide results), lock, spent (account.py)
 A row that is in both is a success: it was retried, and the run ended before the failure was
 taken out.
 
-A named row that has changed since it was answered is asked again. Its old line answers another
+A named row that has changed since it was answered is sent again. Its old line answers another
 question: at the end of the run it is moved to labels.redline/labels.outdated-1.jsonl, whether the
-row has then succeeded or failed. Of two lines of a row with different contents, the later one
+row has then succeeded or failed. If a row has two lines for different contents, the later one
 counts.
 """
 
@@ -43,17 +44,17 @@ from redline.journal.rewrite import drop_mended
 from redline.journal.sound_lines import Stretch
 from redline.process import Changes
 
-# A group is synced this long after its first row: at most so much is done again after a power
-# loss, and a fast disk does not cost a thread switch and an fsync a row.
+# A group is synced this long after its first row: at most this much is done again after a power
+# loss, and a fast disk does not cost a thread switch and an fsync per row.
 GROUP_S = 0.05
 _GROUP_ROWS = 1000
 MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
 # Lines that wait for the end of a turn are copied once more, to be written together; the system
 # call that this saves costs as much as copying some 100 KB.
 _LARGE_LINE_BYTES = 64 * 1024
-# What is kept of a row until it is synced takes less.
+# An upper bound on the memory that a row takes until it is synced.
 KEPT_ROW_BYTES = 512
-# A success that has no JSON form, such as one of an object, is a failure.
+# Errors of a success without a JSON form, such as an object's; it becomes a failure.
 _UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError)
 
 
@@ -69,9 +70,8 @@ class _Group:
 class Journal:
     """The files of one output; the caller holds its lock.
 
-    Opening blocks while it reads what is there, and needs no event loop. acknowledge: called, on
-    the event loop, of each group that has become durable.
-    Raises JournalError.
+    Opening blocks while it reads existing files, and needs no event loop. acknowledge: called on
+    the event loop with each group that has become durable. Raises JournalError.
     """
 
     def __init__(self, output: Output, acknowledge: Callable[[list[Brief]], None]) -> None:
@@ -82,7 +82,7 @@ class Journal:
         # The successes that were here before this run, and still are.
         self.answers = Answers()
         self.failed = KeySet()
-        # Rows with a success of other content than they have now.
+        # Rows whose success is for other content than they have now.
         self._outdated: set[int] = set()
         self._line_of = line_writer(output)
         self._failure_of = failure_writer(output)
@@ -93,11 +93,11 @@ class Journal:
         self._wake = asyncio.Event()
         self._is_closing = False
         self._error: JournalError | None = None
-        # Why nothing is acknowledged any more, though lines are still written; and of which rows.
+        # Why nothing is acknowledged any more though lines are still written, and their rows.
         self._lost: ResultsLost | None = None
         self._unplaced: list[Brief] = []
         self._before_sync: Callable[[], None] | None = None
-        self.sync_s = 0.0  # that fsyncs have taken, in their thread
+        self.sync_s = 0.0  # seconds of fsyncs, in their thread
         self._is_flush_due = False  # in this turn of the loop
         self._has_lines = False  # to be flushed
         self._has_woken = False  # the syncer, for the present group
@@ -119,38 +119,38 @@ class Journal:
             raise
         # Rows with a failure from an earlier run.
         self.failed_before = self.failed
-        # Rows may have lines that are to be replaced.
+        # Whether rows may have lines that have to be replaced.
         self._may_replace = len(self.succeeded) + len(self.failed) > 0
         self._group = _Group(self._written_bytes())
 
     def start(self, before_sync: Callable[[], None] | None = None) -> None:
         """Begins to sync; needs a running event loop.
 
-        before_sync: makes durable what must be so before the results are, in the thread that syncs.
+        before_sync: makes durable what must be durable before the results, in the syncing thread.
         """
         self._before_sync = before_sync
         self._syncer = asyncio.create_task(self._sync_groups(), name="redline journal")
 
     @property
     def write_s(self) -> float:
-        """Seconds that the event loop has waited for writes."""
+        """The seconds that the event loop has waited for writes."""
         return sum(file.write_s for file in self._files())
 
     @property
     def is_behind(self) -> bool:
-        """Too much is not durable yet: no more rows are to be begun. May be asked in any thread."""
+        """Whether too much is not durable yet, so no more rows may begin. Thread-safe."""
         group = self._group
         lines_bytes = self._written_bytes() - group.begin_bytes
         return lines_bytes + len(group.rows) * KEPT_ROW_BYTES >= MOST_UNSYNCED_BYTES
 
     def has_succeeded(self, key: int, mark: int = 0) -> bool:
-        """The row of this key and content succeeded before this run, or has since it failed."""
+        """Whether the row of this key and content succeeded before this run, or was made good."""
         if key in self._made_good:
             return True
         return key not in self._outdated and self.succeeded.matches(key, mark)
 
     def outdate(self, key: int) -> None:
-        """The success of this key is of other content than its row has now."""
+        """Marks the success of this key as one for other content than its row has now."""
         self._outdated.add(key)
         self._may_replace = True
 
@@ -162,8 +162,8 @@ class Journal:
     def append(self, result: Result) -> None:
         """Takes one row's line.
 
-        It is written by the next `flush`, at the latest in the next turn of the event loop; a long
-        one is written at once. Raises JournalError once a file could not be written; nothing is
+        The line is written by the next `flush`, at the latest in the next turn of the event loop; a
+        long one is written at once. Raises JournalError after a failed write; nothing is
         acknowledged from then on.
         """
         if self._error is not None:
@@ -192,7 +192,7 @@ class Journal:
         self._group.rows.append(result.in_brief())
 
     def flush(self) -> None:
-        """Writes what was taken. To be called before a request is sent; a failure shows later."""
+        """Writes the lines taken. Call it before a request is sent; a failure is raised later."""
         if self._has_lines:
             self._has_lines = False
             try:
@@ -203,7 +203,7 @@ class Journal:
                 self._fail(error)
 
     def _flush_turn(self) -> None:
-        """Ends a turn of the loop in which rows ended: what no send has flushed is written."""
+        """Writes the lines of a turn of the loop that no send has flushed."""
         self._is_flush_due = False
         if self._has_lines:
             self.flush()
@@ -212,7 +212,7 @@ class Journal:
             self._wake.set()
 
     async def saved(self) -> None:
-        """Returns once all rows that were taken are acknowledged. Raises JournalError."""
+        """Waits until all rows that were taken are acknowledged. Raises JournalError."""
         last = self._group if self._group.rows else self._syncing
         if last is not None:
             await self.changes.wait_for(lambda: last.is_acknowledged or self.failure is not None)
@@ -255,7 +255,7 @@ class Journal:
         self.changes.notify()
 
     def _note(self, result: Result) -> None:
-        """Keeps account of a row that may have a line of an earlier run."""
+        """Records a row that may have a line of an earlier run."""
         key = result.key
         has_failed = key in self.failed
         if self.succeeded.has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
@@ -267,7 +267,7 @@ class Journal:
             self._made_good.add(key)
 
     def _add_failure(self, result: Result) -> bytes:
-        """The line of a failure, which the failures file takes. Raises JournalError."""
+        """Adds a failure to the failures file; returns its line. Raises JournalError."""
         line = self._failure_of(result)
         try:
             (self._failures or self._open_failures()).add(line)
@@ -305,7 +305,7 @@ class Journal:
                 return
 
     async def _sync_group(self, group: _Group) -> None:
-        """Acknowledges the group once it is durable and in its place."""
+        """Syncs the group, and acknowledges it once it is durable and in its place."""
         loop = asyncio.get_running_loop()
         for file in self._files():
             file.end_group()
@@ -346,7 +346,7 @@ class Journal:
                 file.rescue(self._lost)
 
     def _written_bytes(self) -> int:
-        """The bytes of all lines in the files."""
+        """Returns the bytes of all lines in the files."""
         failures = self._failures
         return self._results.size_bytes + (0 if failures is None else failures.size_bytes)
 
@@ -405,7 +405,7 @@ class Journal:
 
 
 class NotKept:
-    """Takes the rows of a run without an output: each is acknowledged at once."""
+    """The results of a run without an output: each row is acknowledged at once."""
 
     failure: JournalError | None = None
 

@@ -1,8 +1,8 @@
 """The lines of a results file, written with a checksum by which `sound_lines` finds damaged ones.
 
-A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the
-line up to its comma, in eight hex digits. So a torn, cut or edited line is known from itself. The
-field before it is `row_hash`, the mark of a named row's content, see `identity`.
+A line is one JSON object whose last field is `crc`: the CRC-32 (ISO 3309, as in zlib) of the line
+up to the comma before it, in eight hex digits. So each line shows by itself whether it is torn, cut
+or edited. The field before it is `row_hash`, the mark of a named row's content, see `identity`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redline.sources import Row
 from redline.waist import Status
 
 VERSION = 1
-# Fields that a success has only if they say something.
+# Fields that a success has only if they are set.
 _NOT_ALWAYS = ("cached", "batched", "input", "response")
 _NO_REPLY = Reply(output=None)
 _encode = msgspec.json.Encoder().encode
@@ -31,7 +31,7 @@ _SEALED = b'%b,"crc":"%08x"}\n'
 
 
 class Result(msgspec.Struct):
-    """One finished row, ready to be written. key, mark: which row it is, see `identity`."""
+    """One finished row, ready to be written. key, mark: identify the row, see `identity`."""
 
     row: Row
     key: int
@@ -47,7 +47,7 @@ class Result(msgspec.Struct):
         outcome.input = self.row.data
 
     def in_brief(self) -> Brief:
-        """Which row it is and how it ended, without what was asked and answered."""
+        """Returns the row's identity and its ending, without request and answer."""
         outcome = self.outcome
         reply, tried = outcome.reply, outcome.tried
         return Brief(
@@ -62,11 +62,11 @@ class Result(msgspec.Struct):
 
 
 class Brief(msgspec.Struct, frozen=True, gc=False):
-    """What is kept of a row whose line is taken, until the line is durable.
+    """The facts about a row that are kept from when its line is taken until it is durable.
 
-    key, custom_id: which row it is; the name is for those who watch a run.
-    finish_reason: see Reply; None without a reply. complete_s: when its last attempt was over, by
-    the monotonic clock; None if no attempt was made.
+    key, custom_id: identify the row; custom_id is for observers of a run. finish_reason: see Reply;
+    None without a reply. complete_s: the monotonic time when its last attempt was over; None if no
+    attempt was made.
     """
 
     key: int
@@ -101,7 +101,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def line_writer(output: Output) -> Callable[[Result], bytes]:
-    """Makes the line of a success, newline included, as the output wants it."""
+    """Returns a function that makes the line of a success, with its newline, for the output."""
     if output.format == "batch":
         return partial(_batch_line, output.keep_input)
     return partial(_line, output.keep_input, output.raw)
@@ -145,7 +145,7 @@ def _line(keeps_input: bool, is_raw: bool, result: Result) -> bytes:
 
 
 def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
-    """The line's fields with those of a task before the ones that not every line has."""
+    """Returns the line's fields, with those of a task before the ones that are optional."""
     written = {
         name: value
         for name, value in msgspec.structs.asdict(line).items()
@@ -156,9 +156,9 @@ def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def failure_writer(output: Output) -> Callable[[Result], bytes]:
-    """Makes the line of a failure, newline included: the input and the typed error.
+    """Returns a function that makes the line of a failure, with its newline: input and error.
 
-    With the batch format, it holds the endpoint's own answer as well.
+    In the batch format, the line contains the endpoint's own answer as well.
     """
     return partial(_failure_line, output.format == "batch")
 
@@ -188,7 +188,7 @@ def _failure_line(has_response: bool, result: Result) -> bytes:
 
 
 def _batch_line(keeps_input: bool, result: Result) -> bytes:
-    """An output line of the OpenAI Batch API, with redline's own fields in one object."""
+    """Makes an output line of the OpenAI Batch API, with redline's own fields added."""
     outcome = result.outcome
     reply = outcome.reply or _NO_REPLY
     answer = answer_object(reply.status, reply.request_id, _whole_reply(outcome))
@@ -212,20 +212,20 @@ def _batch_line(keeps_input: bool, result: Result) -> bytes:
 
 
 def _whole_reply(outcome: Outcome) -> Any:
-    """The reply's JSON as it came; the output alone if there is no HTTP reply."""
+    """Returns the reply's JSON as it came; the output alone if there is no HTTP reply."""
     if outcome.reply is None or not outcome.reply.body:
         return outcome.output
     body = outcome.reply.body.strip()
     try:
         body.decode()
     except UnicodeDecodeError:
-        # The parser skips what is not read; a results file must be readable as a whole.
+        # The parser skips fields that are not read, but a results file must be valid throughout.
         body = body.decode("utf-8", "replace").encode()
     return msgspec.Raw(body)
 
 
 def _refusal(error: RedlineError | None) -> dict[str, Any] | None:
-    """The HTTP answer that an error is; None if there was none."""
+    """Returns the HTTP answer behind an error; None if there was none."""
     if not isinstance(error, CallError) or error.status is None or not error.body:
         return None
     text = error.body.decode("utf-8", "replace")
@@ -237,7 +237,7 @@ def _refusal(error: RedlineError | None) -> dict[str, Any] | None:
 
 
 def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
-    """An error for programs and for files, None for none."""
+    """Returns an error's fields, for programs and files; None for no error."""
     if error is None:
         return None
     return {
@@ -250,19 +250,19 @@ def error_fields(error: RedlineError | None) -> dict[str, Any] | None:
 
 
 def _writable(text: str) -> str:
-    """The text without lone surrogates, which file names may hold, and safe to print."""
+    """Returns the text safe to print and without lone surrogates, which file names may have."""
     return printable(text).encode("utf-8", "replace").decode()
 
 
 def _beginning(content: bytes) -> str:
-    """Enough of a bad row to find it by."""
+    """Returns enough of a bad row to find it by."""
     return content[:1000].decode("utf-8", "replace")
 
 
 def _sealed(fields: _Line | dict[str, Any], mark: int) -> bytes:
-    """The fields as a line of JSON that ends with the mark, if there is one, and its checksum."""
+    """Returns the fields as a line of JSON that ends with the mark, if any, and a checksum."""
     body = _encode(fields)
-    # To Python 3.11, `in` is an error first: it takes the bytes for a number.
+    # `in` is slow in Python 3.11: it first tries the bytes as a number, which raises an error.
     if body.find(b"\n") >= 0 or body.find(b"\r") >= 0:
         body = _on_one_line(body)
     body = body[:-1]
@@ -272,7 +272,7 @@ def _sealed(fields: _Line | dict[str, Any], mark: int) -> bytes:
 
 
 def _on_one_line(body: bytes) -> bytes:
-    """The same JSON: a reply passed through untouched may hold line breaks between its tokens."""
+    """Removes line breaks between the tokens of the JSON, which a raw reply may contain."""
     try:
         return _encode(msgspec.json.decode(body))
     except msgspec.DecodeError:

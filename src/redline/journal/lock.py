@@ -1,4 +1,4 @@
-"""One process per output."""
+"""The lock by which one process at a time writes an output."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from redline.errors import ConfigError
 from redline.journal.output import Output
 from redline.process import LockedFile
 
-# Somebody who asks whether a lock is held holds it for a moment.
+# A process that checks whether a lock is held holds it for a moment.
 _MOMENT_S = 0.05
 
 
 def is_held(output: Output) -> bool | None:
-    """A process holds the output; None if the file system does not say. Raises FileNotFoundError.
+    """Whether a process holds the output; None if the file system cannot tell.
 
-    It is also held on another machine, or in a container, that has the same file system.
+    The holder may be on another machine, or in a container, with the same file system. Raises
+    FileNotFoundError if there is no lock file.
     """
     fd = os.open(output.state_path / "lock", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        # Several may ask at once; what holds it for good holds it alone.
+        # Several processes may check at once; an owner's lock is exclusive.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -34,10 +35,10 @@ def is_held(output: Output) -> bool | None:
 
 
 class OutputLock:
-    """Holds an output from its making until `release`, or death.
+    """A hold on an output, from construction until `release` or the end of the process.
 
-    An flock on `labels.redline/lock`: the system releases it when the process ends, however it
-    ends and whatever it has forked. Raises ConfigError if another process holds it, or if
+    It is an flock on `labels.redline/lock`: the system releases it when the process ends, however
+    it ends and whatever it has forked. Raises ConfigError if another process holds it, or if
     nothing can be written.
     """
 
@@ -71,7 +72,7 @@ class OutputLock:
             os.ftruncate(self._file.fd, 0)
             os.pwrite(self._file.fd, name.encode(), 0)
         except OSError:
-            # The name only serves the other's message; a full disk shows where it matters.
+            # The name only serves another process's message; a full disk is reported later.
             return
 
     def release(self) -> None:

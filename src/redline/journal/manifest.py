@@ -1,4 +1,4 @@
-"""What made the results, so that a resumed run cannot mix two kinds of them in silence."""
+"""The settings behind the results, so that a resumed run cannot silently mix two kinds of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _LONGEST_SHOWN = 60
 
 
 class Manifest(msgspec.Struct, kw_only=True):
-    """manifest.json. `settings`: whatever decides an answer; never a key.
+    """The contents of manifest.json. `settings`: all that decide an answer; never a key.
 
-    rows: rows of the input once a run has read it to its end. input: its path or URL, for `verify`;
-    empty if it has none. others: those of earlier runs that were of another input.
+    rows: the number of rows of the input, once a run has read it to its end. input: its path or
+    URL, for `verify`; empty if it has none. others: paths and URLs of other inputs of earlier runs.
     """
 
     v: int = 1
@@ -39,20 +39,20 @@ def path_of(output: Output) -> Path:
 
 
 def make(rows: object, settings: dict[str, Any]) -> Manifest:
-    """The manifest of a new run over `rows`. settings: those that are not empty are kept."""
+    """Makes the manifest of a new run over `rows`. settings: empty ones are left out."""
     path = ""
     url = url_of(rows)
     if url is not None:
-        # A signature or a password is not written down; then verify needs the input again.
+        # A signature or a password is not stored; `verify` then needs the input stated again.
         path = url.text if url.text == url.name else ""
     elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
-        # A file's name may be no UTF-8; then it can be shown, and verify needs it again.
+        # A file's name may not be UTF-8; it can be shown, but `verify` needs it stated again.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
     return Manifest(input=path, settings={name: value for name, value in settings.items() if value})
 
 
 def load(output: Output) -> Manifest | None:
-    """The manifest on disk, None if there is none. Raises JournalError for a damaged one."""
+    """Reads the manifest; None if there is none. Raises JournalError for a damaged one."""
     try:
         data = path_of(output).read_bytes()
     except FileNotFoundError:
@@ -69,15 +69,15 @@ def load(output: Output) -> Manifest | None:
 
 
 def save(output: Output, manifest: Manifest) -> None:
-    """Writes the manifest at once: death leaves the old one or the new one."""
+    """Writes the manifest atomically: a crash leaves the old one or the new one."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
     replace_file(path_of(output), lambda fd: write_all(fd, [data]))
 
 
 def other_inputs(old: Manifest, now: str) -> list[str]:
-    """What earlier runs have read that is not `now`, empty for what has no path.
+    """Returns the inputs of earlier runs other than `now`; "" for one without a path.
 
-    A file that is gone was renamed, or its folder was moved.
+    A file that no longer exists is left out: it was renamed, or its folder was moved.
     """
     earlier = dict.fromkeys((*old.others, old.input))
     return [place for place in earlier if place != now and _is_there(place, now)]
@@ -93,7 +93,7 @@ def _is_there(place: str, now: str) -> bool:
 
 
 def check(old: Manifest, new: Manifest, output: Output) -> None:
-    """Raises ConfigError that says what has changed since the output was begun."""
+    """Raises ConfigError that lists the settings changed since the output was begun, if any."""
     changed = sorted(
         name
         for name in old.settings.keys() | new.settings.keys()

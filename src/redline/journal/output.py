@@ -1,4 +1,4 @@
-"""Where results go, what a line of them holds, and the names of the files beside them.
+"""The output: the place of results, the contents of a line, and the names of the files beside.
 
   results        failures                state
   labels.jsonl   labels.failed.jsonl     labels.redline/
@@ -27,14 +27,14 @@ _MANIFEST = "manifest.json"
 
 
 class Names(NamedTuple):
-    """Of the failures and of the folder of state."""
+    """The names of the failures file and of the state folder."""
 
     failed: str
     state: str
 
 
 def names_of(results: str, *, are_old: bool = False) -> Names:
-    """The names beside the results file of this name. are_old: those that redline 0.1 gave."""
+    """Returns the names beside the results file of this name. are_old: those of redline 0.1."""
     stem = results.removesuffix(_JSONL) or results
     if are_old or stem != results:
         return Names(f"{stem}.failed.jsonl", f"{stem}.redline")
@@ -42,14 +42,14 @@ def names_of(results: str, *, are_old: bool = False) -> Names:
 
 
 def is_state(folder: Path) -> bool:
-    """The folder holds the state of an output."""
+    """Whether the folder holds the state of an output."""
     return (folder / _MANIFEST).exists()
 
 
 def has_old_names(results: str, exists: Callable[[str], bool]) -> bool:
-    """An earlier redline wrote this output, under names that only `results`.jsonl has now.
+    """Whether redline 0.1 wrote this output, under names that now belong to `results`.jsonl.
 
-    exists: of a name beside the results.
+    exists: returns whether a name exists beside the results.
     """
     old, new = names_of(results, are_old=True), names_of(results)
     if old == new or exists(new.state):
@@ -58,18 +58,17 @@ def has_old_names(results: str, exists: Callable[[str], bool]) -> bool:
 
 
 def has_old_files(path: Path) -> bool:
-    """As `has_old_names`, of files."""
+    """Whether redline 0.1 wrote the output at this path; see `has_old_names`."""
     return has_old_names(path.name, lambda name: (path.parent / name).exists())
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """Where results go and what a line holds.
+    """The place of results, and the contents of a line.
 
     path: the results file; failures and the run's state go beside it. url: the object that the
     results file becomes when the run ends; `path` is then its copy on this machine. has_old_names:
-    what is beside it is named as an earlier redline did, see above. ordered: the
-    finished file is in input order. keep_input: each line repeats its row. raw: each line holds the
-    whole reply.
+    the files beside it have the names of redline 0.1, see above. ordered: the finished file is in
+    input order. keep_input: each line repeats its row. raw: each line contains the whole reply.
     """
 
     path: Path
@@ -89,9 +88,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def at(cls, place: str | os.PathLike[str], **fields: Any) -> Output:
-        """The output at a path, or at a URL such as s3://bucket/labels.jsonl.
+        """Makes the output at a path, or at a URL such as s3://bucket/labels.jsonl.
 
-        Raises ConfigError for a URL that nothing can be written to.
+        Raises ConfigError for a URL that cannot be written to.
         """
         url = url_of(place)
         path = local_path(place) if url is None else url.copy_path()
@@ -99,12 +98,12 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What a person calls it: the URL as it may be shown, or the path."""
+        """The output's name for people: the URL without secrets, or the path."""
         return str(self.path) if self.url is None else self.url.name
 
     @property
     def failed_name(self) -> str:
-        """What a person calls the failures beside it."""
+        """The name for people of the failures beside it."""
         path = self.failed_path
         return str(path) if self.url is None else self.url.beside(path.name).name
 

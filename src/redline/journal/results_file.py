@@ -1,4 +1,4 @@
-"""One append-only file of sealed lines: read back, repaired at its tail, written to, synced."""
+"""One append-only file of sealed lines: it is read, repaired after a crash, written and synced."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from redline.process import (
 
 _BLOCK_BYTES = 1 << 20
 _ZERO = b"\0"
-# Of a line's end, which holds its checksum: enough to know it again.
+# Bytes of a line's end, which contains its checksum: enough to recognize it.
 _TAIL_BYTES = 32
 
 
@@ -53,10 +53,10 @@ class _Group(NamedTuple):
 
 
 class ResultsFile:
-    """Lines of results or failures. One writer at a time; `sync` and `check` may run beside it.
+    """A file of results or failures. One writer at a time; `sync` and `check` may run beside it.
 
-    Opening reads every line once: `on_found` gets all that are sound, in order. What is read is
-    durable once that is over, because a process that died may have written it without.
+    Opening reads every line once: `on_found` gets all that are sound, in order. All that was read
+    is then synced, because a process that died may have written it without a sync.
     Damage that a sudden death leaves behind is repaired: a torn last line is cut off, and lines
     whose bytes a power loss has turned into zeros are moved to a file beside this one, such as
     labels.damaged-1.jsonl. Any other damaged line raises JournalError, because something else has
@@ -69,7 +69,7 @@ class ResultsFile:
     def __init__(self, path: Path, on_found: Callable[[Stretch], None]) -> None:
         self.path = path
         self._pending: list[bytes] = []
-        # Takes one whole line, which `flush` writes. No method: it is called for each row.
+        # Takes one whole line, which `flush` writes. Not a method, since it is called for each row.
         self.add = self._pending.append
         self.size_bytes = 0
         self.write_s = 0.0
@@ -80,7 +80,7 @@ class ResultsFile:
         try:
             lost = self._load(on_found)
             with telling(path):
-                # The working folder may be another one later.
+                # The working folder may change later.
                 self._place = os.path.abspath(path)
                 self._mend(lost)
                 self._go_to_end()
@@ -89,7 +89,7 @@ class ResultsFile:
             raise
 
     def flush(self) -> None:
-        """Appends the lines taken. They survive the process's death, not yet the machine's.
+        """Appends the lines taken. They survive a crash of the process, not yet of the machine.
 
         Raises JournalError, with the file cut back to its last whole line, if the disk is full
         or broken.
@@ -119,7 +119,7 @@ class ResultsFile:
             self._group = _Group(last.end, self.size_bytes, last.tail, self._tail)
 
     def check(self) -> None:
-        """Reads the last group back from the file of that name. May be called in any thread.
+        """Reads the last group back from the file with this name. May be called in any thread.
 
         Lines are written at their own offsets even if the file was truncated, so missing parts
         read as zeros, which JSON never contains.
@@ -142,7 +142,7 @@ class ResultsFile:
             )
 
     def check_end(self) -> None:
-        """As `check`, and that the group's lines are sound and the file's last ones. No writer."""
+        """Checks as `check` does, and that the group is sound and ends the file. No writer left."""
         self.check()
         group = self._group
         with telling(self.path):
@@ -152,9 +152,9 @@ class ResultsFile:
                 raise ResultsLost(f"{self.path} was written to by something else")
 
     def rescue(self, error: ResultsLost) -> None:
-        """Gives the lines a name again if they have none; says where they are in `error`. Blocks.
+        """Gives the lines a name again if they have none; states where they are in `error`. Blocks.
 
-        No writer may be left. A file that now has the name is left alone. Raises JournalError.
+        No writer may be left. A file that has taken the name is left alone. Raises JournalError.
         """
         place, moved = Path(self._place), self._moved_to()
         again = "run the same command again: it continues"
@@ -193,7 +193,7 @@ class ResultsFile:
             return False
 
     def _moved_to(self) -> Path | None:
-        """The name that the open file has now; None if it has none, or the system does not say."""
+        """Returns the current name of the open file; None if it has none or it is unknown."""
         try:
             name = os.readlink(f"/proc/self/fd/{self._fd}")
             is_it = os.path.samestat(os.stat(name), os.fstat(self._fd))
@@ -223,7 +223,7 @@ class ResultsFile:
     def drop(
         self, keys: Container[int], keeps_last: Callable[[int], bool], aside: Path
     ) -> Path | None:
-        """Takes the lines of these rows out, but the last one of a row if it is to be kept.
+        """Moves the lines of these rows out, except a row's last one if it is to be kept.
 
         They go to labels.outdated-1.jsonl beside `aside`, or the first such name that is free.
         Returns that file; None if there are no such lines. Blocks. Raises JournalError.
@@ -251,13 +251,13 @@ class ResultsFile:
         self._close()
 
     def _reopen(self) -> None:
-        """Goes on with the file that has taken this one's place."""
+        """Continues with the file that has replaced this one."""
         self._close()
         self._own(open_alone(self.path, os.O_RDWR))
         self.size_bytes = os.fstat(self._fd).st_size
 
     def _go_to_end(self) -> None:
-        """Lines are written behind the last one, and the first group of them follows it."""
+        """Moves to the end, where lines are written and the first group begins."""
         os.lseek(self._fd, self.size_bytes, os.SEEK_SET)
         seam = os.pread(self._fd, _TAIL_BYTES, max(0, self.size_bytes - _TAIL_BYTES))
         # Of the group to be checked: where it begins and ends, the bytes that it follows, and its
@@ -281,7 +281,7 @@ class ResultsFile:
             return
 
     def _load(self, on_found: Callable[[Stretch], None]) -> array[int]:
-        """Begins and ends of what a power loss has left of lines, in order.
+        """Reads all lines; returns begins and ends of those that a power loss has damaged.
 
         Sets the size up to the last whole line.
         """
@@ -297,7 +297,7 @@ class ResultsFile:
             if not line.endswith(b"\n") and is_torn(line):
                 if lost:
                     lost.extend((begin, stretch.end))
-            # JSON never holds a zero byte: that is what a block reads as that was not written.
+            # JSON never contains a zero byte: a block that was not written reads as zeros.
             elif _ZERO in line and (begin or is_torn(line) or line.startswith(_ZERO)):
                 lost.extend((begin, stretch.end))
             else:
@@ -311,24 +311,24 @@ class ResultsFile:
         return lost
 
     def _mend(self, lost: array[int]) -> None:
-        """Leaves whole lines only, all of them durable, at `_size` bytes."""
+        """Repairs the file to whole lines, all of them durable, of `size_bytes` in total."""
         has_torn_tail = self.size_bytes < os.fstat(self._fd).st_size
         if lost:
             take_out(self.path, self._fd, lost)
             self._reopen()
         elif has_torn_tail:
             os.ftruncate(self._fd, self.size_bytes)
-        # A process may have died when it had written lines, or made, renamed or removed files, and
-        # that was not durable yet. Nor may the tail that was cut come back behind new lines.
+        # A process may have died after it wrote lines, or made, renamed or removed files, before
+        # that was durable. Nor may the tail that was cut reappear after new lines.
         self.sync()
         sync_name(self.path)
 
 
 def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:
-    """The new file that now holds these bytes of `path`: `aside`, or labels.damaged-1.jsonl.
+    """Moves bytes of `path` to a new file, `aside` or labels.damaged-1.jsonl, and returns it.
 
-    Death leaves the old file or the new one, and no byte in neither. fd: of `path`; it continues
-    reading the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
+    A crash leaves the old file or the new one, and loses no byte. fd: of `path`; it continues
+    to read the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
     changed.
     """
     aside = aside or free_name(path, "damaged")
@@ -344,13 +344,13 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
 
 
 def _count_of(fd: int) -> str:
-    """How many sound lines the file holds: `1 line`, `2,000 lines`."""
+    """Returns the number of sound lines in the file as a text: `1 line`, `2,000 lines`."""
     lines = sum(len(found.keys) for found in read_stretches(fd))
     return counted(lines, "line")
 
 
 def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
-    """A writer of these bytes of `fd`, and of its mode. bounds: begins and ends, in turn."""
+    """Returns a function that copies these bytes of `fd`, and its mode. bounds: begin, end, ..."""
 
     def write(new_fd: int) -> None:
         copy_mode(fd, new_fd)

@@ -1,7 +1,7 @@
-"""Rewriting finished files as a whole: failures that are over taken out, results put in order.
+"""Rewrites of whole finished files: dropping resolved failures, putting results in order.
 
-All make a new file beside the old one and rename it, so that death at any moment leaves one of
-the two.
+Each writes a new file beside the old one and renames it, so that a crash at any moment leaves one
+of the two.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BUFFER_BYTES = 1 << 20
 
 
 def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
-    """Failures left in `path`: without those that succeeded since, and each row's last one only.
+    """Drops failures in `path` that have succeeded since, and all but each row's last one.
 
-    Does nothing if nothing is to be dropped; removes the file when none is left. The caller
-    holds the output's lock. Raises JournalError.
+    Returns the number left; removes the file if there are none, and does not rewrite it if nothing
+    is to be dropped. The caller holds the output's lock. Raises JournalError.
     """
     last: dict[int, int] = {}
     total = 0
@@ -56,8 +56,8 @@ def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
 def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
     """Moves the lines of rows that are gone to the first free `labels.outdated-1.jsonl`.
 
-    is_gone: asked with a row's key. aside: what that name is made of. Removes `path` when no line
-    is left. The caller holds the output's lock. Raises JournalError.
+    is_gone: called with a row's key. aside: the path from which that name is made. Removes `path`
+    if no line is left. The caller holds the output's lock. Raises JournalError.
     """
     bounds, kept = array("Q"), 0
     with closing(open_alone(path, os.O_RDONLY)) as file:
@@ -76,10 +76,10 @@ def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
 
 
 def put_in_order(path: Path, keys: array[int]) -> None:
-    """Sorts the lines of `path` as `keys`, the input's, are; lines of no row of it come last.
+    """Sorts the lines of `path` by the input's `keys`; lines of rows not in the input come last.
 
-    Not by the lines' own row numbers: rows added to the input since have moved the others. About
-    150 bytes of memory a row. Raises JournalError.
+    The lines' own row numbers are not used: rows added to the input since may have shifted them.
+    Takes about 150 bytes of memory per row. Raises JournalError.
     """
     places = {key: place for place, key in enumerate(keys)}
     rows, offsets = array("Q"), array("Q")
@@ -95,7 +95,7 @@ def put_in_order(path: Path, keys: array[int]) -> None:
 
 
 def _copy_lines(fd: int, path: Path, offsets: array[int]) -> None:
-    """A new `path` of the lines of `fd` that begin at `offsets`, in that order."""
+    """Replaces `path` by the lines of `fd` that begin at `offsets`, in that order."""
 
     def write(new_fd: int) -> None:
         copy_mode(fd, new_fd)

@@ -1,8 +1,8 @@
-"""The lines of a results file read back: which of them are sound, and which rows they are of.
+"""Reading back the lines of a results file: which are sound, and to which rows they belong.
 
-There are two ways to the same answer. `_keys_of` looks at all lines of a block at once, in half the
-time, and says nothing unless each of them is sound and of the common form. If one is not,
-`_key_of` tells of each line by itself.
+There are two ways to the same answer. `_keys_of` checks all lines of a block at once, in half the
+time, and returns None unless each of them is sound and of the common form. If one is not, `_key_of`
+checks each line by itself.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from redline.journal.identity import KeySet, mark_of
 from redline.journal.lines import VERSION
 from redline.sources import Row
 
-# So that the lines of a block stay in the processor's cache while they are looked at.
+# Small enough for the lines of a block to stay in the processor's cache while they are checked.
 _BLOCK_BYTES = 1 << 18
 
 # What the lines of line_writer, those of failure_writer and the batch format begin with.
 _BEGINNINGS = (b'{"v":', b'{"id":"redline_')
-# Of this version, both name the key at the same place, so that nothing behind it need be parsed.
+# In this version, both have the key at the same place, so that nothing after it need be parsed.
 _KEYED = (b'{"v":%d,"hash":"' % VERSION, b'{"id":"redline_')
 _KEY_FROM, _KEY_TO = len(_KEYED[0]), len(_KEYED[0]) + 16
 _TAIL, _TAIL_END = b',"crc":"', b'"}\n'
@@ -58,9 +58,9 @@ _TOLD, _ASKED = msgspec.json.Decoder(_Told), msgspec.json.Decoder(_Asked)
 class Stretch(msgspec.Struct):
     """Lines that follow one another: all of them sound, or a single one that is not.
 
-    begin, end: in bytes, of the file. share: how much of the file ends with them, above 0 to 1.
-    lines: with their newlines, which the file's last may lack. keys: the lines' rows, as in
-    `identity`; none if the line is not sound.
+    begin, end: byte offsets in the file. share: the share of the file up to their end, above 0 and
+    at most 1. lines: with their newlines, which the file's last may lack. keys: those of the lines'
+    rows, as in `identity`; none if the line is not sound.
     """
 
     begin: int
@@ -70,15 +70,15 @@ class Stretch(msgspec.Struct):
     keys: array[int]
 
     def offsets(self) -> Iterator[int]:
-        """Where each line begins, then where the last one ends."""
+        """Yields the offset of each line, then the end of the last one."""
         return accumulate(map(len, self.lines), initial=self.begin)
 
     def row(self, place: int) -> int:
-        """The row's number that the line at this place names."""
+        """Returns the row number in the line at this place."""
         return _TOLD.decode(self.lines[place]).row
 
     def marks(self) -> Sequence[int]:
-        """For each key the mark of the row's content, as in `identity`; 0 if it is unknown.
+        """Returns for each key the mark of the row's content, as in `identity`; 0 if unknown.
 
         Lines without one are of unnamed rows, or older than marks.
         """
@@ -97,9 +97,9 @@ class Stretch(msgspec.Struct):
 
 
 def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
-    """All lines of a file, in order; in memory at a time is about one block, or one line.
+    """Yields all lines of a file, in order; holds about one block, or one line, in memory.
 
-    start: the byte at which a line begins, the first to be read.
+    start: the offset of the first line to read.
     """
     size = os.fstat(fd).st_size
     for begin, end, lines in _blocks(fd, start):
@@ -117,19 +117,19 @@ def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
 
 
 def is_torn(data: bytes) -> bool:
-    """Whether a death while a line was written can have left this: its beginning, or zeros."""
+    """Whether a crash during the write of a line can have left this: its beginning, or zeros."""
     begins = any(data.startswith(text) or text.startswith(data) for text in _BEGINNINGS)
     return begins or not data.strip(b"\0")
 
 
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
-    """The lines that end in one block: where they begin, where they end, and they themselves."""
-    # Of a line that continues in the next block: joined once, however long it gets.
+    """Yields the begin, the end and the lines that end in one block."""
+    # The pieces of a line that continues in the next block: joined once, however long it gets.
     pieces: list[bytes] = []
     begin = at = start
     while block := os.pread(fd, _BLOCK_BYTES, at):
         at += len(block)
-        # Five times as fast as bytes.split, which looks at one byte after the other.
+        # Five times as fast as bytes.split, which checks one byte after the other.
         lines = list(BytesIO(block))
         rest = b"" if block.endswith(b"\n") else lines.pop()
         if lines:
@@ -144,7 +144,7 @@ def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
 
 
 def _key_of(line: bytes) -> int | None:
-    """The key of the line's row; None if its checksum does not hold or its end is missing."""
+    """Returns the key of the line's row; None if its checksum is wrong or its end missing."""
     body, tail = line[:-_TAIL_BYTES], line[-_TAIL_BYTES:]
     if tail != b"%s%08x%s" % (_TAIL, crc32(body), _TAIL_END):
         return None
@@ -159,7 +159,7 @@ def _key_of(line: bytes) -> int | None:
 
 
 def _mark_of(line: bytes, end: bytes) -> int:
-    """The mark in the line, or the one of the row that the line repeats; otherwise 0."""
+    """Returns the mark in the line, or that of the row that the line repeats; otherwise 0."""
     if end.startswith(_MARK) and end.endswith(_MARK_END):
         try:
             return int(end[len(_MARK) : -len(_MARK_END)], 16)
@@ -174,7 +174,7 @@ def _mark_of(line: bytes, end: bytes) -> int:
 
 
 def _keys_of(lines: list[bytes]) -> array[int] | None:
-    """The keys of the lines' rows; None if one of these may not be sound or begins otherwise."""
+    """Returns the lines' keys; None if a line may not be sound or begins in another way."""
     beginning = lines[0][:_KEY_FROM]
     if beginning not in _KEYED:
         return None
@@ -190,21 +190,21 @@ def _keys_of(lines: list[bytes]) -> array[int] | None:
     if sys.byteorder == "little":
         keys.byteswap()
         told.byteswap()
-    # A line's checksum is what the one of its body becomes with its tail behind it: so no line is
-    # copied to be without its tail.
+    # The CRC of a whole line equals the stated CRC of its body continued over its tail: so no line
+    # is copied to remove its tail.
     is_sound = list(map(crc32, lines)) == list(map(crc32, tails, told))
     return keys if is_sound else None
 
 
 def _between(before: bytes, parts: list[bytes], after: bytes) -> bytes | None:
-    """What is between `before` and `after` in the parts, joined; None if one lacks these."""
+    """Joins what is between `before` and `after` in the parts; None if a part lacks these."""
     inner = [part[len(before) : -len(after)] for part in parts]
     is_so = before + (after + before).join(inner) + after == b"".join(parts)
     return b"".join(inner) if is_so else None
 
 
 def read_results(path: Path) -> Iterator[bytes]:
-    """Each line. A torn last line is left out: its row is not done yet.
+    """Yields each line. A torn last line is left out: its row is not done yet.
 
     Raises JournalError for a damaged line, and for a file that cannot be read.
     """
@@ -221,7 +221,7 @@ def read_results(path: Path) -> Iterator[bytes]:
 
 
 def read_keys(path: Path) -> KeySet:
-    """The keys of the file's lines, with the marks of their last lines; none without a file.
+    """Reads the keys of the file's lines, with the marks of their last lines; none if no file.
 
     Raises JournalError for a file that cannot be read.
     """
@@ -235,14 +235,14 @@ def read_keys(path: Path) -> KeySet:
 
 
 def has_sound_line(path: Path) -> bool:
-    """Any line of the file is one of redline's. Raises JournalError if it cannot be read."""
+    """Whether any line of the file is redline's. Raises JournalError if it cannot be read."""
     with opened_lines(path) as fd:
         return any(stretch.keys for stretch in read_stretches(fd))
 
 
 @contextmanager
 def opened_lines(path: Path) -> Iterator[int]:
-    """A descriptor to read the file by, while it is entered. Raises JournalError."""
+    """Opens the file for reading, as a descriptor, while entered. Raises JournalError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What backends count as they go: plain integers, which displays and reports read."""
+"""The counters of backends: plain numbers, which displays and reports read."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Literal
 
 import msgspec
 
-# Errors of an endpoint that does not work; after any other one, it does.
+# Errors of an endpoint that does not work; any other error shows that it does.
 _OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_reply"})
 
 
 class Attempts:
     """Counts of the attempts that were written.
 
-    retries: those of a request that was written before and failed. errors: failed attempts by the
-    error's kind, `cancelled` among them. ended_s: when an attempt last ended, by the monotonic
-    clock. longest_s: the longest that one took. failures_in_a_row: of the endpoint, since it last
-    answered as it should; failing_since_s: when the first of them came.
+    retries: attempts of a request that was written before and failed. errors: failed attempts by
+    the error's kind, `cancelled` among them. ended_s: the monotonic time when an attempt last
+    ended. longest_s: the longest attempt. failures_in_a_row: failures of the endpoint since it last
+    worked; failing_since_s: when the first of them occurred.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Attempts:
         self.failing_since_s = math.inf
 
     def retried(self) -> None:
-        """The request that is to be counted next was written before, and failed."""
+        """Counts the next request as a retry: it was written before and failed."""
         self.retries += 1
 
     def started(self) -> None:
-        """A request was written."""
+        """Counts a request that was written."""
         self.attempts += 1
         self.in_flight = in_flight = self.in_flight + 1
         if in_flight > self.most_in_flight:
@@ -53,7 +53,7 @@ class Attempts:
         input_tokens: int = 0,
         output_tokens: int = 0,
     ) -> None:
-        """An attempt that was started has its answer, with these tokens, or an error's kind."""
+        """Counts the end of an attempt, with its tokens or an error's kind."""
         self.in_flight -= 1
         self.input_tokens += input_tokens
         self.output_tokens += output_tokens
@@ -76,10 +76,10 @@ Found = Literal["hit", "shared", "miss", "passed"]
 
 
 class CacheUse(msgspec.Struct):
-    """How often the cache was asked for an answer, by what it had.
+    """Counts of cache lookups by their result.
 
-    hits: it was stored. shared: a call in flight brings it. misses: it is asked for. passed: the
-    request may have another answer each time, so it is asked for, too.
+    hits: the answer was stored. shared: it comes from a call in flight. misses: the request is
+    sent. passed: the request is sent, since it may have another answer each time.
     """
 
     hits: int = 0
@@ -100,12 +100,12 @@ class CacheUse(msgspec.Struct):
 
     @property
     def spared(self) -> int:
-        """Rows that were answered without a request."""
+        """The number of rows that were answered without a request."""
         return self.hits + self.shared
 
     @property
     def asked(self) -> int:
-        """Rows that asked."""
+        """The number of rows that asked the cache."""
         return self.spared + self.misses + self.passed
 
     @property

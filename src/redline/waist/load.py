@@ -1,11 +1,11 @@
-"""What a backend says of itself: to a pool, to a health page, and of what holds it back.
+"""The load of a backend: for pools, health pages, and diagnosis of what holds calls back.
 
 state     meaning                                               may turn to
-starting  it is being made ready, and takes no call yet         warming, ready, degraded, gone
-warming   it takes calls, and answers more slowly than it will  ready, degraded, gone
+starting  it is being prepared, and takes no call yet           warming, ready, degraded, gone
+warming   it takes calls, and answers more slowly than later    ready, degraded, gone
 ready     it answers, or nothing is known to be wrong           degraded, draining, gone
 degraded  its last calls have failed; it is tried now and then  ready, draining, gone
-draining  it ends what it has, and takes no new call            gone
+draining  it finishes its calls, and takes no new one           gone
 gone      it takes no call                                      starting, ready
 """
 
@@ -31,22 +31,22 @@ class Health(Enum):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """A backend at one moment.
+    """The load of a backend at one moment.
 
     in_flight: calls that hold a slot. waiting: calls that wait, for a slot or with one for the
-    limits. slots: how many calls it holds at once, 0 if it has no bound of its own. ahead_free: how
-    many more calls may get ready to wait for the limits, of an endpoint.
-    room_s: seconds until a call could start, behind those that are waiting; 0 now. If only a slot
-    is missing, it is above 0 and says no more: when an answer ends is not known.
+    limits. slots: the most calls at once, 0 if it has no bound of its own. ahead_free: for an
+    endpoint, how many more calls may get ready to wait for the limits.
+    room_s: seconds until a call could start, after those that are waiting; 0 for now. If only a
+    slot is missing, it is some number above 0: when an answer ends is not known.
     steady: calls in flight below which it has room for another one, until one has failed; 0 if that
     depends on more than their number.
-    parked_until_s: no call starts before, by the monotonic clock; -inf if it is not parked.
-    next_s: no call starts before, by the monotonic clock: because the endpoint asked to wait, or
-    because the call that is first in the queue waits for a limit; -inf if neither is so. It leaves
-    out pauses of our own, between connections to an endpoint that is down.
+    parked_until_s: monotonic time before which no call starts; -inf if it is not parked.
+    next_s: monotonic time before which no call starts, because the endpoint asked to wait or the
+    first call in the queue waits for a limit; -inf if neither is so. Pauses of redline's own,
+    between connections to an endpoint that is down, do not count.
     tokens_out: input and output tokens that the calls on the wire are expected to use, if a limit
     counts tokens.
-    binds: which limit or resource holds the next call, in words; empty if none does.
+    binds: the limit or resource that holds the next call, in words; empty if none does.
     """
 
     state: Health = Health.READY
@@ -65,10 +65,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of one endpoint at one moment, and what they wait for.
 
-    in_use: slots that calls hold, of `slots`. waiting: calls that hold one and wait for a grant, or
-    for a place among those that may. queued: calls that wait for a slot. limits: those that hold
-    the next grant back, each with what it counts; several if they are nearly as strict.
-    parked_until_s: as in Load; is_down: it cannot be reached.
+    in_use: slots that calls hold, of `slots`. waiting: calls that hold a slot and wait for a grant,
+    or for a place among the calls that may wait for one. queued: calls that wait for a slot.
+    limits: those that hold the next grant back, each with what it counts; several if they are
+    nearly as strict. parked_until_s: as in Load. is_down: the endpoint cannot be reached.
     """
 
     in_use: int = 0
@@ -81,5 +81,5 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_full(self) -> bool:
-        """A call more would have to wait for a slot."""
+        """Whether another call would have to wait for a slot."""
         return 0 < self.slots <= self.in_use

@@ -1,4 +1,4 @@
-"""What became of a call: a value, never an exception."""
+"""The outcome of a call: a value, never an exception."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from redline.errors import CallError, NoEndpoint, Retryable, Withdrawn
 
 Status = Literal["succeeded", "rejected", "exhausted"]
-# A list of a thousand outcomes is still read in a notebook.
+# Short, so that a list of a thousand outcomes is readable in a notebook.
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 
@@ -21,11 +21,11 @@ class Reply(msgspec.Struct, kw_only=True):
 
     output: text; a list for n > 1; a vector, or a list of them, for embeddings; the JSON itself
     from a plain endpoint.
-    finish_reason: as the endpoint says (`stop`, `length`, `content_filter`, `tool_calls`, ...),
-    but `refusal` if the model refused and `empty` if it stopped without any content. For n > 1, it
+    finish_reason: the endpoint's own (`stop`, `length`, `content_filter`, `tool_calls`, ...), but
+    `refusal` if the model refused and `empty` if it stopped without any content. For n > 1, it
     and tool_calls are lists with an item for each choice; tool_calls is None if no choice has any.
-    headers: the HTTP answer's, by their names in lower case; not to be changed. Empty if there was
-    no such answer.
+    headers: the HTTP answer's, by lower-case names; do not change them. Empty if there was no such
+    answer.
     usage: as the endpoint sent it. input_tokens, output_tokens: read from it, None if unknown.
     body: the reply's bytes; status: its HTTP status.
     """
@@ -43,7 +43,7 @@ class Reply(msgspec.Struct, kw_only=True):
     request_id: str | None = None
 
     def __repr__(self) -> str:
-        """Without the body, which says the same again; a long output is cut."""
+        """Returns a text without the body, which is redundant; a long output is cut."""
         names = ("output", "tool_calls", "finish_reason", "usage", "model")
         shown = ((name, getattr(self, name)) for name in names)
         return (
@@ -58,18 +58,17 @@ class Reply(msgspec.Struct, kw_only=True):
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    """One attempt at a call, and when it came how far, by the monotonic clock.
+    """One attempt at a call, with the times of its steps by the monotonic clock.
 
-    error: what it ended with; None for the answer.
+    error: the error that it ended with; None if it was answered.
     sent_s: when its request was stamped, just before it was written; None if it was not.
-    first_byte_s: of the answer. complete_s: when it was over.
-    eligible_s: when it began to wait, for a slot or to be connected. slot_s: when it had the slot
+    first_byte_s: when the answer began. complete_s: when the attempt was over.
+    eligible_s: when it began to wait, for a slot or to be connected. slot_s: when it got the slot
     that it waited for. ahead_s: when it became one of the few that may get ready for their grants.
-    connected_s: when it had a connection and began to wait for its grant.
-    granted_s: when it had the grant that it waited for. Each is None if nothing was waited for.
+    connected_s: when it had a connection and began to wait for its grant. granted_s: when it got
+    the grant that it waited for. Each of these is None if it did not wait for it.
     first_token_s: when the first event of a stream was read; None for an answer that came whole.
-    queued_s: when the call began to wait until the budget has room for it, or until an endpoint of
-    several takes it.
+    queued_s: when the call began to wait for room in the budget, or for one of several endpoints.
 
     A request that was repeated on a new connection is one attempt, with the marks of its last
     write.
@@ -90,22 +89,22 @@ class Attempt(msgspec.Struct, frozen=True):
 
     @property
     def was_sent(self) -> bool:
-        """Whether the endpoint may have seen it."""
+        """Whether its request was sent, so that the endpoint may have seen it."""
         return self.sent_s is not None
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """Exactly one per call.
+    """The outcome of a call; each call has exactly one.
 
     status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries, deadline
     or budget are spent.
     latency_s: from the write of the last attempt to the end of its answer.
-    tried: the latest attempts, at most 32 of them, oldest first; empty if nothing was asked for it.
+    tried: the latest attempts, at most 32 of them, oldest first; empty if no request was made.
     is_cached: another call had this answer, now or before; attempts is then 0, and usage is what
     the answer cost when it was given. is_batched: it came from the Batch API, at its price;
     latency_s is then 0, and attempts are batches.
-    custom_id, row and input name the row if the call came from one. fields: what a task has
-    found out about the answer.
+    custom_id, row and input name the row if the call came from one. fields: results of a task about
+    the answer.
     """
 
     status: Status
@@ -123,7 +122,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     fields: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
-        """Which row it is and what became of it; a long output is cut."""
+        """Returns the row and its result as a text; a long output is cut."""
         shown: dict[str, Any] = {} if self.row is None else {"row": self.row}
         shown["status"] = self.status
         if self.error is None:
@@ -135,7 +134,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         )
 
     def was_queued(self, since_s: float) -> None:
-        """The first of its attempts has waited since then until it could be made."""
+        """Records in the first attempt since when the call was queued before it."""
         if self.tried:
             first, *others = self.tried
             self.tried = (msgspec.structs.replace(first, queued_s=since_s), *others)
@@ -146,11 +145,11 @@ class Outcome(msgspec.Struct, kw_only=True):
 
     @property
     def output(self) -> Any:
-        """The reply's output, None for a failure."""
+        """The reply's output; None for a failure."""
         return self.reply.output if self.reply is not None else None
 
 
 def failed(error: CallError | NoEndpoint, *, endpoint: str = "", latency_s: float = 0.0) -> Outcome:
-    """The outcome of a failed attempt: `exhausted` if it might be retried."""
+    """Returns the outcome of a failed attempt: `exhausted` if it might be retried."""
     status: Status = "exhausted" if isinstance(error, Retryable | Withdrawn) else "rejected"
     return Outcome(status=status, error=error, endpoint=endpoint, latency_s=latency_s)

@@ -27,13 +27,13 @@ from redline.clock import Clock
 from redline.errors import CallError, NoEndpoint, OverLimit, Rejected, Withdrawn
 from redline.waist import Call, Outcome, failed
 
-# What says that something is wrong with the items. 401, 403 and 404 are of the key and the model,
-# which all members have in common.
+# Statuses that blame the items; None is an error without a status. 401, 403 and 404 concern the key
+# and the model, which all members have in common.
 _OF_ITEMS = frozenset({400, 413, 422, None})
 
 
 class Member(Waiter, eq=False, kw_only=True):
-    """A request of a batch, and who waits for its answer. number: of its arrival."""
+    """A request of a batch, with the future of its outcome. number: its place by arrival."""
 
     part: Part
     call: Call
@@ -42,7 +42,7 @@ class Member(Waiter, eq=False, kw_only=True):
 
 
 class Batch:
-    """Members that were sent together. on_divided: called before each call after the first."""
+    """Members that are sent together. on_divided: called before each call after the first."""
 
     def __init__(
         self, members: list[Member], lists: Lists, clock: Clock, on_divided: Callable[[], None]
@@ -57,12 +57,12 @@ class Batch:
             member.batch = self
 
     def start(self, on_end: Callable[[Batch], None]) -> None:
-        """Sends it. on_end: called when all its members have their outcomes, or have left."""
+        """Sends the batch. on_end: called when every member has its outcome or has left."""
         self._task = asyncio.create_task(self._run(), name="redline batch")
         self._task.add_done_callback(lambda task: self._end(task, on_end))
 
     def leave(self) -> None:
-        """A member does not wait any longer. The last one takes the call with it."""
+        """Counts a member that no longer waits; cancels the call when the last one leaves."""
         self._left -= 1
         if not self._left:
             self.cancel()
@@ -72,7 +72,7 @@ class Batch:
             self._task.cancel()
 
     async def ended(self) -> None:
-        """Returns when it is over."""
+        """Waits until the batch is over."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
@@ -82,7 +82,7 @@ class Batch:
             if member.answer.done():
                 continue
             if error is not None:
-                # A defect of the backend, which raises: it is each caller's to see.
+                # A backend that raises has a defect: each caller sees it.
                 member.answer.set_exception(error)
             else:
                 member.answer.set_result(ended_early())
@@ -101,7 +101,10 @@ class Batch:
             left.extend(await self._ask(members))
 
     async def _ask(self, members: list[Member]) -> list[list[Member]]:
-        """Answers what one call can answer; what is to be asked again, the next one last."""
+        """Makes one call and answers the members it settles.
+
+        Returns the groups to ask again, the next one last.
+        """
         writing = _Writing(members, self._clock)
         call = _joint_call(members, writing)
         parts = [member.part for member in members]
@@ -138,7 +141,7 @@ class Batch:
 
 
 class _Writing:
-    """What is done for each member when their call is written. refused: by their `on_write`."""
+    """The hooks of a joint call, run for each member. refused: members whose `on_write` raised."""
 
     def __init__(self, members: list[Member], clock: Clock) -> None:
         self._members = members
@@ -162,20 +165,20 @@ class _Writing:
             member.call.requests += 1
 
     def wait(self) -> None:
-        """The call waits for its next attempt."""
+        """Notifies the members that the call waits for its next attempt."""
         for member in self._waiting():
             member.call.sent_s = None
             if member.call.on_wait is not None:
                 member.call.on_wait()
 
     def end(self, call: Call) -> None:
-        """The call is over."""
+        """Records the end of the joint call in the members' own calls."""
         for member in self._waiting():
             member.call.sent_s = None
             member.call.refused += call.refused
 
     def _waiting(self) -> list[Member]:
-        """The members that have not left: a Call may already be in use elsewhere."""
+        """Returns the members still waiting: the Call of one that left may be in use elsewhere."""
         return [member for member in self._members if not member.answer.done()]
 
 
@@ -195,21 +198,21 @@ def _joint_call(members: Sequence[Member], writing: _Writing) -> Call:
 
 
 def _is_of_items(error: CallError | NoEndpoint) -> bool:
-    """Without some of the items, the call may succeed."""
+    """Whether the call might succeed without some of its items."""
     if isinstance(error, OverLimit):
         return True
     return isinstance(error, Rejected) and error.status in _OF_ITEMS
 
 
 def _copy_of(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
-    """A copy of it: the holder of an error may change it."""
+    """Returns a copy for one member, whose caller may change it."""
     own = copy.copy(error)
     own.__cause__ = error.__cause__
     return own
 
 
 def _for_any(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
-    """The error without the words of the endpoint, which may quote what another tenant asked."""
+    """Returns the error without the endpoint's words, which may quote another tenant's request."""
     own = copy.copy(error)
     status = error.status if isinstance(error, CallError) else None
     own.what = f"the call failed: {error.kind}" + (f", HTTP {status}" if status else "")
@@ -227,27 +230,27 @@ def _answer(member: Member, outcome: Outcome) -> None:
 
 
 def ended_early() -> Outcome:
-    """The outcome of a request if the batcher is closed or its call is cancelled while it waits."""
+    """Returns the outcome of a request whose batcher was closed or whose call was cancelled."""
     return failed(
         Rejected("the batch was abandoned before its answer arrived", hint="the batcher was closed")
     )
 
 
 class _Share:
-    """What one member holds of the room that their answer takes."""
+    """One member's hold on the room that the joint answer takes."""
 
     def __init__(self, release: Callable[[], None]) -> None:
         self._release: Callable[[], None] | None = release
 
     def release(self) -> None:
-        """May be called again."""
+        """Releases the hold; further calls do nothing."""
         release, self._release = self._release, None
         if release is not None:
             release()
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
-    """The room for the answer is free again when the last member has released it."""
+    """Divides the hold on the answer's room: it is freed when the last member has released it."""
     held, call.held = call.held, None
     waiting = [member for member in members if not member.answer.done()]
     if held is None or not waiting:

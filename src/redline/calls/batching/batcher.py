@@ -23,8 +23,8 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, TimedOut
 from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed
 
-# Batches of an endpoint or a coroutine function. A plain function is called by one thread at a
-# time, unless more is asked for: models are seldom made for several.
+# Batches in flight to an endpoint or a coroutine function. A plain function is called by one thread
+# at a time unless the caller asks for more: few models support several threads.
 _IN_FLIGHT = 8
 _FORM = "give an endpoint, a backend, or a function of a list"
 
@@ -38,8 +38,8 @@ class DynamicBatcher:
     request waits for others. max_in_flight: batches at once; None for 8, and 1 for a plain
     function. executor: where a plain function runs; None for threads of its own.
 
-    Its members are answered each with their own part; see batch.py for what becomes of failures.
-    Retries belong around it: an error that may pass is every member's.
+    Each request is answered with its own part of the answer; see batch.py for failures. Retries
+    belong around the batcher: a transient error is every member's.
     """
 
     def __init__(
@@ -87,9 +87,10 @@ class DynamicBatcher:
         self._is_closed = False
 
     async def __call__(self, item: Any) -> Any:
-        """The answer to one item, for `redline.run(rows, call=batcher)`. Raises its CallError.
+        """Returns the answer to one item, for `redline.run(rows, call=batcher)`.
 
-        item: what the function is called with, in a list; a Request for anything else.
+        item: an element of the list that the function is called with, or a Request; a Request if
+        the batcher has no function. Raises the error of a call that fails.
         """
         if not isinstance(item, Request):
             if not self._is_function:
@@ -103,7 +104,7 @@ class DynamicBatcher:
         return outcome.output
 
     def figures(self) -> BatchFigures:
-        """Its current state and its counts so far."""
+        """Returns the current state and the counts so far."""
         return self._counts.figures(self._queue.items, len(self._flying))
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -145,7 +146,7 @@ class DynamicBatcher:
             self._leave(member)
 
     async def aclose(self) -> None:
-        """Ends all calls, with an error for those that wait for them, and closes the backend."""
+        """Ends all calls, answers waiting requests with an error, and closes the backend."""
         self._is_closed = True
         self._stop_timer()
         for member in self._queue.all():
@@ -162,7 +163,7 @@ class DynamicBatcher:
             await self._inner.aclose()
 
     def _enter(self, part: Part, call: Call) -> Member:
-        """The request as one that waits. Raises TimedOut, and RateLimited if there is no room."""
+        """Queues a request. Raises RateLimited if there is no room, TimedOut if it is too late."""
         now_s = self._clock.now_s()
         if now_s >= call.deadline_s:
             raise TimedOut("row")
@@ -192,7 +193,7 @@ class DynamicBatcher:
             answer=loop.create_future(),
         )
         queue.add(member)
-        # What else comes in this turn of the loop goes with it.
+        # Other requests of this turn of the loop join it.
         self._come_back(0.0)
         return member
 
@@ -229,7 +230,7 @@ class DynamicBatcher:
             self._come_back(0.0)
 
     def _come_back(self, after_s: float) -> None:
-        """Has `_send_due` called then, or earlier if that is set already."""
+        """Schedules `_send_due` in `after_s` seconds, in place of a later timer."""
         loop = asyncio.get_running_loop()
         if after_s <= 0:
             if not isinstance(self._turn, asyncio.TimerHandle) and self._turn is not None:
@@ -247,7 +248,10 @@ class DynamicBatcher:
 
 
 def _function_of(answers: object) -> Callable[..., Any] | None:
-    """The function that is to answer, if it is one. Raises ConfigError for what cannot answer."""
+    """Returns `answers` if it is a function, None if it is an endpoint or a backend.
+
+    Raises ConfigError for any other object.
+    """
     if isinstance(answers, Endpoint | str) or _is_backend(answers):
         return None
     if isinstance(answers, type) or not callable(answers):

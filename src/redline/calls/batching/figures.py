@@ -1,4 +1,4 @@
-"""What a batcher does, in figures for metrics and displays."""
+"""Figures of a batcher, for metrics and displays."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import msgspec
 
 
 class BatchFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A batcher at one moment, and what it has done since it was made.
+    """The current state of a batcher, and its counts since it was made.
 
-    waiting: items that wait. in_flight: batches. batches: sent, each counted once. items: in them.
-    places: items that they could have had. sizes: batches by their number of items; a longer list,
-    which was sent alone, counts as a full batch. closed: batches by why they were sent: `full`,
-    `waited` or `idle`. waited_s: seconds that the items of all batches have waited. divided: calls
-    beyond the first of a batch, to find the requests for which it was refused. alone: calls that
-    cannot share one, passed on as they came. refused: requests for which the queue had no room.
+    waiting: queued items. in_flight: batches in flight. batches: batches sent, each counted once.
+    items: their items. places: items that they could have had. sizes: batches by number of items;
+    a longer list, which is sent alone, counts as a full batch. closed: batches by reason: `full`,
+    `waited` or `idle`. waited_s: seconds that the items of all batches have waited, in total.
+    divided: calls beyond the first of a batch, to find the requests for which it was refused.
+    alone: calls that cannot share a batch, passed on unchanged. refused: requests for which the
+    queue had no room.
     """
 
     waiting: int
@@ -30,17 +31,17 @@ class BatchFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def batch_efficiency(self) -> float | None:
-        """Share of the places in batches that were taken, 0 to 1; None before the first batch."""
+        """The share of the places in batches that was filled, 0 to 1; None before the first."""
         return self.items / self.places if self.places else None
 
     @property
     def mean_size(self) -> float | None:
-        """Items of a batch; None before the first one."""
+        """The mean number of items of a batch; None before the first batch."""
         return self.items / self.batches if self.batches else None
 
     @property
     def mean_wait_s(self) -> float | None:
-        """Seconds that an item waited for its batch to be sent; None before the first one."""
+        """The mean wait of an item for its batch, in seconds; None before the first batch."""
         return self.waited_s / self.items if self.items else None
 
 
@@ -56,7 +57,7 @@ class BatchCounts:
         self.divided = self.alone = self.refused = 0
 
     def sent(self, items: int, why: str, waited_s: float) -> None:
-        """A batch was sent whose items have waited for `waited_s` together."""
+        """Counts a batch that was sent. waited_s: the sum of its items' waits, in seconds."""
         self.batches += 1
         self.items += items
         self.places += max(self._size, items)
@@ -66,15 +67,15 @@ class BatchCounts:
         self.waited_s += waited_s
 
     def divided_once(self) -> None:
-        """A part of a refused batch was sent."""
+        """Counts a call for a part of a refused batch."""
         self.divided += 1
 
     def passed_on(self) -> None:
-        """A call was passed on alone."""
+        """Counts a call that was passed on alone."""
         self.alone += 1
 
     def refused_one(self) -> None:
-        """There was no room for a request."""
+        """Counts a request for which there was no room."""
         self.refused += 1
 
     def figures(self, waiting: int, in_flight: int) -> BatchFigures:

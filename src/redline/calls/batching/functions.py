@@ -2,7 +2,7 @@
 
 what the function does             the outcome
 returns one answer for each item   each item has its own
-returns an Exception in a place    that item fails by it, the others do not
+returns an Exception for an item   that item fails with it, the others do not
 raises a Retryable, TimeoutError,  all may be retried
 or ConnectionError
 raises anything else               Rejected: the batch is divided until the items at fault are found
@@ -30,9 +30,9 @@ from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, fa
 
 
 class Item(msgspec.Struct, frozen=True):
-    """What a function is asked, as the body of a request. Items of equal options share a call.
+    """One item for a function, as the body of a request. Items with equal options share a call.
 
-    value: its place in the list. options: keyword arguments. size: its bytes, if they are known.
+    value: the element of the list. options: keyword arguments. size: its bytes; 0 if unknown.
     """
 
     value: Any
@@ -50,7 +50,7 @@ class _Items(msgspec.Struct, frozen=True):
 class ListFunction:
     """Calls `function(items, **options)`. A plain function runs in `executor`.
 
-    executor: None for `threads` threads of its own. call_s: of one call, at most.
+    executor: None for `threads` threads of its own. call_s: the timeout of one call, in seconds.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ListFunction:
         return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        """The answers of a joined request, as the output of its reply."""
+        """Calls the function for a joined request; the reply's output is the list of answers."""
         body = request.body
         assert isinstance(body, _Items)
         try:
@@ -111,7 +111,7 @@ class ListFunction:
             raise found from error
 
     async def _called(self, asked: _Items) -> list[Any]:
-        # Whatever the function does with its items, the caller's are as they were.
+        # The function may change its items; the caller's stay as they are.
         items = copy.deepcopy(asked.values)
         if self._is_async:
             result = await self._function(items, **asked.options)
@@ -126,7 +126,7 @@ class ListFunction:
 
 
 def lists_of(function: ListFunction) -> Lists:
-    """The function as one that is asked for lists of items."""
+    """Returns how requests with single items become lists for the function."""
     return Lists(backend=function, part_of=part_of, joined=joined, split=split)
 
 
@@ -141,16 +141,16 @@ def is_async(function: Callable[..., Any]) -> bool:
 def _in_thread(
     function: Callable[..., Any], items: list[Any], options: dict[str, Any], label: str
 ) -> Any:
-    """The answers as a list, or what is to be awaited for them."""
+    """Returns the answers as a list, or an awaitable of them."""
     count = len(items)
     result = function(items, **options)
     return result if isinstance(result, Awaitable) else listed(result, count, label)
 
 
 def listed(result: Any, count: int, label: str) -> list[Any]:
-    """The answers, one for each of `count` items; of arrays and tensors as numbers.
+    """Returns the answers as a list of `count`; arrays and tensors become plain numbers.
 
-    Raises BadReply for anything else.
+    Raises BadReply for anything but a sequence of that length.
     """
     if hasattr(result, "tolist"):
         result = result.tolist()
@@ -170,7 +170,7 @@ def listed(result: Any, count: int, label: str) -> list[Any]:
 
 
 def part_of(request: Request, call: Call) -> Part:
-    """The body of the request as one item."""
+    """Returns the request as a part with one item, its body."""
     body = request.body
     item = body if isinstance(body, Item) else Item(body)
     key: Hashable = None
@@ -187,19 +187,19 @@ def _canonical(value: Any) -> bytes:
 
 
 def joined(parts: Sequence[Part]) -> Request:
-    """One request for the items of all."""
+    """Returns one request with the items of all parts."""
     items = [item for part in parts for item in part.items]
     return Request(body=_Items([item.value for item in items], items[0].options))
 
 
 def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
-    """The outcome of each part, in their order."""
+    """Returns the outcome of each part, in their order."""
     assert outcome.reply is not None
     return [_of_answer(outcome, answer) for answer in outcome.reply.output]
 
 
 def _of_answer(outcome: Outcome, answer: Any) -> Outcome:
-    """The outcome of one item. A Reply in its place is the reply."""
+    """Returns the outcome of one item. An answer that is a Reply is used as it is."""
     if isinstance(answer, BaseException):
         own = failed(_as_error(answer, outcome.endpoint), endpoint=outcome.endpoint)
         own.latency_s, own.tried = outcome.latency_s, outcome.tried

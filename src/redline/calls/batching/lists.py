@@ -5,8 +5,8 @@ of an API below, with a text or a list      with others of the same url, headers
                                             items are of the same kind
 for a stream, or of any other API or form   alone, as it came
 
-Values keep their bytes: what a request says beside its items is sent as it was written, and what an
-answer says of an item is returned as it came, but for its index.
+Values keep their bytes: a request's other fields are sent as they were written, and an item's part
+of an answer is returned as it came, except for its index.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Fields = dict[str, msgspec.Raw]
 
 
 class ListForm(NamedTuple):
-    """An API that takes lists. ending: of its urls.
+    """An API that takes lists. ending: the end of its URLs' paths.
 
-    items: the field of a request that holds them. answers: the field of an answer that has one for
-    each, or `n` for each if has_n. is_indexed: each names its index.
+    items: the request's field with the list. answers: the answer's field with one element for each
+    item, or `n` elements if has_n. is_indexed: each element names its index.
     """
 
     ending: str
@@ -59,7 +59,7 @@ _DIGITS = b"-0123456789"
 
 @lru_cache(maxsize=1024)
 def form_of(url: str) -> ListForm | None:
-    """How lists are asked for at this url; None if its API is not known to take any."""
+    """Returns the list form of the API at this URL; None if it is not known to take lists."""
     if api_of(url) is chat.API:
         return None
     path = url.partition("?")[0].rstrip("/")
@@ -67,12 +67,12 @@ def form_of(url: str) -> ListForm | None:
 
 
 def lists_of(backend: Backend) -> Lists:
-    """The backend as one that takes the lists of the APIs above."""
+    """Returns how requests become lists for a backend of the APIs above."""
     return Lists(backend=backend, part_of=part_of, joined=joined, split=split)
 
 
 def part_of(request: Request, call: Call) -> Part | None:
-    """The request as a part of a batch; None if it is to be sent alone."""
+    """Returns the request as a part of a batch; None if it must be sent alone."""
     form = form_of(request.url)
     if form is None or request.method != "POST":
         return None
@@ -95,7 +95,7 @@ def part_of(request: Request, call: Call) -> Part | None:
 
 
 def joined(parts: Sequence[Part]) -> Request:
-    """One request for the items of all; that of a single part is left as it is."""
+    """Returns one request with the items of all parts; a single part's own request as it is."""
     request = parts[0].request
     if len(parts) == 1:
         return request
@@ -110,7 +110,7 @@ def joined(parts: Sequence[Part]) -> Request:
 
 
 def split(parts: Sequence[Part], outcome: Outcome) -> list[Outcome]:
-    """The outcome of each part, in their order, from the success of them all.
+    """Returns the outcome of each part, in their order, from the joint success.
 
     Raises BadReply if there is not exactly one answer for each item.
     """
@@ -130,14 +130,14 @@ def _of_part(outcome: Outcome, found: Reply | CallError | NoEndpoint) -> Outcome
 
 
 def _length(part: Part) -> int:
-    """The length of its items, in tokens or bytes."""
+    """Returns the length of the part's items, in tokens or bytes."""
     items = [bytes(item) for item in part.items]
     # A text is in quotation marks.
     return sum(item.count(b",") + 1 if item[:1] == b"[" else len(item) - 2 for item in items)
 
 
 def _items(value: msgspec.Raw) -> tuple[str, list[msgspec.Raw]] | None:
-    """The kind of the items in a request's field, and each of them; None for other values."""
+    """Returns the kind of the items in a request's field and the items; None if unsupported."""
     first = bytes(value)[:1]
     if first == b'"':
         return "text", [value]
@@ -162,7 +162,7 @@ def _kind(item: msgspec.Raw) -> str:
 
 
 def _answers(fields: Fields, form: ListForm) -> int | None:
-    """Answers to each item; None if that cannot be read."""
+    """Returns the number of answers to each item; None if that cannot be read."""
     if not form.has_n or "n" not in fields:
         return 1
     value = msgspec.json.decode(fields["n"])
@@ -194,7 +194,7 @@ def _split_body(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError |
 
 
 def _in_order(answers: list[Fields], form: ListForm, asked: int) -> list[Fields]:
-    """The answers by their index. Raises BadReply if they are not those asked for."""
+    """Returns the answers by index. Raises BadReply if there is not one for each index."""
     if len(answers) != asked:
         raise _miscounted(asked, len(answers))
     if not form.is_indexed or not any("index" in one for one in answers):
@@ -218,7 +218,7 @@ def _miscounted(asked: int, got: int) -> BadReply:
 def _usages(
     parts: Sequence[Part], slices: Sequence[Sequence[Fields]], usage: dict[str, Any] | None
 ) -> list[dict[str, Any] | None]:
-    """The usage of each part: what the answer states for its items, or its share."""
+    """Returns the usage of each part: what the answer states for its items, or a share."""
     stated = [[_usage_of(one) for one in own] for own in slices]
     if all(one is not None for own in stated for one in own):
         return [added_usage([one for one in own if one is not None]) for own in stated]
@@ -235,7 +235,7 @@ def _usage_of(answer: Fields) -> dict[str, Any] | None:
 
 
 def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | NoEndpoint:
-    """The reply that a part's share of a body is."""
+    """Reads the body made for one part as its reply; returns the error if it is one."""
     try:
         own = apis.read(request.url, body, request.output_path, request.asked)
     except (CallError, NoEndpoint) as error:
@@ -246,7 +246,7 @@ def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | No
 
 
 def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError | NoEndpoint]:
-    """The same of a backend whose replies have an output and no body."""
+    """Splits the reply of a backend that gives an output and no body."""
     output = reply.output
     ends = _ends(parts)
     if not isinstance(output, list) or len(output) != ends[-1]:
@@ -277,7 +277,7 @@ def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError
 
 
 def _ends(parts: Sequence[Part]) -> list[int]:
-    """Where the answers of each part begin and end: one number more than there are parts."""
+    """Returns the offsets of the parts' answers: 0, and the end of each part's."""
     ends = [0]
     for part in parts:
         ends.append(ends[-1] + part.count * part.answers)

@@ -1,4 +1,4 @@
-"""Requests as parts of a list, and who answers lists."""
+"""Requests as parts of a list, and backends that answer lists."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from redline.waist import Backend, Call, Outcome, Request
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A request as a part of a batch. key: those who may share a call have the same.
+    """A request as a part of a batch. key: equal for requests that may share a call.
 
-    count: its items, one or more. size: its bytes. items: as they are sent. answers: how many each
-    item has.
+    count: its items, 1 or more. size: its bytes. items: in the form in which they are sent.
+    answers: the number of answers to each item.
     """
 
     request: Request
@@ -26,10 +26,11 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Lists(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests become a list for a backend, and its answer becomes theirs.
+    """How requests are joined for a backend of lists, and its answer is split between them.
 
-    part_of: None for a request that goes alone. joined: one request for several parts. split: the
-    outcome of each part, from the success of them all; raises CallError if it cannot say.
+    part_of: returns a request's part, None if it must be sent alone. joined: returns one request
+    for several parts. split: returns the outcome of each part from the joint success; raises
+    CallError if the answer cannot be split.
     """
 
     backend: Backend

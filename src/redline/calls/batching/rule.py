@@ -1,4 +1,4 @@
-"""When a batch is closed, and which requests are in it: plain functions of what waits.
+"""When a batch is closed, and which requests are in it; decides only, and never waits.
 
 A batch here is one call with a list of items. Requests that may share a call form a group.
 
@@ -6,7 +6,7 @@ A batch here is one call with a list of items. Requests that may share a call fo
   full                            it has a batch's items or bytes
   waited                          its first request has waited for `wait_s`, or for a tenth of the
                                   time that its deadline leaves
-  idle                            no batch is in flight, and lately most requests that came to an
+  idle                            no batch is in flight, and most recent requests that came to an
                                   idle backend were not followed by another one within `wait_s`
 
 Among groups that are due, the one with the most urgent request goes first; within a group, requests
@@ -27,22 +27,22 @@ from redline.errors import ConfigError
 
 Why = Literal["full", "waited", "idle"]
 
-# A request with a deadline spends this share of the time that is left on waiting for others.
+# A request waits for others for at most this share of the time until its deadline.
 _PATIENCE = 0.1
-# What is known of company follows the last four requests or so that came to an idle backend.
+# Weight of the newest observation in _Company, which thus follows about the last four.
 _NEWS = 0.25
-# A timer may come early by the rounding of its time; the next one would come no later.
+# A timer may fire early by the rounding of its time; another one would not fire later.
 _SLACK_S = 1e-6
 _MOST_SIZE = 65_536
 _MOST_WAIT_S = 60.0
 
 
 class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a batcher holds at most. All above 0.
+    """The bounds of a batcher, all above 0.
 
-    max_batch_bytes: of the bodies that are sent as one list. max_waiting, max_waiting_bytes: items
-    that wait, and the bytes of their requests; a request beyond that is answered with RateLimited.
-    call_s: of one call of a function.
+    max_batch_bytes: bytes of the bodies that are sent as one list. max_waiting, max_waiting_bytes:
+    queued items, and the bytes of their requests; a request beyond that is answered with
+    RateLimited. call_s: the timeout of one call of a function, in seconds.
     """
 
     max_batch_bytes: int = 8 * 2**20
@@ -57,9 +57,10 @@ class BatchBounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """When a batch is closed and sent.
+    """The bounds at which a batch is closed and sent.
 
-    size: items of a batch, at most. wait_s: longest wait for others. most_bytes: of a batch.
+    size: the most items, 1..65,536. wait_s: the longest wait for other requests, 0..60 s.
+    most_bytes: the most bytes of a batch.
     """
 
     size: int
@@ -74,9 +75,9 @@ class Rule(msgspec.Struct, frozen=True):
 
 
 class Waiter(msgspec.Struct, eq=False, kw_only=True):
-    """A request that waits. key: of its group. count: its items. size: its bytes.
+    """A queued request. key: its group. count: its items. size: its bytes.
 
-    number: of its arrival. at_s: when it came. deadline_s: as in Call.
+    number: its place by arrival. at_s: its time of arrival. deadline_s: as in Call.
     """
 
     key: Hashable
@@ -103,7 +104,7 @@ class Closed(NamedTuple, Generic[W]):
 
 
 class _Group(Generic[W]):
-    """What waits under one key. due_s: when the first of them has waited long enough."""
+    """The queued requests with one key. due_s: when the first of them has waited long enough."""
 
     def __init__(self) -> None:
         self.waiters: dict[int, W] = {}
@@ -129,7 +130,7 @@ class _Group(Generic[W]):
         return min(self.waiters.values(), key=lambda waiter: waiter.rank)
 
     def first(self, rule: Rule) -> list[W]:
-        """The requests of the next batch: as many as fit, and at least one."""
+        """Returns the requests of the next batch: as many as fit, at least one."""
         chosen: list[W] = []
         count = size = 0
         for waiter in sorted(self.waiters.values(), key=lambda waiter: waiter.rank):
@@ -144,8 +145,8 @@ class _Group(Generic[W]):
 class _Company:
     """Whether a request that comes to an idle backend is soon followed by another one.
 
-    Sent at once or not, the request shows it. So users who ask again as soon as they have their
-    answers, one after another, are waited for, and a single one is not.
+    This is observed whether the request was sent at once or waited. So a batch waits for several
+    users who each ask again once they are answered, and does not wait for a single user.
     """
 
     def __init__(self, wait_s: float) -> None:
@@ -155,27 +156,27 @@ class _Company:
         self._is_seen = False
 
     def is_expected(self, now_s: float) -> bool:
-        """Asked of requests that have the backend for themselves."""
+        """Whether another request is expected, for one that finds the backend idle."""
         if not self._is_seen:
             self._is_seen, self._alone_s = True, now_s
         return self._share >= 0.5
 
     def came(self, now_s: float) -> None:
-        """Another request is here."""
+        """Records the arrival of a request."""
         if self._alone_s is not None:
             is_company = now_s - self._alone_s <= self._wait_s
             self._share += _NEWS * (is_company - self._share)
             self._alone_s = None
 
     def left(self) -> None:
-        """A batch was sent."""
+        """Records that a batch was sent."""
         self._is_seen = False
 
 
 class Queue(Generic[W]):
-    """Requests that wait to be sent together. items, size: of all of them.
+    """Requests that wait to be sent together. items, size: their items and bytes in total.
 
-    Never waits itself: `take` says what is to be sent now, `next_s` when to ask again.
+    Never waits itself: `take` returns the batches to send now, `next_s` when to call it again.
     """
 
     def __init__(self, rule: Rule) -> None:
@@ -187,7 +188,7 @@ class Queue(Generic[W]):
         self.waiting = 0
 
     def add(self, waiter: W) -> None:
-        """It waits from now on, its `at_s`."""
+        """Queues a request that arrives now, at its `at_s`."""
         self._company.came(waiter.at_s)
         group = self._groups.get(waiter.key)
         if group is None:
@@ -198,7 +199,7 @@ class Queue(Generic[W]):
         self.waiting += 1
 
     def remove(self, waiter: W) -> bool:
-        """Takes it out; False if it is not here, because its batch has been sent."""
+        """Removes a request; False if it is not queued, since its batch has been sent."""
         group = self._groups.get(waiter.key)
         if group is None or waiter.number not in group.waiters:
             return False
@@ -206,12 +207,12 @@ class Queue(Generic[W]):
         return True
 
     def all(self) -> list[W]:
-        """The waiting entries, in order of arrival."""
+        """Returns the queued requests, in order of arrival."""
         waiters = [one for group in self._groups.values() for one in group.waiters.values()]
         return sorted(waiters, key=lambda waiter: waiter.number)
 
     def take(self, now_s: float, in_flight: int, free: int) -> list[Closed[W]]:
-        """The batches that are to be sent now: at most `free`, beside those in flight."""
+        """Takes the batches to send now: at most `free`, in addition to those in flight."""
         taken: list[Closed[W]] = []
         if not free or not self._groups:
             return taken
@@ -230,7 +231,7 @@ class Queue(Generic[W]):
         return taken
 
     def next_s(self) -> float:
-        """When a group will have waited long enough; inf if none waits."""
+        """Returns when the next group will have waited long enough; inf if none waits."""
         return min((group.due_s for group in self._groups.values()), default=math.inf)
 
     def _due(self, now_s: float) -> Iterator[tuple[tuple[int, int], Why, _Group[W]]]:
@@ -248,7 +249,7 @@ class Queue(Generic[W]):
         waiters = group.first(self._rule)
         for waiter in waiters:
             self._drop(group, waiter)
-        # Of those that stay, the first to have waited long enough.
+        # The earliest due time of the requests that stay.
         due_s = (_due_s(waiter, self._rule) for waiter in group.waiters.values())
         group.due_s = min(due_s, default=math.inf)
         return Closed(waiters, why)

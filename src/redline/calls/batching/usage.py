@@ -1,9 +1,9 @@
 """The usage of a call with many items, split between the requests that shared it.
 
-Counts that the answer states for each item are added up. Otherwise each count is apportioned: what
-was read by the length of the inputs, what was written by the length of the answers, in tokens for
-inputs that are given as tokens and in bytes for texts. Shares are whole numbers, and their sum is
-what the answer states.
+Counts that the answer states for each item are added up. Otherwise each count is apportioned: input
+tokens by the length of the inputs, output tokens by the length of the answers, in tokens for inputs
+that are given as tokens and in bytes for texts. Shares are whole numbers, and their sum is the
+count that the answer states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _READ = ("prompt", "input")
 
 
 def apportioned(total: int, weights: Sequence[float]) -> list[int]:
-    """Whole shares of `total`, 0 or more, in proportion; the largest remainders are rounded up."""
+    """Divides `total`, 0 or more, into whole shares by weight, by the largest remainders."""
     weight = sum(weights)
     if not weight:
         weights, weight = [1.0] * len(weights), float(len(weights))
@@ -31,7 +31,7 @@ def apportioned(total: int, weights: Sequence[float]) -> list[int]:
 def split_usage(
     usage: Mapping[str, Any], reads: Sequence[float], writes: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """The usage of each request. reads, writes: what each has given and been given."""
+    """Returns the usage of each request. reads, writes: lengths of its inputs and answers."""
     parts: list[dict[str, Any]] = [{} for _ in reads]
     both = [read + write for read, write in zip(reads, writes, strict=True)]
     for name, value in usage.items():
@@ -43,7 +43,7 @@ def split_usage(
 
 
 def added_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sum of the counts that items state."""
+    """Adds up the counts that items state."""
     total: dict[str, Any] = {}
     for usage in usages:
         for name, value in usage.items():
@@ -73,7 +73,7 @@ def _shares(value: Any, weights: Sequence[float]) -> list[Any]:
 
 
 def _add_up(usage: Mapping[str, Any], parts: list[dict[str, Any]]) -> None:
-    """Makes each total the sum of what it is the total of, as that of the whole is."""
+    """Sets each part's total_tokens to the sum of its counts, if the whole's total is that sum."""
     names = [name for name in usage if _has(name, _WRITTEN + _READ) and type(usage[name]) is int]
     total = usage.get("total_tokens")
     if type(total) is int and names and total == sum(usage[name] for name in names):

@@ -1,13 +1,13 @@
-"""Answers that were given before, and requests that are asked once for all who ask them.
+"""Cached answers, and single flight for identical requests.
 
   a request that                      is
-  may have another answer each time   passed on, unless sampled answers are wanted, too
+  may have another answer each time   passed on, unless sampled answers are cached, too
   was answered before                 a hit: answered from the store, no attempt, no limit
-  is being asked by another call      shared: it waits, and has that call's answer
-  is none of these                    a miss: asked; a whole success is kept
+  is being sent by another call       shared: it waits for that call's answer
+  is none of these                    a miss: sent; a whole success is stored
 
-Equal calls are asked one at a time. If the one that asks fails, is given up, or has no whole
-answer, the next of those that wait asks for itself. Each waits by its own deadline.
+Identical requests are sent one at a time. If the leading call fails, is cancelled, or has no whole
+answer, the next waiting call sends its own request. Each waits by its own deadline.
 """
 
 from __future__ import annotations
@@ -27,69 +27,69 @@ from redline.errors import CallError, NoEndpoint, TimedOut
 from redline.waist import Backend, CacheUse, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _LATE = "raise --row-deadline"
-# How an answer ends that is all the model had to say. Others, such as length, content_filter,
-# refusal, empty or what a server calls its own breakdowns, are asked again.
+# Finish reasons of a whole answer. Answers with another one, such as length, content_filter,
+# refusal, empty or a server's own word for a breakdown, are not stored.
 _WHOLE = frozenset({"stop", "tool_calls", "function_call", "eos_token", "stop_sequence"})
 
 
 class Store(Protocol):
-    """Keeps bytes by key. Fails by forgetting, never by raising."""
+    """A store of bytes by key. A failure loses entries and raises nothing."""
 
     notes: list[str]
 
     def look_up(self, key: bytes) -> asyncio.Future[bytes | None]:
-        """The answer stored under `key`; None if there is none."""
+        """Returns the answer stored under `key`; None if there is none."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Keeps `value` from now on, as long as there is room. Never waits."""
+        """Stores `value` under `key`, as long as there is room. Never waits."""
 
     async def aclose(self) -> None: ...
 
 
 class _Kept(msgspec.Struct, array_like=True):
-    """An answer as it is stored: read again each time, by the reader of today."""
+    """An answer as it is stored: its body, which the current reader parses at each hit."""
 
     body: bytes
     status: int
     request_id: str | None
     endpoint: str
-    # By the wall clock; 0 in stores that are older than it.
+    # By the wall clock; 0 if stored before this field existed.
     at_s: float = 0.0
 
 
 class _Found(NamedTuple):
-    """What those have who waited for a call: its answer, and where it came from."""
+    """The result that a call passes to its followers: the answer, and where it came from."""
 
     value: bytes
     how: Literal["hit", "shared"]
 
 
 class _Flight:
-    """A call on its way, and those who wait for its answer."""
+    """A call in flight, and the followers that wait for its answer."""
 
     def __init__(self) -> None:
         self._waiting: list[asyncio.Future[_Found | None]] = []
 
     def joined(self) -> asyncio.Future[_Found | None]:
-        """The answer once it is there; None if each is to ask for itself."""
+        """Returns a future of the answer; None means that the follower is to send its own."""
         # One future each: a task that is cancelled cancels what it waits for.
         waiter: asyncio.Future[_Found | None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         return waiter
 
     def end(self, found: _Found | None) -> None:
-        """Passes the answer to the waiting calls, in order of arrival."""
+        """Passes the answer to the followers, in order of arrival."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(found)
 
 
 class Cached:
-    """A backend that remembers. Outermost: what it answers costs no attempt and no limit.
+    """A backend that caches answers. Outermost: a hit costs no attempt and no limit.
 
-    identity: of what answers, see key.py. use: counts what was asked. ttl_s: answers that are
-    older are asked for again. Streams are answered from the store, too, in one chunk; they are not
-    kept and not shared.
+    identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
+    seconds after which an answer is no longer used. Streams are answered from the store, too, in
+    one chunk; their own answers are neither stored nor shared.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class Cached:
             await self._inner.aclose()
 
     def _key(self, request: Request, call: Call) -> bytes | None:
-        """None if the request is to be asked each time."""
+        """Returns the request's key; None if the request must be sent each time."""
         is_kept = only_asks(request) if self._includes_sampled else is_determined(request)
         return key_of(request, call, self._identity) if is_kept else None
 
     async def _lead(self, key: bytes, request: Request, call: Call) -> Outcome:
-        """Asks, for all who ask the same meanwhile."""
+        """Looks up or sends the request, for all identical ones that arrive meanwhile."""
         flight = self._flights[key] = _Flight()
         found: _Found | None = None
         try:
@@ -163,12 +163,12 @@ class Cached:
                 found = _Found(value, "shared")
             return outcome
         finally:
-            # However it ended: those who wait continue, and one of them asks.
+            # However it ended: the followers continue; without an answer, one of them leads.
             del self._flights[key]
             flight.end(found)
 
     def _again(self, request: Request, value: bytes) -> Outcome | None:
-        """The outcome of what is stored; None if it is too old, or cannot be read any more."""
+        """Returns the outcome of a stored answer; None if it is too old or no longer readable."""
         try:
             kept = _DECODE(value)
             if kept.at_s + self._ttl_s <= self._clock.wall_s():
@@ -201,7 +201,7 @@ _DECODE = msgspec.msgpack.Decoder(_Kept).decode
 
 
 def _kept(request: Request, outcome: Outcome, at_s: float) -> bytes | None:
-    """The outcome as it is stored; None if it is no whole success, or is not to be stored."""
+    """Returns the outcome as it is stored; None if it is not a whole success or is `no-store`."""
     reply = outcome.reply
     if not outcome.is_success or reply is None or reply.status != 200 or not reply.body:
         return None
@@ -209,11 +209,11 @@ def _kept(request: Request, outcome: Outcome, at_s: float) -> bytes | None:
         return None
     try:
         read = _read(request, reply.body)
-        # An output path passes over how the answer ended.
+        # Reading by an output path ignores the finish reason.
         ending = apis.read(request.url, reply.body) if request.output_path else read
     except (CallError, NoEndpoint):
         return None
-    # What a hit would give is what this call gave, or it is not kept.
+    # Stored only if a hit would give the same output as this call.
     if read.output != reply.output or not _is_whole(ending):
         return None
     return _ENCODE(_Kept(reply.body, reply.status, reply.request_id, outcome.endpoint, at_s))

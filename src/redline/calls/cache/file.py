@@ -1,13 +1,12 @@
 """The SQLite files in a cache's folder: the one in use, and a thread's way into it.
 
-A file is never renamed or replaced: the journal beside it is known by its name, and would be that
-of the file which took the name (sqlite.org/howtocorrupt.html). So files have numbers: if one is
-found damaged it stays as it is, and one with the next number is begun, by the process that finds
-it first.
+A file is never renamed or replaced: SQLite finds a journal by its file's name, and would apply it
+to the file that took the name (sqlite.org/howtocorrupt.html). So files are numbered: a damaged file
+is left as it is, and the first process that finds the damage creates the file with the next number.
 
-The journal is one of rollback. A write-ahead log has an index that every process maps into its
-memory, and a mapped file that somebody truncates kills its readers (SIGBUS), which nothing can
-catch. Read and written by calls alone, a file that is cut short is an error like any other damage.
+SQLite keeps a rollback journal. A write-ahead log has an index that every process maps into its
+memory, and truncating a mapped file kills its readers (SIGBUS), which cannot be caught. If the file
+is read and written by system calls alone, its truncation is an error like any other damage.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _MOST_SET_ASIDE = 3
 
 
 class Files:
-    """The numbered files of one folder, and which of them is in use. For several threads."""
+    """The numbered files of one folder, and the number of the one in use. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +53,7 @@ class Files:
         return self.folder / f"answers-v1.{number}.sqlite3"
 
     def give_up(self, number: int, error: sqlite3.Error) -> bool:
-        """File `number` is damaged: the next is in use from now on; False after too many."""
+        """Gives up the damaged file `number` for the next one; False after 3 such files."""
         with self._lock:
             if self.number != number:
                 return True
@@ -70,7 +69,7 @@ class Files:
         return True
 
     def note(self, text: str) -> None:
-        """Remembers a message for the user; each only once."""
+        """Adds a message for the user; each only once, 8 at most."""
         with self._lock:
             if text not in self.notes and len(self.notes) < _MOST_NOTES:
                 self.notes.append(text)
@@ -79,14 +78,14 @@ class Files:
         try:
             names = os.listdir(self.folder)
         except OSError:
-            # The folder has gone since; what is opened next will say so.
+            # The folder has disappeared; the next attempt to open a file reports it.
             return []
         found = (_NAME.fullmatch(name) for name in names)
         return [int(match[1]) for match in found if match is not None]
 
 
 class Database:
-    """One thread's way into the file that is in use."""
+    """One thread's connection to the file in use."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -94,7 +93,10 @@ class Database:
         self._database: sqlite3.Connection | None = None
 
     def do(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
-        """What `work` returns; `otherwise` if the file does not let it, with a note."""
+        """Returns the result of `work`; after an SQLite error, notes it and returns `otherwise`.
+
+        A damaged file is given up for the next one, on which `work` is repeated.
+        """
         import sqlite3
 
         while True:
@@ -107,7 +109,7 @@ class Database:
                     return otherwise
 
     def opened(self) -> sqlite3.Connection:
-        """Raises sqlite3.Error."""
+        """Returns a connection to the file in use. Raises sqlite3.Error."""
         if self._database is not None and self._number != self._files.number:
             self.close()
         if self._database is None:
@@ -128,7 +130,7 @@ class Database:
 
 
 def _opened(path: Path) -> sqlite3.Connection:
-    """Raises sqlite3.Error."""
+    """Opens a connection, creating the tables if needed. Raises sqlite3.Error."""
     import sqlite3
 
     gives_up_s = time.monotonic() + _BUSY_S
@@ -139,7 +141,7 @@ def _opened(path: Path) -> sqlite3.Connection:
         try:
             database.execute("PRAGMA mmap_size = 0")
             database.execute("PRAGMA synchronous = NORMAL")
-            # Also of a file from before, which had a write-ahead log.
+            # Also for a file of an older redline, which had a write-ahead log.
             database.execute("PRAGMA journal_mode = DELETE").fetchone()
             # A reader must not wait for a writer.
             if database.execute(_IS_MADE).fetchone() is None:
@@ -147,14 +149,14 @@ def _opened(path: Path) -> sqlite3.Connection:
             return database
         except sqlite3.Error as error:
             database.close()
-            # Of processes that make one file at the same time, some are turned away at once.
+            # Of processes that create one file at the same time, some fail without waiting.
             if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > gives_up_s:
                 raise
             time.sleep(0.05)
 
 
 def try_out(database: sqlite3.Connection) -> bool:
-    """True; raises sqlite3.Error if the file cannot be read or written."""
+    """Checks that the file can be read and written. Returns True, or raises sqlite3.Error."""
     database.execute("SELECT key, value, used FROM answers LIMIT 1").fetchall()
     database.execute("BEGIN IMMEDIATE")
     database.execute("ROLLBACK")
@@ -162,13 +164,13 @@ def try_out(database: sqlite3.Connection) -> bool:
 
 
 def number_of(database: sqlite3.Connection, name: str) -> int:
-    """What a PRAGMA says."""
+    """Returns the number that a PRAGMA states."""
     value: int = database.execute(f"PRAGMA {name}").fetchone()[0]
     return value
 
 
 def _is_damage(error: sqlite3.Error) -> bool:
-    """Whether it says that the file is not, or no longer, ours; anything else may pass."""
+    """Whether the error says that the file is not a sound cache file; others may be transient."""
     import sqlite3
 
     damages = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
@@ -176,6 +178,6 @@ def _is_damage(error: sqlite3.Error) -> bool:
 
 
 def _code(error: sqlite3.Error) -> int:
-    """SQLite's primary code; -1 for an error of the module itself."""
+    """Returns SQLite's primary error code; -1 for an error of the Python module itself."""
     code: int = getattr(error, "sqlite_errorcode", -1)
     return code & 0xFF if code >= 0 else code

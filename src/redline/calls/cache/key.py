@@ -1,9 +1,9 @@
-"""Which answers are the same answer: what decides one, and whether anything else does.
+"""Cache keys: what decides an answer, and whether anything outside the request does.
 
-Two requests have one key if nothing that decides the answer differs: the endpoints, the method,
-the path, the JSON of the body whatever the order of its keys (1 and 1.0 differ), the output path,
-the headers, and the tenant. Credentials are left out: some live for an hour, and an answer is the
-same under the next one. Two accounts that differ behind one address need two folders.
+Two requests have one key if nothing that decides the answer differs: the endpoints, the method, the
+path, the JSON of the body in any order of its keys (1 and 1.0 differ), the output path, the
+headers, and the tenant. Credentials are left out: some live for an hour, and an answer is the same
+under the next one. Two accounts that differ behind one address need two folders.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from redline.calls.wire import Endpoint
 from redline.waist import Call, Request
 
 KEY_BYTES = 32
-# To be counted up when equal requests are to have other keys than before.
+# Increment it when equal requests must have other keys than before.
 _VERSION = 1
 _CREDENTIALS = frozenset({"authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie"})
-# They name one request, so with them no two would be equal.
+# These headers name one request, so with them no two requests would be equal.
 _NAMES = frozenset({"x-request-id", "idempotency-key", "traceparent", "tracestate"})
-# A body that has one of these asks for more than the model: what it looks up, or what it is given
-# of before, is not in the request.
+# The answer to a body with one of these fields depends on more than the request and the model: on
+# a search, or on earlier turns that the provider keeps.
 _OUTWARD = ("web_search_options", "conversation", "background")
 _CALLERS_TOOLS = frozenset({"function", "custom"})
-# Requests that only ask. A PUT or a DELETE does something, each time.
+# Methods that may be cached. A PUT or a DELETE has an effect each time.
 _ASKING = frozenset({"GET", "POST"})
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
 def identity(*endpoints: Endpoint, embedded: str = "") -> str:
-    """What the answers of these endpoints have in common; holds no credential.
+    """Returns the identity of the endpoints, as a part of cache keys; holds no credential.
 
-    It is their group, if all state the same one; otherwise which endpoints they are, so that two
-    keys of one endpoint have the same answers. embedded: the identity of an embedded server, which
-    has another port each time.
+    It is their group if all state the same one, otherwise their addresses, headers and model names,
+    so that two API keys of one endpoint share answers. embedded: the identity of an embedded
+    server, whose port changes from run to run.
     """
     groups = {endpoint.group for endpoint in endpoints}
     if len(groups) == 1 and (group := groups.pop()):
@@ -58,7 +58,7 @@ def _member(endpoint: Endpoint, embedded: str) -> str:
 
 
 def key_of(request: Request, call: Call, identity: str) -> bytes | None:
-    """The request's key, 32 bytes; None if its body has no JSON form."""
+    """Returns the request's key, 32 bytes; None if its body has no JSON form."""
     headers = _deciding(request.headers) if request.headers else ()
     parts = (
         _VERSION,
@@ -79,14 +79,14 @@ def key_of(request: Request, call: Call, identity: str) -> bytes | None:
 
 
 def only_asks(request: Request) -> bool:
-    """Asking it again changes nothing."""
+    """Whether the request is a GET or a POST, which only ask for an answer."""
     return request.method in _ASKING
 
 
 def is_determined(request: Request) -> bool:
-    """The request states that its answer is not drawn by lot, and nothing else decides it.
+    """Whether the request alone decides its answer, which is not sampled at random.
 
-    So are embeddings, temperature 0, and a seed; without them a provider samples.
+    This holds for embeddings, temperature 0 and a seed; otherwise providers sample.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
@@ -102,7 +102,7 @@ def is_determined(request: Request) -> bool:
 
 
 def _has_servers_tools(tools: Any) -> bool:
-    """Whether some tool is run by the server, such as a web search, and not by the caller."""
+    """Whether the server runs one of the tools, such as a web search, and not the caller."""
     if not isinstance(tools, list):
         return False
     kinds = (tool.get("type", "function") if isinstance(tool, dict) else None for tool in tools)
@@ -110,6 +110,6 @@ def _has_servers_tools(tools: Any) -> bool:
 
 
 def _deciding(headers: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The headers that may decide an answer, in one order whatever theirs is."""
+    """Returns the headers that may decide an answer, sorted."""
     named = ((name.lower(), value) for name, value in headers.items())
     return sorted(pair for pair in named if pair[0] not in _CREDENTIALS | _NAMES)

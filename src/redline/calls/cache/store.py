@@ -1,14 +1,14 @@
 """Answers on disk: an SQLite file that several processes may use at once.
 
-  a lookup     those of one turn of the event loop go to a thread together; those that come while
+  a lookup     those of one turn of the event loop go to a thread together; those that arrive while
                it reads make up the next group
   an answer    is found from the moment it is put; another thread writes it with its group
-  the bound    before a group would pass it, the answers that were not used for longest go
-  a damage     an answer whose checksum does not hold is none; of a damaged file see file.py
-  a failure    a disk that is full or out of reach keeps nothing and finds nothing, and says so
+  the bound    the least recently used answers are deleted before a group would exceed it
+  a damage     an answer with a wrong checksum counts as absent; for a damaged file see file.py
+  a failure    a full or unreachable disk stores nothing and finds nothing, and a note says so
 
-Nothing blocks the event loop. A lookup takes 10 us if the file is in memory, but it is unknown
-how long if it is not, so it has a thread.
+Nothing blocks the event loop. A lookup takes 10 us if the file is in memory and an unknown time if
+it is not, so a thread makes it.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ Lookup = asyncio.Future[bytes | None]
 Found = dict[bytes, tuple[bytes, int]]
 
 _CHECK_BYTES = 8
-# Written this long after the first of a group: so much is lost by a death, and single rows would
-# take their own transactions.
+# A group is written this long after its first answer: a crash loses at most this much, and rows
+# need no transactions of their own.
 _GROUP_S = 0.2
 _GROUP_BYTES = 4 * 1024 * 1024
-# A disk that does not keep up: what comes on top is not kept.
+# If the disk does not keep up, answers beyond this are not stored.
 _MOST_PENDING_BYTES = 64 * 1024 * 1024
-# What is used again within this time is not written down again.
+# A further use within this time is not recorded.
 _USED_EVERY_S = 600
-# An answer that takes more than this share of the bound would drive out too many.
+# An answer above 1/8 of the bound would displace too many others.
 _LARGEST_SHARE = 8
-# Each time the bound is met, so much of it is freed at least.
+# Each time the bound is met, at least 1/64 of it is freed.
 _FREED_SHARE = 64
 _MOST_IN_ONE_QUERY = 128
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Where answers are kept, and which.
+    """Which answers are cached, and where.
 
-    folder: None for the user's own. max_bytes: of the file in it; what was not used for longest
-    goes. includes_sampled: answers that are drawn by lot are kept, too: equal requests then have
-    one answer.
+    folder: None for the user's cache folder. max_bytes: the bound of the file in it, at least
+    1,000,000; the least recently used answers are deleted first. includes_sampled: answers sampled
+    at random are stored, too, so that equal requests have one answer.
     """
 
     folder: str | os.PathLike[str] | None = None
@@ -75,9 +75,9 @@ class Cache(msgspec.Struct, frozen=True):
 
 
 class AnswerStore:
-    """Keeps values under 32-byte keys in `folder`, in at most about `max_bytes`.
+    """A store of values under 32-byte keys, in `folder` and in about `max_bytes` at most.
 
-    `open` before the first call; then everything on one event loop.
+    Call `open` first, then all other methods on one event loop.
     """
 
     def __init__(self, folder: Path, max_bytes: int, *, clock: Clock = SYSTEM) -> None:
@@ -96,9 +96,9 @@ class AnswerStore:
         self._writers = ThreadPoolExecutor(1, thread_name_prefix="redline-cache-write")
 
     def open(self) -> None:
-        """Opens the file, or makes it. Blocks. Raises ConfigError if nothing can be kept."""
+        """Opens or creates the file. Blocks. Raises ConfigError if nothing can be stored."""
         try:
-            # Prompts and answers are in it: for its owner alone to read.
+            # It holds prompts and answers, so only its owner may read it.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files = Files(self.folder)
             self.notes = self._files.notes
@@ -111,7 +111,7 @@ class AnswerStore:
             raise _unusable(self.folder, self.notes[-1])
 
     def look_up(self, key: bytes) -> Lookup:
-        """The answer stored under `key`; None if there is none."""
+        """Returns the answer stored under `key`; None if there is none."""
         future: Lookup = asyncio.get_running_loop().create_future()
         value = self._pending.get(key)
         if value is not None:
@@ -123,7 +123,7 @@ class AnswerStore:
         return future
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Keeps `value` from now on, as long as there is room. Never waits."""
+        """Stores `value` under `key`, as long as there is room. Never waits."""
         size = len(value)
         if size > self._max_bytes // _LARGEST_SHARE:
             return
@@ -137,7 +137,7 @@ class AnswerStore:
         self._write_soon()
 
     async def aclose(self) -> None:
-        """Writes what is pending, and closes the file. No lookup is waited for any more."""
+        """Writes pending answers and closes the file. Lookups not yet begun result in None."""
         self._answer(self._wanted, {})
         self._wanted = {}
         while self._reading is not None:
@@ -154,7 +154,7 @@ class AnswerStore:
         self._writers.shutdown()
 
     async def flush(self) -> None:
-        """Returns once everything that was put is in the file, or noted as lost."""
+        """Waits until every answer that was put is in the file, or noted as lost."""
         while self._writing is not None or self._pending or self._used:
             if self._writing is None:
                 self._write_group()
@@ -197,7 +197,7 @@ class AnswerStore:
             self._write_soon()
 
     def _read(self, keys: Sequence[bytes]) -> Found:
-        """Values and the times of their last use, in the reading thread."""
+        """Reads values and the times of their last use, in the reading thread."""
 
         def work(database: sqlite3.Connection) -> Found:
             found: Found = {}
@@ -240,7 +240,7 @@ class AnswerStore:
         self._writing = loop.run_in_executor(self._writers, self._write, group, used)
 
         def forget(writing: asyncio.Future[None]) -> None:
-            # Written or lost: from here on the file says what is known.
+            # Written or lost: from here on, lookups read the file.
             self._writing = None
             if (error := writing.exception()) is not None:
                 self._files.note(f"answers cannot be stored: {error!r}")
@@ -254,7 +254,7 @@ class AnswerStore:
         self._writing.add_done_callback(forget)
 
     def _write(self, group: Sequence[tuple[bytes, bytes]], used: Iterable[bytes]) -> None:
-        """One transaction, in the writing thread."""
+        """Writes a group and the times of use in one transaction, in the writing thread."""
         now_s = int(self._clock.wall_s())
         rows = [(key, _sealed(key, value), now_s) for key, value in group]
 
@@ -277,7 +277,7 @@ class AnswerStore:
         self._write_connection.do(work, None, "answers cannot be stored")
 
     def _make_room(self, database: sqlite3.Connection, wanted_bytes: int) -> None:
-        """Deletes what was not used for longest if `wanted_bytes` more would pass the bound."""
+        """Deletes the least recently used answers until `wanted_bytes` more fit the bound."""
         page_bytes = number_of(database, "page_size")
         while True:
             pages = number_of(database, "page_count") - number_of(database, "freelist_count")
@@ -299,12 +299,12 @@ class AnswerStore:
 
 
 def _sealed(key: bytes, value: bytes) -> bytes:
-    """The value under a checksum that holds for this key alone."""
+    """Returns the value behind a checksum that holds for this key alone."""
     return blake2b(value, digest_size=_CHECK_BYTES, key=key).digest() + value
 
 
 def _unsealed(key: bytes, sealed: object) -> bytes | None:
-    """The value; None if its checksum does not hold."""
+    """Returns the value; None if its checksum does not hold."""
     if not isinstance(sealed, bytes):
         return None
     value = sealed[_CHECK_BYTES:]

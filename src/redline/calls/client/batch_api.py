@@ -1,8 +1,8 @@
 """The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
 
-Providers count its requests apart from those of their models, so no limit of the endpoint holds
-them. They are retried as a row's are, but for the making of a batch: if the answer is lost,
-the batch may be there, and would be paid for twice. Before one is made, it is looked for.
+Providers count its requests apart from those of their models, so the endpoint's limits do not apply
+to them. They are retried as a row's are, except the creation of a batch: if the answer is lost, the
+batch may exist, and a second one would be paid for as well. The caller looks for it first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from redline.errors import BadReply, Retryable
 from redline.limits import Limits
 from redline.waist import Backend, Call, Request
 
-# 50,000 embeddings of 3,072 numbers are 2 GB; results go to the disk and not through the memory.
+# 50,000 embeddings of 3,072 numbers are 2 GB; results are streamed to the disk.
 _MOST_RESULT_BYTES = 8 * 1024**3
 # A file of 100 MB up a line of 1 MB/s takes 100 s, one of 1 GB down takes 17 minutes.
 _TRANSFER_S = 3600.0
@@ -63,7 +63,7 @@ class BatchApi:
         await self._large.aclose()
 
     async def upload(self, name: str, data: bytes) -> str:
-        """The id of the file that the provider now has."""
+        """Uploads a file and returns its id."""
         boundary = uuid4().hex
         form = _form(boundary, name, data)
         headers = {"Content-Type": f"multipart/form-data; boundary={boundary}"}
@@ -71,30 +71,33 @@ class BatchApi:
         return (await self._asked(self._patient_large, request, _File)).id
 
     async def make(self, file_id: str, url: str, metadata: Mapping[str, str]) -> Batch:
-        """The new batch. One attempt: if it raises Retryable, the batch may be there or not."""
+        """Creates a batch in one attempt; after a Retryable error, it may or may not exist."""
         body = asdict(BatchRequest(file_id, url, WINDOW, dict(metadata)))
         call = Call(once=True)
         return await self._asked(self._small, Request(url=BATCHES, body=body), Batch, call)
 
     async def look(self, batch_id: str) -> Batch:
-        """The current state of the batch."""
+        """Returns the current state of the batch."""
         request = Request(method="GET", url=f"{BATCHES}/{batch_id}")
         return await self._asked(self._patient, request, Batch)
 
     async def cancel(self, batch_id: str) -> Batch:
-        """The batch, which then ends. Rejected if it is over already."""
+        """Cancels the batch and returns it. Raises Rejected if it has already ended."""
         request = Request(url=f"{BATCHES}/{batch_id}/cancel")
         return await self._asked(self._patient, request, Batch)
 
     async def page(self, after: str | None = None) -> tuple[list[Batch], bool]:
-        """Batches of the account, the newest first, and whether older ones follow."""
+        """Returns up to 100 batches of the account, newest first, and whether older ones follow.
+
+        after: the id of the batch to continue after; None for the first page.
+        """
         behind = "" if after is None else f"&after={after}"
         request = Request(method="GET", url=f"{BATCHES}?limit={_PAGE}{behind}")
         page = await self._asked(self._patient, request, _Page)
         return page.data, page.has_more
 
     async def download(self, file_id: str, path: Path) -> None:
-        """Writes the file to `path`, over what is there."""
+        """Downloads the file to `path`, replacing its contents."""
         for attempt in range(self._retry.max_retries + 1):
             try:
                 await self._download(file_id, path)
@@ -117,19 +120,19 @@ class BatchApi:
             await asyncio.to_thread(file.close)
 
     async def delete(self, file_id: str) -> None:
-        """The provider does not keep the file any longer. One attempt."""
+        """Deletes the file at the provider, in one attempt."""
         await self._asked(
             self._small, Request(method="DELETE", url=f"{FILES}/{file_id}"), _Anything
         )
 
     def pause_s(self, attempt: int, error: Retryable) -> float:
-        """Seconds to wait after the failure of this attempt, from 0."""
+        """Returns the seconds to wait after a failed attempt. attempt: its number, from 0."""
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
 
     async def _asked(
         self, backend: Backend, request: Request, kind: type[T], call: Call | None = None
     ) -> T:
-        """The answer, read as what it is to be, without secrets: its words are for messages."""
+        """Sends a request and returns its answer as `kind`, with secrets masked for messages."""
         call = call or Call()
         outcome = await backend.send(request, call)
         call.let_go()
@@ -151,7 +154,7 @@ class _Anything(msgspec.Struct):
 
 
 def _form(boundary: str, name: str, data: bytes) -> bytes:
-    """A form of two fields, as RFC 7578 writes it."""
+    """Returns a multipart/form-data body with `purpose` and `file` (RFC 7578)."""
     line = f"--{boundary}\r\nContent-Disposition: form-data; name="
     head = (
         f'{line}"purpose"\r\n\r\nbatch\r\n'

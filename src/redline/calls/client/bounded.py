@@ -1,4 +1,4 @@
-"""A bound on the calls that a backend is given at once."""
+"""A bound on a backend's concurrent calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
 
 
 class Bounded:
-    """A backend that is given at most `most` calls at once; others wait by priority and arrival."""
+    """A backend with at most `most` calls at once; others wait by priority, then arrival."""
 
     def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
         self._backend = backend

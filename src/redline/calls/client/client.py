@@ -13,7 +13,7 @@ from redline.clock import SYSTEM
 from redline.errors import Rejected
 from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink
 
-# Chunks read ahead of a slow reader; past that the connection is not read.
+# Chunks read ahead of a slow reader; beyond that, reading from the connection pauses.
 _CHUNKS_AHEAD = 64
 
 
@@ -36,16 +36,16 @@ class Client:
 
     @property
     def backend(self) -> Backend:
-        """What its calls go through, retries included. It is closed with the client."""
+        """The backend that calls go through, retries included; closed with the client."""
         return self._backend
 
     async def call(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
     ) -> Outcome:
-        """The outcome of one call; failures are data.
+        """Makes one call and returns its outcome; failures are data.
 
-        request: a Request, or the body of a chat completion. deadline_s: seconds from now for the
-        call with its retries.
+        request: a Request, or the body of a chat completion. deadline_s: seconds for the call and
+        its retries; None for no bound.
         """
         call, request = _call(deadline_s), _request(request)
         try:
@@ -59,10 +59,10 @@ class Client:
     async def stream(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
     ) -> AsyncIterator[Chunk]:
-        """The answer's chunks as they come. Leaving the loop early ends the call.
+        """Yields the answer's chunks as they arrive. Leaving the loop early ends the call.
 
-        Tried again only until the first chunk. Raises the CallError of a call that fails, also in
-        the middle, so that half an answer never passes for a whole one.
+        A failed call is retried only before its first chunk. Its error is raised, also in the
+        middle, so that half an answer never passes for a whole one.
         """
         sink = _QueueSink()
         send = self._backend.send(_request(request), _call(deadline_s), sink)
@@ -89,7 +89,7 @@ class Client:
 
 
 class _QueueSink(Sink):
-    """A sink whose reader is another task. None in the queue marks the end."""
+    """A sink that another task reads. None in the queue marks the end."""
 
     def __init__(self) -> None:
         self._chunks: asyncio.Queue[Chunk | None] = asyncio.Queue()
@@ -100,11 +100,11 @@ class _QueueSink(Sink):
         self._chunks.put_nowait(chunk)
 
     def end(self, task: asyncio.Task[Outcome]) -> None:
-        """Nothing follows; never blocks."""
+        """Marks the end of the stream; never blocks."""
         self._chunks.put_nowait(None)
 
     async def next(self) -> Chunk | None:
-        """The next chunk; None after the last."""
+        """Returns the next chunk; None after the last."""
         chunk = await self._chunks.get()
         self._room.release()
         return chunk

@@ -42,12 +42,12 @@ class _Waits(msgspec.Struct):
 
 
 class FunctionBackend:
-    """Calls `function(row)` within limits; what it returns is the output.
+    """A backend that calls `function(row)` within limits; its result is the output.
 
-    A CallError it raises decides whether the row is retried; a TimeoutError or ConnectionError
-    is retried; any other exception rejects the row and is named in its outcome.
-    timeout_s: of one call, above 0. shared: its limiter, and where its sends are kept.
-    before_write: called before each call begins. attempts: counts them.
+    A CallError that the function raises decides whether the row is retried; a TimeoutError or
+    ConnectionError is retried; any other exception rejects the row and is named in its outcome.
+    timeout_s: for one call, above 0. shared: the limiter, and the store of its sends.
+    before_write: called before each call begins. attempts: counts the attempts.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FunctionBackend:
         )
 
     def backlog(self, now_s: float) -> Backlog:
-        """The current calls and what they wait for. Books nothing."""
+        """Returns the current calls and what they wait for. Reserves nothing."""
         limiter, slots = self.limiter, self.slots
         return Backlog(
             in_use=slots.in_use,
@@ -111,7 +111,7 @@ class FunctionBackend:
             return failed(error, endpoint=self.label)
 
     async def aclose(self) -> None:
-        """Closes the limiter; the function is the user's."""
+        """Closes the limiter and the timers; the function is the user's."""
         self._deadlines.close()
         await self.limiter.aclose()
 
@@ -172,7 +172,7 @@ class FunctionBackend:
             is_row = alarm.has_rung and until_s < self._timeout_s
             if is_row and isinstance(error, TimeoutError):
                 raise TimedOut("row") from error
-            # A clock of the function's own may have run out where this one has not.
+            # A timeout of the function's own may have expired before this one.
             after_s = until_s if alarm.has_rung else None
             found = call_error_of(error, self.label, after_s=after_s)
             if found is None:
@@ -201,18 +201,18 @@ class FunctionBackend:
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """The function's name, used as that of an endpoint."""
+    """Returns the function's name, which labels it as an endpoint is."""
     return getattr(function, "__name__", type(function).__name__)
 
 
 def check_timeout(timeout_s: float) -> None:
-    """Raises ConfigError for a timeout that no call can have."""
+    """Raises ConfigError unless the timeout is above 0 and at most 86,400 s."""
     if not 0 < timeout_s <= 86_400:
         raise ConfigError(f"timeout_s must be above 0 and at most 86,400 s, not {timeout_s:g}")
 
 
 def function_limiter(limits: Limits, label: str, clock: Clock) -> RateLimiter:
-    """The limiter of a function. Raises ConfigError for limits that it cannot have."""
+    """Opens the limiter of a function. Raises ConfigError for token limits and `auto`."""
     if limits.counts_tokens:
         raise ConfigError(
             "a token limit cannot be enforced for a function of your own",

@@ -52,10 +52,9 @@ _MOST_TRIED = 32
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """How often and how fast failed attempts are retried.
 
-    max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, in seconds.
-
-    share: retries may be at most this share of first attempts, above a floor of `floor_per_s`
-    retries a second; beyond it they wait.
+    max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, above 0 and at most
+    86,400 s. share: retries may be at most this share of first attempts, 0..1, above a floor of
+    `floor_per_s` retries a second; retries beyond that wait.
     """
 
     max_retries: int = 8
@@ -75,16 +74,17 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"share must be 0 to 1, not {self.share:g}")
 
     def pause_s(self, retries: int) -> float:
-        """The longest back-off after `retries`, 0 or more; at most `cap_s`."""
+        """Returns the longest back-off after `retries`, 0 or more; at most `cap_s`."""
         # 2^30 is past any cap; a larger exponent would only overflow.
         return min(self.cap_s, self.base_s * 2.0 ** min(retries, 30))
 
 
 class RetryBudget:
-    """Keeps retries a share of traffic, so that a struggling server is not buried under them.
+    """Limits retries to a share of traffic, so that they do not bury a struggling server.
 
-    Each first attempt earns `share` of a retry, each second earns `floor_per_s`; at most ten
-    seconds' worth is kept. A retry beyond that waits until it is earned.
+    Each first attempt earns `share` of a retry, each second earns `floor_per_s`; the balance is at
+    most ten seconds' worth of the latter, and at least 10. A retry beyond the balance waits until
+    it is earned.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:
@@ -95,10 +95,10 @@ class RetryBudget:
         self._calls = 0
 
     def spend_s(self, now_s: float, calls: int) -> float:
-        """Takes one retry; seconds to wait until it is earned, 0 if it already is.
+        """Takes one retry and returns the seconds until it is earned, 0 if it already is.
 
-        calls: first attempts so far. What they earned is added here, because only what is left
-        after a retry can be above the most that is kept.
+        calls: first attempts so far. Their earnings are added here and not at each call, since the
+        cap on the balance matters only when a retry is taken.
         """
         earned = (calls - self._calls) * self._policy.share
         earned += (now_s - self._at_s) * self._policy.floor_per_s
@@ -107,7 +107,7 @@ class RetryBudget:
         return max(0.0, -self._balance) / self._policy.floor_per_s
 
     def take(self, now_s: float, calls: int) -> bool:
-        """Takes one retry if it is already earned; whether it was. calls: as for `spend_s`."""
+        """Takes one retry if it is already earned; False if it is not. calls: as for `spend_s`."""
         if not self.spend_s(now_s, calls):
             return True
         self._balance += 1
@@ -115,9 +115,9 @@ class RetryBudget:
 
 
 class _History(msgspec.Struct):
-    """What one row has met so far.
+    """The failures of one row so far.
 
-    since: how many attempts had succeeded and failed when its first one did.
+    since: attempts of all rows that had succeeded and failed before this row's first failure.
     """
 
     since: tuple[int, int]
@@ -143,12 +143,12 @@ class _History(msgspec.Struct):
 
     @property
     def tries(self) -> int:
-        """Failures so far, which set the back-off's exponent."""
+        """The number of failures so far, which sets the back-off's exponent."""
         return self.blamed + self.limited + self.outages
 
 
 class Retry:
-    """A backend that tries again what may pass."""
+    """A backend that retries transient failures of another one."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class Retry:
         await self._backend.aclose()
 
     def _is_final(self, error: Retryable, history: _History) -> bool:
-        """Whether the row is given up; the error then says why."""
+        """Whether the row is given up. Adds the reason to the error if the row is to blame."""
         most = self._policy.max_retries
         if is_unreachable(error):
             return most == 0
@@ -255,7 +255,7 @@ class Retry:
         ceiling_s = self._policy.pause_s(history.tries - 1)
         jitter_s = self._random.uniform(0, ceiling_s)
         if is_unreachable(error):
-            # The endpoint says when it is worth another connection; the rows do not come at once.
+            # The endpoint states when to try another connection; jitter spreads the rows.
             pause_s = self._backend.load(now_s).parked_until_s - now_s
             return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
         if isinstance(error, RateLimited) and error.retry_after_s:

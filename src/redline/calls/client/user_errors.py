@@ -1,4 +1,4 @@
-"""What an exception of a user's own function makes of its call."""
+"""Exceptions of a user's own function as errors of the call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from redline.errors import CallError, Disconnected, Rejected, TimedOut
 def call_error_of(
     error: BaseException, label: str, *, after_s: float | None = None, what: str = "raised"
 ) -> CallError | None:
-    """The error of a call whose function has raised `error`; None for what passes as it is.
+    """Returns the CallError for an exception of a user's function; None to raise it unchanged.
 
-    A CallError passes, as do the cancellation of this task and the end of the process. Exceptions
-    without a meaning here reject the call: a defect in the function fails its row and nothing else.
-    after_s: how long a call took that raised a TimeoutError, None if that is not known. what: the
-    function has done with the error.
+    A CallError is unchanged, as are this task's cancellation and the end of the process. Any other
+    exception without a meaning here rejects the call: a defect in the function fails its row alone.
+    after_s: seconds until a TimeoutError, None if unknown. what: `raised` or `returned`.
     """
     said = f"{type(error).__name__}: {error}"
     match error:

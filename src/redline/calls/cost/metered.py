@@ -1,15 +1,15 @@
-"""A backend within a budget: it reserves what an attempt can cost at most, and settles after it.
+"""A backend within a budget: it reserves an attempt's worst case, and settles it afterwards.
 
   an attempt ends with                          spent is
   a reply and its usage                         what the usage costs
   a reply without a usage                       the worst case
   an HTTP error that came in place of an answer nothing
-  HTTP 504 or 524                               the worst case: behind it the model may have gone on
+  HTTP 504 or 524                               the worst case: the model may have continued
   anything else, once it was written            the worst case: it may have been billed
   anything else, before that                    nothing
 
-An attempt that does not fit waits, in order of arrival, until others are settled. If none is on
-its way it can never fit: then the budget is spent, for all that wait and come.
+An attempt that does not fit waits, in order of arrival, until others are settled. If none is in
+flight, it can never fit: the budget is then spent for all waiting and later attempts.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from redline.errors import BadRow, BudgetSpent, CallError, TimedOut, Unpriced
 from redline.waist import Backend, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _FREE = Price(input=0, cached_input=0, output=0)
-# A gateway's time was up; the model behind it may still have answered, and been paid for that.
+# A gateway timed out; the model behind it may still have answered, and been paid for that.
 _MAY_BE_BILLED = frozenset({504, 524})
 
 
 class Account(Protocol):
-    """Where the sum outlives the process."""
+    """A record of the sum that outlives the process."""
 
     def keep(self, committed: Amount) -> None:
-        """Writes down what is spent and reserved. Raises OSError."""
+        """Records the amount that is spent or reserved. Raises OSError."""
 
 
 class _Attempt(msgspec.Struct):
-    """One attempt's worst case, how often it was written, and what its tokens cost."""
+    """One attempt: its worst case, its price, and how many times its request was written."""
 
     worst: Amount
     bound: Worst
@@ -51,9 +51,9 @@ class _Attempt(msgspec.Struct):
 
 
 class Metered:
-    """Passes on what `spending` has room for, and counts what it comes to.
+    """A backend that sends only what `spending` has room for, and counts what each call costs.
 
-    account: updated before each write and after each settlement; None for none.
+    account: updated before each write and after each settlement; None for no record.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class Metered:
         self._estimator = TokenEstimator()
         self._waiting: deque[tuple[Amount, asyncio.Future[bool]]] = deque()
         self._open = 0
-        # Of what is reserved, what belongs to requests that are written.
+        # The part of what is reserved that belongs to written requests.
         self._written = NOTHING
         # Input tokens beyond the bound: a system prompt that the server adds.
         self._hidden_tokens = 0
         self._is_spent = False
-        # Of what is spent, what another file than the account's says.
+        # The part of what is spent that is recorded in another file than the account's.
         self._elsewhere = NOTHING
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for what others have reserved."""
+        """The number of calls that wait for reservations of others to be settled."""
         return len(self._waiting)
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -125,32 +125,32 @@ class Metered:
         await self._backend.aclose()
 
     def batched(self, request: Request) -> Amount:
-        """The most that the request can cost in a batch. Raises CallError if none can say."""
+        """Returns the most that the request can cost in a batch. Raises CallError if unknown."""
         return self._attempt(request).worst.batched
 
     def cost_batched(self, request: Request, reply: Reply | None) -> Amount:
-        """What a request in a batch has cost, of which this is the reply; None for an error."""
+        """Returns the cost of a request in a batch. reply: None for an error, which is free."""
         if reply is None:
             return NOTHING
         attempt = self._attempt(request)
         return self._actual(attempt, request, Outcome(status="succeeded", reply=reply)).batched
 
     def reserve(self, worst: Amount) -> bool:
-        """True if `worst` was free. It is another one's to settle, and to write down."""
+        """Reserves `worst`; False if it does not fit. The caller settles it and records it."""
         return not self._waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """Ends what `reserve` has begun."""
+        """Settles an amount that `reserve` has reserved."""
         self._elsewhere = self._elsewhere.plus(actual)
         self.spending.settle(reserved, actual)
 
     def recall(self, spent: Amount, reserved: Amount) -> None:
-        """What earlier runs have recorded elsewhere, settled and not."""
+        """Adds what earlier runs have recorded elsewhere as spent and as reserved."""
         self.spending.recall(spent, reserved)
         self._elsewhere = spent
 
     def _attempt(self, request: Request) -> _Attempt:
-        """What an attempt may cost. Raises CallError if that cannot be said."""
+        """Returns an attempt with its worst case. Raises CallError if that is unknown."""
         body = request.body
         model = body.get("model") if isinstance(body, dict) else None
         price = self._prices.find(model)
@@ -170,7 +170,7 @@ class Metered:
         return _Attempt(Amount(picodollars, input_tokens + output_tokens), bound, price)
 
     async def _reserve(self, worst: Amount, call: Call) -> float | None:
-        """Since when it has waited once `worst` is reserved; None if it did not wait.
+        """Reserves `worst`, waiting for others if needed; returns when the wait began, if any.
 
         Raises BudgetSpent, or TimedOut for a late row.
         """
@@ -204,7 +204,7 @@ class Metered:
         return True
 
     def _give_up(self, entry: tuple[Amount, asyncio.Future[bool]]) -> None:
-        """A waiter is cancelled or late: what it may have got meanwhile goes to the next ones."""
+        """Removes a cancelled or late waiter and passes on what it may have been granted."""
         worst, waiter = entry
         if entry in self._waiting:
             self._waiting.remove(entry)
@@ -229,7 +229,7 @@ class Metered:
             self._waiting.popleft()
 
     def _end(self) -> None:
-        """The budget is spent: a smaller row must not overtake the one that did not fit."""
+        """Marks the budget spent: a smaller row must not overtake the one that did not fit."""
         self._is_spent = True
         while self._waiting:
             _, waiter = self._waiting.popleft()
@@ -237,13 +237,13 @@ class Metered:
                 waiter.set_result(False)
 
     def _write(self, attempt: _Attempt, call: Call) -> None:
-        """A request is about to be written. Raises BudgetSpent if that cannot be written down.
+        """Records a request that is about to be written. Raises BudgetSpent if that fails.
 
-        A transport may write a request twice, if the first connection broke: each may be billed.
+        A transport may write a request twice, if its first connection broke: each may be billed.
         """
         worst = attempt.worst
         if attempt.writes and call.refused:
-            # What was noted for the request that was refused is now this one's.
+            # The amount recorded for the refused request now counts for this one.
             call.refused -= 1
             return
         if attempt.writes and not self.spending.reserve(worst):
@@ -269,14 +269,14 @@ class Metered:
     def _settle(
         self, attempt: _Attempt, call: Call, request: Request, outcome: Outcome | None
     ) -> None:
-        """outcome: None for an attempt that was cancelled."""
+        """Settles an attempt that is over. outcome: None for a cancelled one."""
         worst = attempt.worst
         if not attempt.writes:
             self._close(worst, NOTHING)
             self._admit()
             return
         for _ in range(attempt.writes - 1):
-            # The writes before the last one got no answer that anyone saw.
+            # No answer to the writes before the last one was read.
             self._written = self._written.minus(worst)
             self.spending.settle(worst, worst)
         self._written = self._written.minus(worst)
@@ -286,12 +286,12 @@ class Metered:
         try:
             self._keep()
         except OSError:
-            # The file says more than is spent; the next write meets the same disk, and reports it.
+            # The file states more than is spent; the next write fails likewise, and reports it.
             pass
         self._admit()
 
     def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:
-        """What a written attempt counts for, by the table at the top of this file."""
+        """Returns the cost of a written attempt, by the table at the top of this file."""
         if outcome is None:
             return attempt.worst
         error = outcome.error
@@ -313,7 +313,7 @@ class Metered:
         return Amount(price.of(usage), usage.tokens)
 
     def spent(self, worst: Amount) -> BudgetSpent:
-        """Why a call that may cost `worst` is not sent."""
+        """Returns the error of a call that may cost `worst` and is not sent."""
         spending = self.spending
         allowance, spent, parts, flags = spending.allowance, spending.spent, [], []
         if allowance.picodollars is not None:

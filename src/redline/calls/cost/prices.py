@@ -1,7 +1,7 @@
-"""What tokens cost, by model.
+"""Prices of tokens, by model.
 
-A price is a whole number of picodollars a token, so that sums are exact: a dollar for a million
-tokens is 1,000,000 picodollars a token.
+A price is a whole number of picodollars per token, so that sums are exact: a dollar per million
+tokens is 1,000,000 picodollars per token.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from redline.errors import ConfigError, nearest
 
 DOLLAR = 10**12
 _PER_MILLION = 10**6
-# A price above this is a slip, such as one for a million tokens that was meant for all.
+# A price above this is a mistake, such as a price in other units.
 _MOST_DOLLARS = 100_000
 PRICE_KEYS = ("input", "cached_input", "output")
 # A batch costs half: OpenAI, Azure and Anthropic state so for all of their models.
 BATCH_DIVISOR = 2
-# What Anthropic takes for an input token that is put into its cache for an hour, the dearest kind.
+# Anthropic's price factor for an input token written to its cache for an hour, the dearest kind.
 _CACHE_WRITE_FACTOR = 2
 # `gpt-4o-mini-2024-07-18`, `claude-sonnet-4-20250514`, and the same after an @ on some clouds.
 _DATED = re.compile(r"(.+?)[-@](?:\d{4}-\d{2}-\d{2}|\d{8})")
@@ -33,14 +33,14 @@ _MODELS_KEPT = 1024
 
 
 class Price(msgspec.Struct, frozen=True, kw_only=True):
-    """Picodollars for one token of each kind, 0 or more."""
+    """Picodollars per token of each kind, 0 or more."""
 
     input: int
     cached_input: int
     output: int
 
     def of(self, usage: Usage) -> int:
-        """What these tokens cost, in picodollars."""
+        """Returns the cost of these tokens, in picodollars."""
         return (
             usage.input * self.input
             + usage.cached * self.cached_input
@@ -49,20 +49,20 @@ class Price(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def most(self, input_tokens: int, output_tokens: int, *, may_write: bool) -> int:
-        """As `of`, if every input token is of the dearest kind.
+        """Returns the cost in picodollars if every input token is of the dearest kind.
 
-        may_write: the request asks for its input to be kept in the provider's cache.
+        may_write: the request asks the provider to keep its input in the cache.
         """
         dearest = self.input * _CACHE_WRITE_FACTOR if may_write else self.input
         return input_tokens * max(dearest, self.cached_input) + output_tokens * self.output
 
 
 class Prices:
-    """Prices by model: those of the user, and below them those that redline brings along.
+    """Prices by model: the user's own, then those that come with redline.
 
-    models: by endpoint, what it calls a model by the name that is asked for. tariffs: by endpoint,
-    what it takes, if that is not what others take. A model that endpoints take different prices for
-    costs the most that any of them does.
+    models: for each endpoint, its own names of models by the names that are asked for. tariffs: for
+    each endpoint, its own prices if they differ from the others'. A model with different prices at
+    several endpoints costs the highest of them.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Prices:
         self._found_at: dict[tuple[str, str], Price | None] = {}
 
     def find(self, model: object) -> Price | None:
-        """The price of a model by its name, or by its name without a date; None for no price."""
+        """Returns the price of a model by its name, with or without its date; None if unknown."""
         if not isinstance(model, str):
             return None
         if model not in self._found:
@@ -90,7 +90,7 @@ class Prices:
         return self._found[model]
 
     def at(self, endpoint: str, model: object) -> Price | None:
-        """As `find`, at the endpoint that has answered."""
+        """Returns the price of a model at the endpoint that has answered; None if unknown."""
         if not isinstance(model, str) or endpoint not in self._models:
             return self.find(model)
         key = endpoint, model
@@ -101,7 +101,7 @@ class Prices:
         return self._found_at[key]
 
     def checked(self, model: str) -> Price:
-        """As `find`. Raises ConfigError for a model without a price, and says what to add."""
+        """Returns the price of a model. Raises ConfigError if unknown, with what to add."""
         price = self.find(model)
         if price is None:
             raise ConfigError(unpriced(model), hint=how_to_price(model))
@@ -122,8 +122,8 @@ class Prices:
         )
 
     def _price_at(self, endpoint: str, model: str) -> Price | None:
-        """Of a tariff before a price of the name that is asked for, and that before one of the
-        endpoint's own name for it."""
+        """Returns the first price of: the endpoint's tariff, the user's price for the name that is
+        asked for, the stated price of the endpoint's own name for it."""
         called = self._models[endpoint].get(model, model)
         tariff = self._tariffs.get(endpoint, {})
         return (
@@ -138,7 +138,7 @@ class Prices:
 
 
 def _in(table: Mapping[str, Price], model: str) -> Price | None:
-    """The price of a model by its name, or by its name without a date."""
+    """Returns the price of a model in the table by its name, or by its name without a date."""
     if model in table:
         return table[model]
     dated = _DATED.fullmatch(model)
@@ -146,12 +146,12 @@ def _in(table: Mapping[str, Price], model: str) -> Price | None:
 
 
 def unpriced(model: str) -> str:
-    """What is wrong with a model that has no price."""
+    """Returns the message for a model without a price."""
     return f"a budget in money needs the price of {model}, which is not known"
 
 
 def how_to_price(model: str) -> str:
-    """What fixes it."""
+    """Returns the hint for a model without a price."""
     return (
         f'write [prices."{model}"] into redline.toml with input and output, in dollars per '
         "million tokens; in Python, pass prices="
@@ -159,10 +159,10 @@ def how_to_price(model: str) -> str:
 
 
 def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
-    """The price that a table of dollars for a million tokens states.
+    """Reads a price from a table of dollars per million tokens.
 
-    Without `cached_input`, cached tokens cost what others do. Raises ConfigError that names an
-    unknown key, a missing one, or a value that is no price.
+    Without `cached_input`, cached tokens cost as much as other input. Raises ConfigError for an
+    unknown key, a missing one, or a value that is not a price, and names it.
     """
     if not isinstance(table, Mapping):
         hint = "write input and output, in dollars per million tokens"
@@ -190,10 +190,10 @@ def parse_price(name: str, table: Mapping[str, Any], where: str = "") -> Price:
 
 
 def _picodollars(key: str, value: object, where: str) -> int:
-    """Picodollars a token, of dollars for a million tokens."""
+    """Converts dollars per million tokens to picodollars per token. Raises ConfigError."""
     hint = "write dollars per million tokens, such as 0.15"
     try:
-        # Through text: 0.15 is meant, and not the float next to it.
+        # By way of text: 0.15 means the decimal number and not the nearest float.
         dollars = Decimal(str(value).strip())
     except InvalidOperation:
         raise ConfigError(f"{key} is not a price: {value}", where=where, hint=hint) from None
@@ -213,7 +213,7 @@ class _File(msgspec.Struct):
 
 @lru_cache(maxsize=1)
 def _known() -> dict[str, Price]:
-    """The table that comes with redline."""
+    """Returns the prices that come with redline."""
     data = Path(__file__).with_name("prices.json").read_bytes()
     tables = msgspec.json.decode(data, type=_File).dollars_per_million_tokens
     return {name: parse_price(name, table) for name, table in tables.items()}

@@ -1,4 +1,4 @@
-"""What may be spent, what is spent, and what is reserved for calls on their way."""
+"""What may be spent, what is spent, and what is reserved for calls in flight."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_DOLLARS = 10**9
 
 
 class Amount(NamedTuple):
-    """Money, in picodollars, and tokens. Whole numbers, so that no sum drifts."""
+    """An amount of money, in picodollars, and of tokens; whole numbers, so that sums are exact."""
 
     picodollars: int = 0
     tokens: int = 0
@@ -26,7 +26,7 @@ class Amount(NamedTuple):
 
     @property
     def batched(self) -> Amount:
-        """What the same costs in a batch, rounded up: tokens are as many, and cost a part."""
+        """The amount for the same tokens in a batch, at half the price, rounded up."""
         return Amount(-(-self.picodollars // BATCH_DIVISOR), self.tokens)
 
     def minus(self, other: Amount) -> Amount:
@@ -37,7 +37,7 @@ NOTHING = Amount()
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be spent, each 1 or more; None for no bound."""
+    """The most that may be spent, 1 or more of each; None for no bound."""
 
     picodollars: int | None = None
     tokens: int | None = None
@@ -50,9 +50,9 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spending:
-    """Reserved, then settled; what is spent and reserved never passes the allowance.
+    """The spent and reserved amounts, whose sum never exceeds the allowance.
 
-    As long as no call costs more than was reserved for it. Synchronous; raises nothing.
+    This holds as long as no call costs more than was reserved for it. Synchronous; raises nothing.
     """
 
     def __init__(self, allowance: Allowance, spent: Amount = NOTHING) -> None:
@@ -62,11 +62,11 @@ class Spending:
 
     @property
     def committed(self) -> Amount:
-        """The spending if every call in flight cost all that is reserved for it."""
+        """The amount spent if every call in flight costs all that is reserved for it."""
         return self.spent.plus(self.reserved)
 
     def reserve(self, worst: Amount) -> bool:
-        """True if `worst` is free; it is then reserved, until it is settled."""
+        """Reserves `worst` until it is settled; False if the allowance has no room for it."""
         after = self.committed.plus(worst)
         allowance = self.allowance
         if allowance.picodollars is not None and after.picodollars > allowance.picodollars:
@@ -77,18 +77,18 @@ class Spending:
         return True
 
     def recall(self, spent: Amount, reserved: Amount) -> None:
-        """Earlier runs have spent and reserved this as well."""
+        """Adds amounts that earlier runs have spent and reserved."""
         self.reserved = self.reserved.plus(reserved)
         self.spent = self.spent.plus(spent)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
-        """Releases the reservation of a call and records `actual` as spent."""
+        """Releases a call's reservation and adds `actual` to what is spent."""
         self.reserved = self.reserved.minus(reserved)
         self.spent = self.spent.plus(actual)
 
 
 def parse_money(text: str, what: str = "budget") -> int:
-    """Picodollars of `5usd`, `0.50usd` or `$5`, above 0. Raises ConfigError."""
+    """Parses `5usd`, `0.50usd` or `$5` as picodollars, above 0. Raises ConfigError."""
     hint = "write it like 5usd or 0.50usd"
     match = _MONEY.fullmatch(text.strip())
     if match is None or (match[1] is None) == (match[3] is None):
@@ -100,7 +100,7 @@ def parse_money(text: str, what: str = "budget") -> int:
 
 
 def dollars_text(picodollars: int) -> str:
-    """`$12.34`, with four decimals below a dollar and six below a cent."""
+    """Formats an amount like `$12.34`, with 4 decimals below a dollar and 6 below a cent."""
     dollars = Decimal(picodollars) / DOLLAR
     places = 2 if dollars >= 1 or not picodollars else 4 if dollars >= Decimal("0.01") else 6
     return f"${dollars:,.{places}f}"

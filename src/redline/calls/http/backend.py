@@ -71,12 +71,11 @@ _ENCODE = msgspec.json.Encoder().encode
 
 
 class _Attempt(Exchange, kw_only=True, eq=False):
-    """One attempt of a call, and what is to be learned from it.
+    """One attempt of a call, with what the backend learns from it.
 
-    is_ahead: it holds a place among those that wait for their grant with a connection in hand.
-    cost: what its grant is to take from the limits of tokens.
-    in_flight: calls on the way when this one was written, itself included. reader: of an answer
-    that is to be streamed. wait: once it has to wait for something.
+    is_ahead: it holds a place among the attempts that wait for their grant with a connection.
+    cost: what its grant takes from token limits. in_flight: calls in flight when it was written,
+    itself included. reader: that of a streamed answer. wait: None until it has to wait.
     """
 
     backend: HttpBackend
@@ -90,7 +89,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     wait: Wait | None = None
 
     def load(self, request: Request) -> None:
-        """Takes up a request as bytes. Raises BadRow for one that has no such form."""
+        """Encodes a request's head and body. Raises BadRow if the body has no JSON form."""
         body = request.raw
         if body is None:
             body = request.body
@@ -105,13 +104,13 @@ class _Attempt(Exchange, kw_only=True, eq=False):
         self.body = body or b""
 
     def give_back(self) -> None:
-        """Returns what it took to the limits: its request was not written."""
+        """Returns the grant to the limits, for a request that was not written."""
         if self.grant is not None:
             self.grant.release()
 
     async def get_ready(self) -> None:
         self.backend.begin_wait(self)
-        # Its connection may have been lost since it had its grant.
+        # It may hold its grant already, if its connection was lost since.
         if self.grant is None:
             await self.backend.go_ahead(self)
 
@@ -146,11 +145,11 @@ class _Attempt(Exchange, kw_only=True, eq=False):
 
 
 class HttpBackend:
-    """Sends to one endpoint within its limits; each `send` is one attempt.
+    """A backend for one endpoint within its limits; each `send` is one attempt.
 
-    shared: what it has in common with others; its intake is one for answers as long as the endpoint
-    may give. before_write: called before a request is stamped and written, if no outbox is shared.
-    attempts: counts them. on_room: see Member.
+    shared: parts in common with other backends; a shared intake must take answers as long as the
+    endpoint may give. before_write: called before a request is stamped and written, unless the
+    outbox is shared. attempts: counts the attempts. on_room: see Member.
     """
 
     def __init__(
@@ -167,7 +166,7 @@ class HttpBackend:
         shared = shared or Shared()
         self.endpoint = endpoint
         self.label = endpoint.label
-        # Those that it calls by another name.
+        # The models that the endpoint calls by another name.
         self._models = {asked: own for asked, own in endpoint.models.items() if asked != own}
         self._steering = EndpointLimits(endpoint, clock, shared)
         self.slots = self._steering.slots
@@ -191,7 +190,7 @@ class HttpBackend:
         )
         self._outage = Outage()
         self.on_room = on_room
-        self._waiting: dict[int, _Attempt] = {}  # those that had to wait, by the id of their call
+        self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
         self._tokens_out = 0  # expected of the calls on the wire
         self.head = self._transport.head
         self.mask = mask_of(endpoint, self._transport.proxy)
@@ -236,7 +235,7 @@ class HttpBackend:
         )
 
     def backlog(self, now_s: float) -> Backlog:
-        """The current calls and what they wait for. Books nothing."""
+        """Returns the current calls and what they wait for. Reserves nothing."""
         limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
         waiting = limiter.waiting + ahead.waiting
         return Backlog(
@@ -260,11 +259,11 @@ class HttpBackend:
             if self._finds_limits:
                 self._steering.begin(request.body)
             if self.limiter.counts_tokens:
-                # Refused before anything is waited for if no limit could ever grant it.
+                # Refuse it before any wait if no limit could ever grant it.
                 most = 0 if self._charges_reserved else self.limiter.easy_tokens
                 bound = self.estimator.bound(request, most) if most else None
                 attempt.cost = bound or self._cost(request)
-            # Its clock would ring only after the loop has read its sockets.
+            # The deadline's alarm would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
             if not self.slots.take_free():
@@ -312,9 +311,9 @@ class HttpBackend:
     async def download(
         self, request: Request, call: Call, take: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """The answer's bytes go to `take` as they come, whatever they are. Raises CallError.
+        """Passes the answer's bytes to `take` as they arrive, uninterpreted. Raises CallError.
 
-        One attempt, which waits for its grant and for no slot, and is not counted.
+        Makes one attempt, which waits for its grant but for no slot, and is not counted.
         """
         attempt = _Attempt(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
@@ -338,7 +337,7 @@ class HttpBackend:
             attempt.give_back()
 
     def found(self) -> list[str]:
-        """The limits that were found, in words, if they were to be found."""
+        """Returns the limits that a search has found, in words; empty if all are stated."""
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
@@ -362,14 +361,14 @@ class HttpBackend:
         return taken
 
     def begin_wait(self, attempt: _Attempt) -> Wait:
-        """The attempt has to wait for something; from here on it may be withdrawn."""
+        """Records that an attempt has to wait; from here on, it may be withdrawn."""
         if attempt.wait is None:
             attempt.wait = wait_of_this_task(self.clock.now_s())
             self._waiting[id(attempt.call)] = attempt
         return attempt.wait
 
     def _end_wait(self, attempt: _Attempt) -> None:
-        """The attempt is over, or waits no more."""
+        """Records that an attempt is over or no longer waits."""
         self._waiting.pop(id(attempt.call), None)
         if attempt.is_ahead:
             self.leave_ahead(attempt)
@@ -384,7 +383,7 @@ class HttpBackend:
         wait.slot_s = self.clock.now_s()
 
     async def go_ahead(self, attempt: _Attempt) -> None:
-        """Returns when an attempt may get ready to wait for its grant: few at once need to."""
+        """Waits until an attempt may get ready to wait for its grant; few do so at once."""
         if not self._ahead.take_free():
             call, wait = attempt.call, self.begin_wait(attempt)
             await call.in_time(self._ahead.acquire(call.priority), self.clock)
@@ -392,14 +391,14 @@ class HttpBackend:
         attempt.is_ahead = True
 
     def leave_ahead(self, attempt: _Attempt) -> None:
-        """An attempt that is ahead has its grant, or is over: another one may get ready."""
+        """Frees the place of an attempt that has its grant or is over, for another one."""
         attempt.is_ahead = False
         self._ahead.release()
         if self.on_room is not None and self._ahead.is_free:
             self.on_room()
 
     def wrote(self, attempt: _Attempt, call: Call, sent_s: float) -> None:
-        """The attempt's request is written at sent_s. Raises CallError if it must not be."""
+        """Counts a request that is about to be written. Raises CallError if it must not be."""
         if attempt.failed is not None:
             self._count_repeat(attempt, attempt.failed, sent_s)
         else:
@@ -420,7 +419,7 @@ class HttpBackend:
             call.on_write()
 
     def _count_repeat(self, attempt: _Attempt, failed: CallError, sent_s: float) -> None:
-        """The first write of a repeated request ends here, so that starts and ends match."""
+        """Counts the end of a repeated request's first write, so that starts and ends match."""
         self._attempts.ended(sent_s, sent_s - attempt.failed_sent_s, failed.kind)
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
@@ -429,18 +428,18 @@ class HttpBackend:
         await self._transport.aclose()
 
     def estimate(self, attempt: _Attempt) -> Cost:
-        """What an attempt is to take in place of the bound that it came with."""
+        """Returns the estimate that replaces an attempt's bound."""
         cost = self.estimator.estimate(attempt.request)
         if attempt.sending is not None:
-            # It is sent once more, and counts already.
+            # The attempt is sent once more; its bound is already counted.
             self._tokens_out += cost.tokens - attempt.cost.tokens
         return cost
 
     def _cost(self, request: Request) -> Cost:
-        """What to reserve, if a limit counts tokens.
+        """Returns the tokens to reserve, if a limit counts tokens.
 
-        What is learned is a guess: it is cut to what the limits can grant at all, and settled
-        later. Raises OverLimit for a request that they could never grant.
+        An estimate above what the limits could ever grant is cut to that, and settled later. Raises
+        OverLimit for a request that they could never grant.
         """
         limiter, estimator = self.limiter, self.estimator
         cost = estimator.most(request) if self._charges_reserved else estimator.estimate(request)
@@ -453,7 +452,7 @@ class HttpBackend:
         return cost
 
     def _cut(self, cost: Cost, request: Request) -> Cost:
-        """As much of it as the limits could grant, but no less than the request surely takes."""
+        """Cuts a cost to what the limits could grant, but not below the request's sure input."""
         limiter = self.limiter
         most = limiter.most("tokens")
         input_tokens = cost.input_tokens
@@ -464,9 +463,9 @@ class HttpBackend:
         return Cost(input_tokens, int(min(cost.output_tokens, spare)), cost.spread)
 
     async def _streamed(self, request: Request, attempt: _Attempt, sink: Sink) -> Reply:
-        """The reply, whose chunks go to `sink` as they come."""
+        """Makes an exchange and passes its chunks to `sink` as they arrive; returns the reply."""
         mask = self._mask_of(request)
-        # By what is asked its texts are counted, which a sink that relays wants none of.
+        # The request states how many texts to expect; a sink that relays wants none.
         asked = None if sink.relays else request.body
         reader = StreamReader(sink, attempt.call, asked, mask, self.clock)
         attempt.reader = reader
@@ -483,7 +482,7 @@ class HttpBackend:
             await sink.begin(answer.status, answer.headers)
             await sink.put(Chunk("", None, answer.body))
         elif isinstance(reply.output, str):
-            # The server does not stream: its whole answer is the one chunk.
+            # The server does not stream: its whole answer is one chunk.
             chunk = whole_chunk(reply, answer.body)
             await sink.begin(answer.status, answer.headers)
             await sink.put(chunk)
@@ -497,9 +496,9 @@ class HttpBackend:
         take: Callable[[bytes], Awaitable[None]] | None = None,
         kind: str = EVENTS,
     ) -> Answer:
-        """The answer to a request that is sent once more, on a new connection.
+        """Sends the request once more, on a new connection, and returns its answer.
 
-        It waits for the limits as any other, and is no retry: the row has done nothing wrong.
+        It waits for the limits like any other, and is not a retry: the row has done nothing wrong.
         """
         attempt.again(repeat)
         # It is not on the wire until it is written again: a drain ends it, as it does any other.
@@ -513,19 +512,19 @@ class HttpBackend:
             # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
             raise repeat.error from None
         finally:
-            # If it was not written again.
+            # In case it was not written again.
             attempt.give_back()
 
     def _read(
         self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None
     ) -> Reply:
-        """The reply of an answer. Raises the error that it is, or holds."""
+        """Reads an answer as a reply. Raises the error that it is or contains."""
         status, headers = answer.status, answer.headers
         if not self.limiter.is_unlimited:
             self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         if status != 200 and not 200 <= status < 300:
             self._transport.check(answer)
-            # Before a long message is cut, which could leave a part of a key in it.
+            # Mask before a long message is cut, which could leave a part of a key in it.
             mask = self._mask_of(request)
             body = mask.body(answer.body)
             error = judge(status, headers, body, self.clock.wall_s())
@@ -549,7 +548,7 @@ class HttpBackend:
         return reply
 
     def _read_faulty(self, request: Request, answer: Answer) -> Reply:
-        """The reply of an answer that cannot be read as it is. Raises the error that it holds."""
+        """Reads an answer leniently, with secrets masked. Raises the error that it contains."""
         url, path, asked, headers = request.url, request.output_path, request.body, answer.headers
         wall_s = self.clock.wall_s()
         # A request with headers of its own needs a mask of its own.
@@ -558,7 +557,7 @@ class HttpBackend:
         )
 
     def _located(self, error: CallError, request: Request) -> CallError | NoEndpoint:
-        """The error with its endpoint named; NoEndpoint when there has been none for too long."""
+        """Returns the error with its endpoint named; NoEndpoint if it is unreachable for long."""
         now_s = self.clock.now_s()
         _forget_frames(error)
         error.where = error.where or f"endpoint {self.label}"
@@ -577,13 +576,13 @@ class HttpBackend:
         return error
 
     def _mask_of(self, request: Request) -> Mask:
-        """What hides the secrets of a call: some servers quote the key that they refuse."""
+        """Returns the mask of a call's secrets: some servers quote the key that they refuse."""
         if not request.headers:
             return self.mask
         return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
     def _conclude(self, attempt: _Attempt, sent_s: float, outcome: Outcome | None) -> None:
-        """Counts the attempt, settles its tokens, parks the endpoint if it asked for that.
+        """Counts the attempt, settles its tokens, and parks the endpoint if it asked for that.
 
         outcome: None for an attempt that was cancelled. sent_s: when it was written.
         """
@@ -622,7 +621,7 @@ class HttpBackend:
     def _settle(
         self, attempt: _Attempt, sending: Sending, reply: Reply | None, took_s: float
     ) -> None:
-        """Settles the tokens of an attempt that is over; None for one without a reply."""
+        """Settles the tokens of an attempt that is over. reply: None if it has none."""
         cost = attempt.cost
         self._tokens_out -= cost.input_tokens + cost.output_tokens
         if reply is None:
@@ -644,7 +643,7 @@ class HttpBackend:
     def _tried(
         self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float
     ) -> Attempt:
-        """What the outcome says of an attempt that had to wait, was streamed or was not sent."""
+        """Returns the record of an attempt that had to wait, was streamed or was not sent."""
         reader, wait = attempt.reader, attempt.wait
         marks = NO_MARKS if wait is None else wait.marks
         if attempt.due_s is not None and wait is None:

@@ -1,7 +1,7 @@
 """Chunks of a stream that are passed on as they came, framing included.
 
-Most of a stream is events that differ in their text alone, each in a chunk of its own. To pass one
-on takes its comparison with those before it, and one write.
+Most events of a stream differ in their text alone, and each comes in a chunk of its own. Passing
+one on takes a comparison with the form of earlier ones, and one write.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from redline.apis import EventForm, is_text
 from redline.calls.wire import chunks_in, size_line
 from redline.waist import Outlet
 
-# Events differ in length by what a model says in one of them.
+# Events differ in length by their texts.
 _MOST_HEADS = 64
 
 
 class _Heads(dict[int, bytes]):
-    """By the bytes of a chunk on the wire, what it begins with if it holds an event of a form."""
+    """The beginning of a chunk with an event of one form, by the chunk's length on the wire."""
 
     def __init__(self, begin: bytes) -> None:
         self._begin = begin
@@ -24,7 +24,7 @@ class _Heads(dict[int, bytes]):
         if len(self) >= _MOST_HEADS:
             self.clear()
         line = size_line(whole_bytes)
-        # No chunk has this length, so no part of it may begin with the head.
+        # No chunk has this length: a head longer than the chunk matches nothing.
         head = bytes(whole_bytes + 1) if line is None else line + self._begin
         if line is not None:
             self[whole_bytes] = head
@@ -32,7 +32,7 @@ class _Heads(dict[int, bytes]):
 
 
 class ChunkRelay:
-    """Passes on chunks whose events have this form, while the outlet has room."""
+    """Passes on chunks whose events have one form, while the outlet has room."""
 
     __slots__ = ("_event_bytes", "_form", "_heads", "_outlet", "_tail", "_tail_bytes")
 
@@ -47,7 +47,7 @@ class ChunkRelay:
     def take(self, data: bytes) -> int:
         """Passes on `data` if it is whole chunks, each with one event of the form.
 
-        How many bytes the events have; 0 if it has not passed them on.
+        Returns the bytes of the events; 0 if nothing was passed on.
         """
         write = self._outlet.write
         if write is None:

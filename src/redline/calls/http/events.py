@@ -32,13 +32,13 @@ from redline.waist import Call, Chunk, Reply, Request, Sink
 
 # What servers that are lenient about types take for true.
 _TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
-# A server that writes each event in another way is not worth a form for each.
+# Stop learning forms of a server that writes each event in another way.
 _MOST_FORMS = 8
 _PARTIAL = frozenset({"stream", "background"})
 
 
 class _StreamFields(msgspec.Struct):
-    """What a body says of a stream."""
+    """The fields of a body that concern a stream."""
 
     stream: Any = None
     stream_options: Any = msgspec.UNSET
@@ -48,7 +48,7 @@ _STREAM_FIELDS = msgspec.json.Decoder(_StreamFields)
 
 
 def streaming(request: Request) -> Request:
-    """The same request, asking for a stream that ends with its usage."""
+    """Returns the request as one for a stream that ends with its usage."""
     chat = kept_facts(request)
     if chat is not None and chat.stream is True and chat.stream_options is not None:
         return request
@@ -62,7 +62,7 @@ def streaming(request: Request) -> Request:
 
 
 def _asks_for_stream(raw: bytes, *, with_options: bool) -> bool:
-    """The body asks for a stream as it is, and says of the usage what its caller wants of it."""
+    """Whether the body asks for a stream already, with stream_options if the API has them."""
     try:
         asked = _STREAM_FIELDS.decode(raw)
     except (ValueError, RecursionError):
@@ -71,7 +71,7 @@ def _asks_for_stream(raw: bytes, *, with_options: bool) -> bool:
 
 
 def refuse_partial(request: Request) -> None:
-    """Raises BadRow for a request whose answer would not come whole, before it is sent."""
+    """Raises BadRow for a request whose answer would not arrive whole."""
     body = request.body
     if not isinstance(body, dict) or _PARTIAL.isdisjoint(body):
         return
@@ -88,15 +88,18 @@ def refuse_partial(request: Request) -> None:
 
 
 def _is_true(value: Any, url: str) -> bool:
-    """A plain endpoint may have a field of the same name for something else."""
+    """Whether servers take the value for true; only `True` counts at a plain endpoint.
+
+    A plain endpoint may use a field of the same name for something else.
+    """
     return value is True or (str(value).lower() in _TRUE and api_of(url) is not PLAIN)
 
 
 class StreamReader:
-    """Hands the chunks of one stream to a sink and puts the whole reply together.
+    """The reader of one stream: passes its chunks to a sink, and assembles the whole reply.
 
-    asked: the request's body, by which the choices are counted. mask: hides secrets in errors.
-    first_s: when the first chunk was passed on; None until then.
+    asked: the request's body, from which the number of choices is read. mask: hides secrets in
+    errors. first_s: when the first chunk was passed on; None until then.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class StreamReader:
         self._is_done = False
         self._status = 200
         self._headers: Mapping[str, str] = {}
-        # For a sink that relays: what has come before the first event, such as comments.
+        # For a sink that relays: bytes before the first event, such as comments.
         self._held = b""
         self._is_handing_on = False
         self._form: EventForm | None = None  # of its events, as they mostly are
@@ -128,25 +131,25 @@ class StreamReader:
 
     @property
     def relays(self) -> bool:
-        """The sink wants the bytes alone."""
+        """Whether the sink wants the bytes alone."""
         return self._sink.relays
 
     def head(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer that is streamed has this head; called before `take`."""
+        """Sets the head of the streamed answer; called before `take`."""
         self._status, self._headers = status, headers
 
     def take(self, data: bytes) -> Awaitable[None]:
-        """Parses `data` and hands on what it completes; to be awaited, since it waits for the sink.
+        """Parses `data` and returns an awaitable that passes on the events it completes.
 
-        Raises CallError, and NoEndpoint if a local engine has failed in the middle.
+        It waits for the sink. Raises CallError, and NoEndpoint if a local engine fails midway.
         """
         blocks = self._parser.blocks(data)
         return self._relay(blocks) if self._sink.relays else self._hand_on(blocks)
 
     def take_now(self, data: bytes) -> bool:
-        """Hands on `data` if it is an event of text alone, for which nothing is to be waited.
+        """Passes on `data` if it is one event of text alone and the sink takes it at once.
 
-        Most of a stream is that. False for anything else, which is then for `take`.
+        Most of a stream is that. Returns False for anything else, which then goes to `take`.
         """
         if not self._is_steady:
             return False
@@ -163,7 +166,7 @@ class StreamReader:
         return self._sink.put_now(data)
 
     def chunk_taker(self) -> Callable[[bytes], int] | None:
-        """What passes on the chunks that come next; see Exchange. For use until `take`."""
+        """Returns a function that passes on the next chunks, for use until `take`; see Exchange."""
         if self._form is None or not self._is_steady:
             return None
         if self._chunk_relay is None:
@@ -175,7 +178,7 @@ class StreamReader:
 
     @property
     def _is_steady(self) -> bool:
-        """Whether the sink has begun and waits for nothing, and what comes next begins an event."""
+        """Whether the sink has begun and is not busy, and the next byte begins an event."""
         return not (
             self.first_s is None
             or self._is_handing_on
@@ -185,7 +188,7 @@ class StreamReader:
         )
 
     async def _hand_on(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
-        """Hands each event on as a chunk with its text and its JSON."""
+        """Passes on each event as a chunk with its text and its JSON."""
         for raw, event in blocks:
             if event is None:
                 continue
@@ -201,7 +204,7 @@ class StreamReader:
             await self._put(Chunk(text, parsed, raw))
 
     async def _relay(self, blocks: list[tuple[bytes, bytes | None]]) -> None:
-        """Hands blocks on as one chunk, up to the first one that is an error, which it raises."""
+        """Passes on blocks as one chunk, up to the first error, which it raises."""
         passed, has_event, failure = [self._held], self._call.committed, None
         for raw, event in blocks:
             if event is not None and not self._is_done:
@@ -211,7 +214,7 @@ class StreamReader:
                     failure = error
                     break
                 if not has_event:
-                    # What the judgement of the next event is to know.
+                    # The judgement of the next event depends on it.
                     has_event = self._call.committed = True
             passed.append(raw)
         held = self._held = b"".join(passed)
@@ -226,7 +229,7 @@ class StreamReader:
             raise failure
 
     async def end(self) -> None:
-        """A whole stream is over: a sink that relays gets what follows its last event."""
+        """Ends a whole stream: passes what follows its last event to a sink that relays."""
         rest = self._held + self._parser.left()
         if self._sink.relays and rest:
             self._held = b""
@@ -244,7 +247,7 @@ class StreamReader:
         await self._sink.begin(self._status, self._headers)
 
     def _note(self, event: bytes) -> None:
-        """Takes from an event what the reply is to have of it. Raises CallError and NoEndpoint."""
+        """Adds an event to the reply. Raises CallError, and NoEndpoint."""
         self.has_begun = True
         if event == DONE:
             self._is_done = True
@@ -254,7 +257,7 @@ class StreamReader:
             self._mask.read(event, self._understood)
 
     def finish(self) -> Reply:
-        """The reply that the stream made. Raises CallError if it is not whole."""
+        """Returns the reply of the stream. Raises CallError if it is not whole."""
         rest = self._parser.rest()
         if isinstance(rest, ErrorData) and not self._is_done:
             raise self._judged(rest)
@@ -268,7 +271,7 @@ class StreamReader:
         return reply
 
     def _understood(self, event: bytes) -> tuple[str, dict[str, Any]]:
-        """The event's new text, and its JSON. Raises CallError, and NoEndpoint."""
+        """Returns the event's new text and its JSON. Raises CallError, and NoEndpoint."""
         parsed, is_loose = read_event(event)
         try:
             text = self._answer.add(parsed)
@@ -279,7 +282,7 @@ class StreamReader:
             raise BadReply(f"a streamed event is malformed: {apis.quote(event)}") from cause
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
-        """The error of an event that is one."""
+        """Returns the error that an event states."""
         event = self._mask.body(event)
         try:
             found = loose_json.decoded(event)
@@ -291,13 +294,13 @@ class StreamReader:
 
 
 def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
-    """The one chunk of an answer that was to be streamed and came whole, as `raw`.
+    """Returns the one chunk of an answer that was to be streamed but came whole.
 
-    Raises BadReply if it is not JSON.
+    raw: its bytes. Raises BadReply if the reply's body is not JSON.
     """
     try:
         data = loose_json.decoded(reply.body)
     except (ValueError, RecursionError) as cause:
-        # What a reader of texts passes over need not be JSON.
+        # A reply can be read from a body of which not every part is JSON.
         raise BadReply(f"the answer is not JSON: {apis.quote(reply.body)}") from cause
     return Chunk(reply.output, data, raw)

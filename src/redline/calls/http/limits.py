@@ -20,7 +20,7 @@ from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
-# Hosts that take prompt + max_tokens off their limits when a call comes, each with its source.
+# Hosts that charge prompt + max_tokens to their limits at admission, each with its source.
 _RESERVING_HOSTS = {
     # The larger of max_tokens and the estimated tokens: help.openai.com, article 6891753.
     "openai.com",
@@ -42,8 +42,8 @@ _MANTLE = re.compile(
 class Stores(msgspec.Struct, frozen=True, kw_only=True):
     """Files in which limits outlive a run; None for none.
 
-    recent: a folder for the sends of the last window, so that a run that is killed and started
-    again does not overshoot. memory: a file of the limits that have been found.
+    recent: a folder for the sends of the last window, so that a run that is killed and restarted
+    does not overshoot. memory: a file of the limits that searches have found.
     """
 
     recent: Path | None = None
@@ -51,12 +51,12 @@ class Stores(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shared(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend has in common with other backends, or with other runs; None for its own.
+    """Parts that a backend shares with other backends, or with other runs; None for its own.
 
-    limiter: of its limits. stores: files in which they outlive a run. intake: what bounds the
-    answers of all backends that are given it. outbox: through it, their requests leave together,
-    after what it does before. slots: makes the slots of an endpoint, given their number, if that is
-    stated.
+    limiter: enforces its limits. stores: files in which these outlive a run. intake: bounds the
+    memory of the answers of all its backends. outbox: sends the requests of all its backends
+    together, after its own `before_write`. slots: makes the slots of an endpoint from their number,
+    if that is stated.
     """
 
     limiter: RateLimiter | None = None
@@ -67,13 +67,13 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EndpointLimits:
-    """Drives one endpoint's slots and limiter by what comes back from it.
+    """One endpoint's slots and limiter, adjusted by its answers.
 
-    shared: its limiter, and where it takes up what an earlier run has kept, and keeps on.
-    search: what finds the limit; None if it is stated. is_stated: neither rates nor the number of
-    calls in flight are to be found.
+    shared: the limiter, and the stores that carry limits from one run to the next. search: finds
+    the rate limit; None if it is stated. is_stated: neither rates nor the number of calls in flight
+    are searched for.
 
-    Raises ConfigError if its limits cannot be shared as they ask for.
+    Raises ConfigError if the limits cannot be shared as they ask for.
     """
 
     def __init__(self, endpoint: Endpoint, clock: Clock, shared: Shared | None = None) -> None:
@@ -83,7 +83,7 @@ class EndpointLimits:
         self._base_url = endpoint.base_url
         self._key = _key_digest(endpoint)
         self._reader = HeaderReader()
-        # The provider takes prompt + max_tokens off its limits when a call comes, for good.
+        # The provider charges prompt + max_tokens to its limits at admission, and refunds nothing.
         self.charges_reserved = _charges_reserved(endpoint)
         if shared.slots is None or limits.is_adaptive:
             self.slots = Slots(limits.slots())
@@ -108,9 +108,9 @@ class EndpointLimits:
             self.limiter.keep_sends(shared.stores.recent, name, old_name=old_name)
 
     def begin(self, body: object) -> None:
-        """A call with this body is about to wait for its turn, while the limit is searched for.
+        """Starts the search for the limit, if there is one, before the first call waits.
 
-        The first one states the model.
+        body: its request's, whose model the search is for.
         """
         if self.search is None or self._is_begun:
             return
@@ -122,18 +122,19 @@ class EndpointLimits:
         self.limiter.search(self.search.rates())
 
     def shook_hands(self, took_s: float) -> None:
-        """A connection took `took_s`."""
+        """Records the time that a connection took, in seconds."""
         self.limiter.shook_hands(took_s)
 
     def sent(self, now_s: float) -> None:
-        """A call was written, while the limit is searched for."""
+        """Records a call that was written, if the limit is searched for."""
         if self.search is not None:
             self.search.sent(now_s)
 
     def heard(self, answer: Answer, grant: Grant | None, first_byte_s: float | None) -> None:
-        """An answer came: takes up what it shows of the way, and what it states of the limits.
+        """Records an answer: its round-trip time, and the limits that its headers state.
 
-        grant: of its call. first_byte_s: when it began. The body of a 429 may name the limit.
+        grant: its call's. first_byte_s: when the answer began. The body of a 429 may state the
+        limit, too.
         """
         if grant is None or grant.sent_s is None or first_byte_s is None:
             return
@@ -151,7 +152,7 @@ class EndpointLimits:
                 self.search = None
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
-        """A call that was written at `sent_s` has its outcome; in_flight: at that time, with it."""
+        """Records the outcome of a call. in_flight: calls in flight at `sent_s`, with this one."""
         limiter, error = self.limiter, outcome.error
         if error is None and self.is_stated:
             if not limiter.accepted(now_s):
@@ -168,7 +169,7 @@ class EndpointLimits:
             limiter.search(self.search.rates())
 
     def found(self) -> list[str]:
-        """The limits that were found, in words, if they were to be found."""
+        """Returns the limits that a search has found, in words; empty if all are stated."""
         words = []
         if self._is_auto:
             is_searching = self.search is not None and not self.search.found
@@ -182,7 +183,7 @@ class EndpointLimits:
         return words
 
     async def aclose(self) -> None:
-        """Writes down the limit that was found; closes files and connections of the limits."""
+        """Saves the limit that was found, and closes the limits' files and connections."""
         found = self.search.found if self.search is not None else None
         if self._memory is not None and found is not None:
             self._memory.remember(self._base_url, self._key, self._model, found)
@@ -222,26 +223,26 @@ def _memory_in(stores: Stores) -> FoundRates | None:
     try:
         return FoundRates(stores.memory)
     except ConfigError:
-        # It only saves a search: a run continues without a home that can be written.
+        # The file only saves a search: a run continues without a writable home folder.
         return None
 
 
 def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
-    """The endpoint's limiter; may block for some seconds if its limits are shared.
+    """Opens the endpoint's limiter; may block for some seconds if its limits are shared.
 
-    They are shared by those that use the endpoint under one key, of which only a digest shows.
-    Raises ConfigError if they cannot be shared as they ask for.
+    They are shared by all processes that use the endpoint with one key, which is stored only as a
+    digest. Raises ConfigError if the limits cannot be shared as they ask for.
     """
     return open_limiter(endpoint.limits, account_of(endpoint), clock)
 
 
 def account_of(endpoint: Endpoint) -> str:
-    """What its limits are of: a base URL under one key, of which only a digest shows."""
+    """Returns the account that its limits belong to: its base URL, and a digest of its key."""
     return _identity(endpoint.base_url, _key_digest(endpoint))
 
 
 def _identity(base_url: str, key: str) -> str:
-    """What the limits are of: an endpoint under one key. key: its digest."""
+    """Returns the name of the account that limits belong to. key: the key's digest."""
     return f"{base_url} {key}"
 
 

@@ -1,4 +1,4 @@
-"""Secrets are taken out of what a server says, also if it quotes them escaped or in part."""
+"""Masking of secrets in what a server says, also if it quotes them escaped or in part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from redline.process import printable
 T = TypeVar("T")
 
 HIDDEN = "<key>"
-# A shorter key is a placeholder such as `EMPTY`, and may be part of any word. A part of a key that
-# is this long shows too much of it.
+# A shorter key is a placeholder such as `EMPTY`, and may be part of any word. A part of a key of
+# this length reveals too much of it.
 _LEAST = 8
 # A header with one of these in its name holds a secret; of any other only the whole value is one.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
@@ -27,13 +27,13 @@ _ESCAPE = re.compile(
     r"\\+u([0-9a-fA-F]{4})|\\+x([0-9a-fA-F]{2})|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?"
     r"|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})|\\+(?=[/\"'+=&_.~-])"
 )
-# By group: in which base its digits are.
+# The base of each group's digits.
 _BASES = {1: 16, 2: 16, 3: 16, 4: 10, 6: 16}
 _NAME = 5
 _MOST_ROUNDS = 4
-# Messages quote the beginning of a body. What they quote from behind this is masked when it is cut.
+# Messages quote the beginning of a body. Quotes from beyond this are masked when they are cut.
 _LONGEST_BODY = 4096
-# An error keeps as much of its body.
+# An error keeps at most this much of its body.
 _LONGEST_KEPT = 64 * 1024
 _SKIPPED = re.compile(
     r"[\s\x00-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
@@ -41,9 +41,10 @@ _SKIPPED = re.compile(
 
 
 class Mask:
-    """Writes `<key>` for secrets in a text.
+    """A mask that replaces secrets in a text by `<key>`.
 
-    secrets: also in part, from 8 characters on, and in base64 or hex. wholes: only as they are.
+    secrets: replaced also in part, from 8 characters on, and in base64 or hex. wholes: replaced
+    only as a whole.
     """
 
     def __init__(self, secrets: Iterable[str], wholes: Iterable[str] = ()) -> None:
@@ -55,7 +56,7 @@ class Mask:
         self._wholes = {bare for whole in wholes if len(bare := _bare(whole)) >= _LEAST}
 
     def text(self, text: str) -> str:
-        """The text with every secret replaced."""
+        """Returns the text with every secret replaced."""
         if not self._parts and not self._wholes:
             return text
         plain, starts, ends = _unescaped(text)
@@ -78,15 +79,16 @@ class Mask:
         return "".join([*masked, text[written:]])
 
     def body(self, body: bytes) -> bytes:
-        """The body with every secret in its beginning replaced."""
+        """Returns the body with every secret in its first 4 KiB replaced."""
         beginning = body[:_LONGEST_BODY]
         masked = self._bytes(beginning)
         return body if masked == beginning else masked + body[_LONGEST_BODY:]
 
     def whole(self, body: bytes, masked: bytes) -> bytes | Callable[[], bytes]:
-        """What an error keeps of its body: at most 64 KiB with every secret replaced.
+        """Returns what an error keeps of its body: at most 64 KiB, with every secret replaced.
 
-        masked: what `body` made of it. A function of a longer one, which takes 1 ms for 1 KiB.
+        masked: the result of `body`. For a body above 4 KiB, returns a function that masks it when
+        it is needed, which takes 1 ms per KiB.
         """
         if len(body) <= _LONGEST_BODY:
             return masked
@@ -97,7 +99,7 @@ class Mask:
         return self.text(body.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
     def read(self, body: bytes, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the body. An error quotes the body with its secrets replaced."""
+        """Returns `read(body)`. Raises its error, which quotes the body with secrets replaced."""
         try:
             return read(body)
         except (CallError, NoEndpoint) as found:
@@ -109,7 +111,7 @@ class Mask:
         raise error
 
     def hide(self, error: RedlineError) -> None:
-        """Makes the error's words safe to print and to keep."""
+        """Makes the error's texts safe to print and to store."""
         error.what = printable(self.text(error.what))
         error.hint = printable(self.text(error.hint))
 
@@ -120,10 +122,11 @@ NO_SECRETS = Mask(())
 def mask_of(
     endpoint: Endpoint, proxy: str | None, headers: Mapping[str, str] | None = None
 ) -> Mask:
-    """What must not show in a message about a call to the endpoint.
+    """Returns the mask for messages about a call to the endpoint.
 
-    Its key, the proxy's password, and what its headers and the request's own `headers` hold. A
-    header such as `Bearer abc` may be quoted with its scheme or without.
+    It hides the endpoint's key, the proxy's password, and the values of the endpoint's headers and
+    of the request's own `headers`. A value such as `Bearer abc` is hidden with its scheme and
+    without.
     """
     secrets = [endpoint.api_key or ""]
     wholes = []
@@ -142,7 +145,7 @@ def _bare(text: str) -> str:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """The secret, and what encodings make of it anywhere in a longer text."""
+    """Yields the secret, and its encodings as they occur anywhere in a longer encoded text."""
     if len(secret) < _LEAST:
         return
     raw = secret.encode()
@@ -157,7 +160,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _unescaped(text: str) -> tuple[str, list[int], list[int]]:
-    """The decoded text, and where in the original each character begins and ends."""
+    """Decodes a text's escapes; also returns where in it each character begins and ends."""
     plain, starts, ends = text, list(range(len(text))), list(range(1, len(text) + 1))
     for _ in range(_MOST_ROUNDS):
         plain, starts, ends, is_changed = _unescaped_once(plain, starts, ends)
@@ -176,7 +179,7 @@ def _unescaped(text: str) -> tuple[str, list[int], list[int]]:
 def _unescaped_once(
     text: str, starts: list[int], ends: list[int]
 ) -> tuple[str, list[int], list[int], bool]:
-    """One layer of escapes less; the last is False if there was none."""
+    """Decodes one layer of escapes; the last value is False if there was none."""
     chars: list[str] = []
     begins: list[int] = []
     stops: list[int] = []
@@ -199,7 +202,7 @@ def _unescaped_once(
 
 
 def _char(found: re.Match[str]) -> str | None:
-    """The character of an escape; empty for a mere backslash, None for no known character."""
+    """Returns an escape's character; empty for a mere backslash, None if it is unknown."""
     for number, base in _BASES.items():
         if digits := found[number]:
             code = int(digits, base)

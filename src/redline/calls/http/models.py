@@ -1,4 +1,4 @@
-"""Names of models: what a request asks for, and what an endpoint calls it."""
+"""Names of models: a request's own, and the endpoint's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from redline.waist import Request
 
 
 def renamed(request: Request, models: Mapping[str, str]) -> Request:
-    """The request with its model as the endpoint calls it; the same one if that has no other name.
+    """Returns the request with the endpoint's name of its model; the same one if it has no other.
 
-    models: the endpoint's names by those that are asked for.
+    models: the endpoint's names by the requested ones.
     """
     asked = request.model
     if asked is not None and models.get(asked, asked) != asked:

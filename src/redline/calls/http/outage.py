@@ -23,7 +23,7 @@ _LONGEST_PAUSE_S = 15.0
 class Outage:
     """The endpoint's reachability, from the results of its connection attempts.
 
-    again_s: the next connection is worth trying then; -inf while it is up.
+    again_s: when to try the next connection; -inf while the endpoint is up.
     """
 
     def __init__(self) -> None:
@@ -34,9 +34,9 @@ class Outage:
         self.is_up = False  # it has answered, and nothing has been refused since
 
     def answered(self) -> bool:
-        """Anything came back: a success, an error, a reset after the connection was made.
+        """Records any response: a success, an error, a reset after the connection was made.
 
-        True if that ends an outage.
+        Returns True if that ends an outage.
         """
         was_down = self._since_s is not None
         self._has_answered = self.is_up = True
@@ -48,7 +48,7 @@ class Outage:
     def refused(self, now_s: float) -> bool:
         """Records a failed connection. Failures within one pause count as one.
 
-        True if that begins an outage.
+        Returns True if that begins an outage.
         """
         self.is_up = False
         is_first = self._since_s is None
@@ -61,21 +61,21 @@ class Outage:
 
     @property
     def is_down(self) -> bool:
-        """The last connection could not be made."""
+        """Whether the last connection could not be made."""
         return self._since_s is not None
 
     def lasted_s(self, now_s: float) -> float:
-        """Seconds since the outage began; 0 while it is up."""
+        """Returns the seconds since the outage began; 0 while the endpoint is up."""
         return 0.0 if self._since_s is None else now_s - self._since_s
 
     def is_over(self, now_s: float) -> bool:
-        """Whether it has lasted longer than is worth waiting for."""
+        """Whether the outage has lasted 300 s, or 5 s if the endpoint has never answered."""
         patience_s = _ANSWERED_BEFORE_S if self._has_answered else _NEVER_ANSWERED_S
         return self.lasted_s(now_s) >= patience_s
 
 
 def is_unreachable(error: object) -> bool:
-    """Whether no connection came about, so the row is not to blame."""
+    """Whether the error says that no connection was made, so the row is not to blame."""
     return (isinstance(error, Disconnected) and not error.was_sent) or (
         isinstance(error, TimedOut) and error.phase == "connect"
     )

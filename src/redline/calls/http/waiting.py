@@ -7,17 +7,17 @@ from typing import Any
 
 import msgspec
 
-# When it began to wait, had its slot, its place ahead, its connection, its grant; None if it waited
-# for none.
+# When an attempt began to wait, and had its slot, its place ahead, its connection, its grant; None
+# if it did not wait for it.
 Marks = tuple[float | None, float | None, float | None, float | None, float | None]
 NO_MARKS: Marks = (None, None, None, None, None)
 
 
 class Wait(msgspec.Struct):
-    """Since when an attempt waits, and when each of its waits was over.
+    """The wait of an attempt: when it began, and when each of its parts was over.
 
-    task: that which waits. cancelling: its pending cancellations when the wait began. The others
-    are marks, see Attempt.
+    task: the waiting task. cancelling: its pending cancellations when the wait began. The times are
+    those of Attempt.
     """
 
     task: asyncio.Task[Any]
@@ -35,17 +35,17 @@ class Wait(msgspec.Struct):
         return (self.eligible_s, self.slot_s, self.ahead_s, self.connected_s, self.granted_s)
 
     def withdraw(self) -> None:
-        """Ends the attempt: all that it holds is given back when its task is cancelled."""
+        """Ends the attempt by cancelling its task, which gives back all that it holds."""
         self.is_withdrawn = True
         self.task.cancel()
 
     def take_cancellation_back(self) -> bool:
-        """Undoes the cancellation that `withdraw` made; False if there is another one as well."""
+        """Undoes the cancellation by `withdraw`; False if there is none, or another as well."""
         return self.is_withdrawn and self.task.uncancel() <= self.cancelling
 
 
 def wait_of_this_task(now_s: float) -> Wait:
-    """The wait of the task that runs now."""
+    """Returns a new wait of the current task."""
     task = asyncio.current_task()
     assert task is not None
     return Wait(task, task.cancelling(), now_s)

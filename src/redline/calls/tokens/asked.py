@@ -1,4 +1,4 @@
-"""What a request's body says of the tokens of its call."""
+"""What a request's body states about the tokens of its call."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ OUTPUT_LIMITS = tuple(dict.fromkeys(name for api in APIS for name in api.output_
 _OF_OUTPUT = frozenset((*OUTPUT_LIMITS, "n", "best_of", "prompt"))
 # Long texts are judged by this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
-# Of a chat as most are: it asks for one answer.
+# The fields that count answers, for a usual chat: it asks for one answer.
 _ONE_ANSWER: dict[str, Any] = {}
 
 
 class Asked(msgspec.Struct, eq=False):
-    """Raises nothing.
+    """What one request asks for. Raises nothing.
 
-    name: of the model; empty if it is none, or no name that anyone would give one. drafts:
-    answers that are billed. most_output: of each, None if unstated. size_bytes: of JSON whose texts
-    are all that becomes tokens; None for any other body. tokenizer: by which it was last weighed.
-    ids: tokens that it gives as numbers, once it is weighed.
+    name: the model's; empty if it is missing or no plausible name. drafts: answers that are billed.
+    most_output: the maximum of each in tokens, None if unstated. size_bytes: bytes of a JSON body
+    in which only texts become tokens; None for any other body. tokenizer: the one that counted it
+    last. ids: tokens that the body gives as numbers, set by `amounts`.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Asked(msgspec.Struct, eq=False):
 
     @property
     def texts(self) -> list[str] | None:
-        """All of its texts, of a chat as most are; None of any other body."""
+        """The texts of a usual chat; None for any other body."""
         body = self._body
         return None if isinstance(body, dict) else body.texts()
 
     def amounts(self, tokenizer: Tokenizer | None) -> tuple[float, ...]:
-        """What the weights that are in use weigh."""
+        """Returns the amounts for the weights in use: those by token with a tokenizer."""
         if not self._amounts or self.tokenizer is not tokenizer:
             body = self._body
             prompt = Prompt(body if isinstance(body, dict) else body.texts())
@@ -68,7 +68,7 @@ class Asked(msgspec.Struct, eq=False):
 
 
 def asked_of(request: Request) -> Asked | None:
-    """What the request asks for, read once; None for a body that is not an object."""
+    """Reads what the request asks for, once; None for a body that is not an object."""
     kept = request.__dict__
     found: Asked | None = kept.get("asked_tokens")
     if found is not None:
@@ -95,14 +95,14 @@ def asked_of(request: Request) -> Asked | None:
 
 
 def keep_facts(request: Request, facts: BodyFacts) -> None:
-    """Spares its readers a second look at the body: `facts_of` has read these facts of it."""
+    """Keeps facts that `facts_of` has read, so that later readers need not parse the body."""
     if isinstance(facts, Chat):
         kept = request.__dict__
         kept["chat"], kept["asked"] = facts, _ONE_ANSWER
 
 
 def kept_facts(request: Request) -> Chat | None:
-    """What `keep_facts` has kept; None if the body is to be read."""
+    """Returns the facts from `keep_facts`; None if the body has yet to be read."""
     chat: Chat | None = request.__dict__.get("chat")
     return chat
 
@@ -115,7 +115,7 @@ def _asked_in(chat: Chat, url: str, size_bytes: int) -> Asked:
 
 
 def _most_output(body: dict[str, Any]) -> int | None:
-    """The most output tokens of one choice in the request. Some servers take -1 for no maximum."""
+    """Returns the maximum of one choice in tokens. Some servers take -1 for no maximum."""
     for name in OUTPUT_LIMITS:
         stated = body.get(name)
         if stated is not None and (most := number(stated)) is not None and most >= 0:

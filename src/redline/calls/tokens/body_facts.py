@@ -1,4 +1,4 @@
-"""What a request's body asks for, read in one pass over its bytes, which stay as they are."""
+"""The fields of a request's body that redline reads, found in one pass over its bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
 
-# Above what any model answers at once: a usage or a wish beyond it is a false one.
+# Above the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
 _QUOTED_DATA = b'"' + DATA.encode()
@@ -17,7 +17,7 @@ _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
 
 class BodyFacts(msgspec.Struct):
-    """The fields that redline reads of any body; the others are the endpoint's."""
+    """The fields that redline reads from any body; the others are the endpoint's."""
 
     model: str | None = None
     stream: bool | None = None
@@ -30,14 +30,14 @@ class BodyFacts(msgspec.Struct):
 
     @property
     def most_tokens(self) -> int | None:
-        """The most tokens of its answer, as far as the body says it."""
+        """The maximum of the answer in tokens; None if the body states none."""
         return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    """One message of a body, as far as it is read.
+    """One message of a body, decoded in part.
 
-    content: the JSON string that it is in the body; most readers need none of it.
+    content: its JSON string as it is in the body; most readers do not need it.
     """
 
     role: str
@@ -45,7 +45,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
-    """A chat as most are: each message a text, and beside them nothing that becomes tokens.
+    """A usual chat: each message is a text, and nothing but the messages becomes tokens.
 
     The fields from temperature on change neither the prompt nor the number of answers.
     """
@@ -63,7 +63,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     user: Any = None
 
     def texts(self) -> list[str]:
-        """The texts of its messages; an empty one for a non-text, which the endpoint refuses."""
+        """Returns the messages' texts; "" for an invalid one, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]
 
 
@@ -77,7 +77,7 @@ _STATED = msgspec.json.Decoder(
 
 
 def read_chat(raw: bytes) -> Chat | None:
-    """A chat as most are, at a fraction of the cost of any other body; None if it is none."""
+    """Reads a usual chat, at a fraction of the cost of other bodies; None for other bodies."""
     try:
         chat = _decode_chat(raw)
     except (ValueError, RecursionError):
@@ -92,7 +92,7 @@ def read_chat(raw: bytes) -> Chat | None:
 
 
 def facts_of(raw: bytes) -> BodyFacts:
-    """What a body asks for; a Chat if it is one. The endpoint refuses what cannot be read."""
+    """Reads the facts of a body; a Chat for a usual chat, empty facts if it is not JSON."""
     chat = read_chat(raw)
     if chat is not None:
         return chat
@@ -105,7 +105,7 @@ def facts_of(raw: bytes) -> BodyFacts:
 
 
 def _valid_facts(raw: bytes) -> BodyFacts:
-    """What a body asks for whose fields are not all of the right types: those that are."""
+    """Reads the fields that have the right types, from a body in which not all have."""
     try:
         stated = _STATED.decode(raw)
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,8 +1,8 @@
-"""How many tokens a call will use, learned from the usage that comes back.
+"""Estimates of the tokens that a call will use, learned from the usage of replies.
 
-Input: characters by class, each class with its weight, messages and a constant; or the count of an
-exact tokenizer if there is one. Output: what replies used (pending_outputs.py). All of it by
-model. What is reserved too much or too little is settled after the call.
+Input: a weighted sum of characters by class, messages, media and a constant; or with the count of
+an exact tokenizer in place of the characters. Output: see pending_outputs.py. Each model has its
+own estimates. The difference from the true number is settled after the call.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from redline.limits import Cost
 from redline.limits.rule import CERTAIN, Spread
 from redline.waist import Reply, Request
 
-# How far the first guess, before any reply, was off in the mean: by 8 to 21 % in English, code,
-# JSON, Chinese and Japanese text under the tokenizers cl100k_base, o200k_base and DeepSeek's, by 13
-# to 27 % in German and Russian manual pages.
+# Mean error of the first guess, before any reply: 8 to 21 % in English, code, JSON, Chinese and
+# Japanese text under the tokenizers cl100k_base, o200k_base and DeepSeek's, 13 to 27 % in German
+# and Russian manual pages.
 FIRST_GUESS_ERROR = 0.2
 
 # OpenAI's chat format adds 4 tokens a message and 3 to begin the answer: 5 a message is right for
@@ -50,13 +50,13 @@ _BY_CLASS = (
 )
 _MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
-# At most this many characters of a long text are looked at, which bounds the time.
+# Long texts are estimated from this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
 # Half the first guess for a letter or digit, less for others, where tokenizers differ more.
 # Spaces and marks may come in runs that are one token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
-# Above any model's context window: a usage beyond it is a false one.
+# Above any model's context window: a larger usage is taken for an error.
 _MOST_INPUT_TOKENS = 10_000_000
 _FIRST_OUTPUT_TOKENS = 256
 
@@ -85,25 +85,25 @@ class _Model:
         self._replies = 0
         self.tells_usage = False
         self._is_settled = False
-        # Of a chat's JSON: tokens that it cannot pass, for each byte and beside them.
+        # Upper bounds on the tokens of a chat's JSON: per byte, and in addition.
         self._most_per_byte, self._most_beside = 1.0, 0
-        # The last answer of `output`, and what it was asked.
+        # The last result of `output`, and its arguments.
         self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
     def counts_reply(self, reply: Reply) -> bool:
-        """A reply has come; True if it is one to learn the input from."""
+        """Counts a reply; True if the input is to be learned from it."""
         self.tells_usage = bool(reply.input_tokens)
         self._replies = replies = self._replies + 1
         return replies * _GOLDEN % 1 < _SHARE or not self._is_settled
 
     def input_tokens(self, asked: Asked, tokenizer: Tokenizer | None) -> int:
-        """What the prompt is expected to be, 1 or more."""
+        """Returns the expected tokens of the prompt, 1 or more."""
         weights = self.by_class if tokenizer is None else self.by_token
         found = round(weights.value(asked.amounts(tokenizer))) + asked.ids
         return found if found > 1 else 1
 
     def learn_input(self, asked: Asked, tokenizer: Tokenizer | None, used: int) -> None:
-        """The prompt was `used` tokens."""
+        """Learns from a prompt that was `used` tokens."""
         weights = self.by_class if tokenizer is None else self.by_token
         weights.learn(asked.amounts(tokenizer), min(used, _MOST_INPUT_TOKENS) - asked.ids)
         self._is_settled = weights.is_settled
@@ -115,7 +115,7 @@ class _Model:
             self._most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
 
     def bound(self, asked: Asked, size_bytes: int, most: int) -> Cost | None:
-        """What no chat whose JSON has `size_bytes` passes, nor any estimate of one.
+        """Returns a cost that no chat with `size_bytes` of JSON exceeds, nor its estimate.
 
         None while the input is being learned, if usage is not reported, and above `most` tokens.
         """
@@ -128,9 +128,9 @@ class _Model:
         return Cost(input_tokens, output_tokens, spread, True)
 
     def output(self, copies: int, most: int | None) -> tuple[int, Spread]:
-        """Tokens of the whole output, and how far the true number may lie from that.
+        """Returns the expected tokens of the whole output, and the spread of the true number.
 
-        copies: of the answer. most: of each, None if unstated.
+        copies: the number of answers. most: the maximum of each in tokens, None if unstated.
         """
         moments = self.outputs.read()
         known = self._output
@@ -143,7 +143,7 @@ class _Model:
         bound = MOST_OUTPUT_TOKENS if most is None else most
         mean = max(1.0, min(mean, bound))
         above = bound - mean
-        # What is bounded varies by no more than this (Bhatia and Davis 2000).
+        # A bounded variable has no larger variance (Bhatia and Davis 2000).
         variance = min(variance, mean * above)
         third = min(third, variance * above)
         # Outputs that are all alike differ by the rounding errors of sums.
@@ -157,7 +157,7 @@ class _Model:
 
 
 class Sending(msgspec.Struct, eq=False):
-    """A call on its way: what it asks for, what is to learn from it, and its number there.
+    """A call in flight: what it asks for, the model that learns from it, and its number there.
 
     teaches: the input is learned from its reply in any case.
     """
@@ -173,10 +173,10 @@ UNFOLLOWED = Sending(None)
 
 
 class TokenEstimator:
-    """Estimates for the models of one endpoint. Synchronous and cheap; raises nothing.
+    """Token estimates for the models of one endpoint. Synchronous and cheap; raises nothing.
 
-    may_block: waits up to 1.5 s, once for each encoding, for a tokenizer to be loaded, rather than
-    estimating without it meanwhile.
+    may_block: waits up to 1.5 s, once per encoding, for a tokenizer to load; otherwise estimates
+    are made without it meanwhile.
     """
 
     def __init__(self, tokenizers: Tokenizers = TOKENIZERS, *, may_block: bool = False) -> None:
@@ -185,15 +185,15 @@ class TokenEstimator:
         # In order of use, the latest last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
-        self._bounds = 0  # calls sent by one
+        self._bounds = 0  # calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
-        """The tokens a call of `request` will use, input and output each at least 1.
+        """Returns the expected tokens of a call of `request`, input and output each 1 or more.
 
-        Output: the mean of those in flight, and how far it may lie from that, so that a caller can
-        keep the quantile of a sum of many calls free; the quantiles of single calls add up to far
-        more. Before twenty replies the request's own maximum, or 256 or the largest reply
-        so far. Embeddings have none.
+        Output: the mean of the calls in flight, and its spread, so that a caller can reserve the
+        quantile of a sum of many calls; the quantiles of single calls add up to far more. Before
+        twenty replies, it is the request's own maximum; without one, the larger of 256 and the
+        largest reply so far. Embeddings have no output.
         """
         asked = asked_of(request)
         if asked is None:
@@ -206,11 +206,11 @@ class TokenEstimator:
         return Cost(input_tokens, *model.output(asked.drafts, asked.most_output))
 
     def bound(self, request: Request, most: int) -> Cost | None:
-        """An estimate, too, but of input tokens that no such request passes (`Cost.is_bound`).
+        """Returns an estimate whose input is an upper bound (`Cost.is_bound`).
 
-        Found from the bytes of a chat, at a fraction of the cost. None for a request whose bytes
-        bound nothing, for a model that is not known well or reports no usage by which the bound is
-        settled, and above `most` tokens.
+        It is found from the bytes of a chat, at a fraction of an estimate's cost. None for a
+        request whose bytes give no bound, for a model that is not known well or reports no usage to
+        settle the bound by, and above `most` tokens.
         """
         asked = asked_of(request)
         if asked is None or asked.size_bytes is None or not asked.has_output:
@@ -219,9 +219,9 @@ class TokenEstimator:
         return None if model is None else model.bound(asked, asked.size_bytes, most)
 
     def most(self, request: Request) -> Cost:
-        """What a provider charges that counts the whole maximum at admission, used or not.
+        """Returns the tokens charged by a provider that counts the whole maximum at admission.
 
-        As the estimate if the request states no maximum.
+        Equals the estimate if the request states no maximum.
         """
         cost, asked = self.estimate(request), asked_of(request)
         if asked is None or asked.most_output is None or not cost.output_tokens:
@@ -229,23 +229,23 @@ class TokenEstimator:
         return Cost(cost.input_tokens, asked.most_output * asked.drafts)
 
     def least(self, request: Request) -> int:
-        """Input tokens that the call surely costs, about half of the true number.
+        """Returns input tokens that the call surely costs, about half of the true number.
 
-        What is learned plays no part: it may be another kind of row's, and a row above the limit
-        is refused for good.
+        Nothing learned is used: it may come from another kind of row, and a row above the limit is
+        refused for good.
         """
         return _least(Prompt(request.body)) if isinstance(request.body, dict) else 1
 
     def first_error(self, request: Request) -> float:
-        """How far the input's first guess is off in the mean: 0.2 is 20 %; 0 with a tokenizer."""
+        """Returns the mean relative error of the input's first guess; 0 with a tokenizer."""
         asked = asked_of(request)
         is_exact = asked is not None and self._tokenizer(asked.name) is not None
         return 0.0 if is_exact else FIRST_GUESS_ERROR
 
     def begin(self, request: Request, *, teaches: bool = False) -> Sending:
-        """A call of `request` is sent now; give what this returns to `end`.
+        """Records that a call of `request` is sent now; pass the result to `end`.
 
-        teaches: the input is learned from its reply, whatever share of them teaches it.
+        teaches: the input is learned from its reply in any case.
         """
         asked = asked_of(request)
         if asked is None:
@@ -254,9 +254,9 @@ class TokenEstimator:
         return Sending(asked, model, model.outputs.begin(), teaches)
 
     def begin_bound(self, request: Request) -> Sending:
-        """As `begin`, of a call that took a bound; UNFOLLOWED for all but one in 32.
+        """Records a call that reserved a bound, as `begin` does; UNFOLLOWED for all but 1 in 32.
 
-        If the usage of one that is not followed is not within its bound, begin it then.
+        If the usage of an unfollowed call is not within its bound, call `begin` for it then.
         """
         self._bounds = bounds = self._bounds + 1
         if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
@@ -264,7 +264,7 @@ class TokenEstimator:
         return self.begin(request, teaches=True)
 
     def end(self, sending: Sending, reply: Reply | None, took_s: float) -> None:
-        """The call is over after took_s; corrects the estimates by its reply's usage.
+        """Ends a call after `took_s` seconds and corrects the estimates by its reply's usage.
 
         A usage that cannot be true (no positive number, or far off) moves them little or not.
         """

@@ -16,8 +16,8 @@ from operator import mul, sub
 
 import msgspec
 
-# The share of a weight's first deviation by which it may wander from one reply to the next. On real
-# text 0.01 costs 0.1 % of accuracy against 0.0005, and 0.03 costs 0.5 %.
+# The share of a weight's first deviation by which it may drift from one reply to the next. On real
+# text, 0.01 costs 0.1 % of accuracy compared to 0.0005, and 0.03 costs 0.5 %.
 _DRIFT = 0.01
 _OUTLIER_DEVIATIONS = 3.0
 # This many outliers in a row on the same side are no outliers: something has changed.
@@ -29,7 +29,7 @@ _FIRST_NOISE, _LEAST_NOISE, _MOST_NOISE = 0.1, 0.01, 0.3
 _NOISE_RATE = 0.02
 # This many readings make weights as good as they become. Until then each one matters.
 _ENOUGH = 256
-# Below this many tokens an error counts as of as many: one token more or less is no news.
+# Errors are relative to at least this many tokens: below it, one token more or less says little.
 _SMALLEST_SCALE = 10.0
 
 
@@ -55,7 +55,7 @@ class Weights:
         self._open(1.0)
 
     def _open(self, factor: float) -> None:
-        """Makes every weight as uncertain as before anything was learned, or `factor` as much."""
+        """Sets every weight's deviation to `factor` times that before anything was learned."""
         self._readings = 0
         size = range(len(self._priors))
         self._covariance = [[0.0 for _ in size] for _ in size]
@@ -64,7 +64,7 @@ class Weights:
 
     @property
     def is_settled(self) -> bool:
-        """Enough has been learned since the last change, and the latest reading was no surprise."""
+        """Whether 256 readings came since the last change, and the latest was not an outlier."""
         return self._readings >= _ENOUGH and not self._streak
 
     @property
@@ -73,12 +73,12 @@ class Weights:
         return tuple(self._values)
 
     def value(self, amounts: Sequence[float]) -> float:
-        """The estimate for these amounts, 0 or more."""
+        """Returns the estimate for these amounts, 0 or more."""
         total: float = sum(map(mul, self._values, amounts))
         return total
 
     def learn(self, amounts: Sequence[float], value: float) -> None:
-        """Corrects the weights by what these amounts came to; any finite `value` is safe."""
+        """Corrects the weights by the true value for these amounts; any finite one is safe."""
         self._readings += 1
         expected = self.value(amounts)
         scale = max(_SMALLEST_SCALE, expected)
@@ -104,11 +104,11 @@ class Weights:
             row[:] = map(sub, row, map(gain.__mul__, spread))
             drift = (prior.deviation * _DRIFT) ** 2
             row[index] = min((prior.deviation * _CHANGED) ** 2, max(0.0, row[index]) + drift)
-        # Outliers would feed on a noise that they raise: it rises with what they are taken for.
+        # The noise rises only with the clipped error: outliers must not raise their own threshold.
         noise = self._noise + _NOISE_RATE * (min(error * error, 4 * self._noise) - self._noise)
         self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
 
     def _spread(self, units: list[float]) -> tuple[list[float], float]:
-        """The weights' covariance with an error at these units, and its variance."""
+        """Returns the weights' covariance with the error at these units, and its variance."""
         spread = [sum(map(mul, row, units)) for row in self._covariance]
         return spread, max(0.0, sum(map(mul, units, spread))) + self._noise

@@ -1,4 +1,4 @@
-"""Mean, variance and skewness of the outputs that are on their way.
+"""Mean, variance and skewness of the outputs of calls in flight.
 
 Two things bias what the answers themselves show, if long answers take longer:
   the first answers to come are the short ones    a call counts only once all calls that were sent
@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 
-# Fewer outputs than this say too little of their spread.
+# Fewer outputs than this say too little about their spread.
 _LEAST = 20
-# Each output weighs 1/300 less with every later one, so that a change is followed.
+# The weight of each output falls by 1/300 with every later one, to follow changes.
 _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
-# Once this many are known, one more says little: what is learned is read again after as many.
+# Once 300 outputs are known, the moments are computed again only after this many more.
 _READ_EVERY = 8
 # A call that never ends holds up this many others at most.
 _MOST_WAITING = 4096
@@ -25,7 +25,7 @@ _MOST_SKEWNESS = 6.0
 
 
 class PendingOutputs:
-    """Learned from one model's outputs. Each call begins when it is sent, and ends once."""
+    """The statistics of one model's outputs. Each call begins when it is sent, and ends once."""
 
     def __init__(self) -> None:
         self._begun = 0
@@ -39,15 +39,15 @@ class PendingOutputs:
 
     @property
     def is_known(self) -> bool:
-        """Enough outputs have been seen."""
+        """Whether at least 20 outputs have been counted."""
         return self._counted >= _LEAST
 
     def read(self) -> tuple[float, float, float]:
-        """Mean, variance and third central moment of an output in flight; zeros until it is known.
+        """Returns mean, variance and third central moment of an output; zeros until `is_known`.
 
-        The mean is 2 standard errors above the outputs' own. A sum of many estimates relies on
-        their errors to cancel out, and an error of the mean would not. The same tuple as before
-        if nothing has changed.
+        The mean is 2 standard errors above the outputs' own: in a sum of many estimates single
+        errors cancel out, but an error of the mean does not. Returns the same tuple as before if
+        nothing has changed.
         """
         counted = self._counted
         if counted >= self._read_at:
@@ -56,12 +56,12 @@ class PendingOutputs:
         return self._moments
 
     def begin(self) -> int:
-        """A call is sent; its number is for `end`."""
+        """Records a call that is sent and returns its number, for `end`."""
         self._begun += 1
         return self._begun - 1
 
     def end(self, number: int, tokens: int | None, took_s: float) -> None:
-        """The call is over after took_s; tokens: of its output, None if not reported."""
+        """Records the end of a call after `took_s` s. tokens: its output, None if not reported."""
         if tokens is not None and tokens > self.largest:
             self.largest = tokens
         ahead = self._next

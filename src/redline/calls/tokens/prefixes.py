@@ -1,4 +1,4 @@
-"""Hashes of what a prompt begins with: equal ones for calls that a prefix cache could serve."""
+"""Hashes of a prompt's prefixes: equal for calls that could share a prefix cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from redline.calls.tokens.asked import asked_of
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
 from redline.waist import Request
 
-# About 16 tokens are the blocks of vLLM's cache; what is shared by less than four of them is not
-# worth a hash.
+# A block of vLLM's cache has 16 tokens, and this is about four of them; a shorter shared prefix is
+# not worth a hash.
 _FIRST_CHARS = 256
-# So that 64 hashes reach as far as any context window: each prefix is an eighth longer.
+# Each prefix is an eighth longer than the last, so that 64 hashes cover any context window.
 _GROWTH = 8
 _MOST = 64
 # Fields that hold the prompt, in the order in which a model reads them.
@@ -29,17 +29,17 @@ def _lengths() -> tuple[int, ...]:
     return tuple(found)
 
 
-# The characters of each prefix: 256, 512, ... 2,048 and from there an eighth more each time.
+# The characters of each prefix: 256, 512, ... 2,048 and from then on an eighth more each time.
 PREFIX_CHARS = _lengths()
 
 
 def prefixes_of(request: Request) -> tuple[int, ...]:
-    """Hashes of the prefixes of the request's prompt, the shortest first; at most 64.
+    """Returns hashes of the prefixes of the request's prompt, the shortest first; at most 64.
 
     Two requests of one model whose prompts begin with the same PREFIX_CHARS[i] characters agree in
-    the items up to i. None for what is beyond the end of the prompt, and none for a prompt shorter
-    than the first prefix. Each is of 48 bits and keyed by a secret of this process, so that it says
-    nothing of the text to others, and cannot be compared with another process's.
+    the items up to i. Prefixes longer than the prompt have no item. Each hash has 48 bits and is
+    keyed by a secret of this process, so that it reveals nothing about the text to others and
+    cannot be compared with another process's.
     """
     asked = asked_of(request)
     if asked is None:
@@ -61,21 +61,21 @@ def _hashes(model: str, texts: list[str]) -> tuple[int, ...]:
         if end > length:
             break
         key = hash((key, text[begin:end]))
-        # What JSON's readers take for a whole number without loss.
+        # 48 bits, which JSON readers keep exactly.
         found.append(key >> 16)
         begin = end
     return tuple(found)
 
 
 def _texts(body: dict[str, Any]) -> list[str]:
-    """The texts of a prompt of any form, in their order."""
+    """Returns the texts of a prompt of any form, in their order."""
     todo: list[Any] = [body[name] for name in reversed(_FIELDS) if name in body]
     found, values_left = _tools(body), MOST_VALUES
     while todo and values_left > 0:
         values_left -= 1
         value = todo.pop()
         if isinstance(value, str):
-            # A picture by its address: the same one twice is the same prompt.
+            # An image counts by its URL: the same URL is the same prompt.
             found.append(value)
         elif isinstance(value, dict):
             parts = [part for name, part in value.items() if name in _TEXTS or _holds(part)]
@@ -89,7 +89,7 @@ def _texts(body: dict[str, Any]) -> list[str]:
 
 
 def _tools(body: dict[str, Any]) -> list[str]:
-    """The tools, which chat templates put before all messages; nothing if they are not JSON."""
+    """Returns the tools, which chat templates put first, as a text; none if they are not JSON."""
     tools = body.get("tools")
     if not tools:
         return []
@@ -100,5 +100,5 @@ def _tools(body: dict[str, Any]) -> list[str]:
 
 
 def _holds(value: Any) -> bool:
-    """Whether it may hold more of the prompt, as a list of parts does."""
+    """Whether a field's value may hold more of the prompt, as a list of parts does."""
     return isinstance(value, (dict, list)) or (isinstance(value, str) and value.startswith(DATA))

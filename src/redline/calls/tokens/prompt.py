@@ -1,4 +1,4 @@
-"""What of a request's body becomes tokens: its texts, messages, token ids and media."""
+"""The parts of a request's body that become tokens: texts, messages, token ids and media."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from redline.apis import APIS, PLAIN
 _TEXT_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.texts)
 _JSON_FIELDS = frozenset(name for api in (*APIS, PLAIN) for name in api.as_json)
 _BESIDE_MESSAGES = (_TEXT_FIELDS | _JSON_FIELDS) - {"messages"}
-# What a URL begins with that is itself a picture or a file.
+# The beginning of a URL that contains an image or a file itself.
 DATA = "data:"
-# Names whose strings say what a part is, and are no part of the text.
+# Fields whose strings name the kind of a part, and are not text.
 _LABELS = frozenset({"role", "type"})
 MEDIA_TYPES = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video_url", "file", "input_file"}
@@ -26,15 +26,15 @@ MOST_VALUES = 50_000
 # its documents and its end alike.
 _PIECES = 8
 
-# Per class of character one weight: the number of characters, in this order, that `Prompt.classes`
-# returns. Spaces are counted apart from letters since most words are one token however long.
+# The classes of characters that `Prompt.classes` counts, in this order; each has a weight. Spaces
+# are counted apart from letters since most words are one token however long.
 CLASSES = ("letters", "spaces", "digits", "marks", "accented", "wide")
 _SPACE, _DIGIT, _MARK, _ACCENTED, _WIDE, _TAIL = b" 0.aw-"
 _LETTERS = ascii_letters.encode()
 
 
 def _class_of(byte: int) -> int:
-    """The class of one byte of UTF-8 that is no ASCII letter.
+    """Returns the class of one byte of UTF-8 that is not an ASCII letter.
 
     A lead byte represents its character. 0xC2-0xDF lead U+0080-U+07FF: accented Latin, Greek,
     Cyrillic, Hebrew, Arabic. 0xE2 leads U+2000-U+2FFF: quotes, dashes and symbols. The others
@@ -53,7 +53,7 @@ _CLASS_OF = bytes(map(_class_of, range(256)))
 
 
 class Prompt:
-    """The parts of one body, or of messages that are these texts and nothing else.
+    """The parts of one body, or of messages that consist of these texts alone.
 
     length: characters in all texts. ids: tokens given as numbers.
     """
@@ -74,7 +74,7 @@ class Prompt:
         said = body.get("messages")
         if type(said) is list and _BESIDE_MESSAGES.isdisjoint(body):
             for message in said if len(said) <= MOST_VALUES else said[:MOST_VALUES]:
-                # As nearly all are: a role, and a text.
+                # Nearly all messages are a role and a text.
                 if type(message) is dict and len(message) == 2 and "role" in message:
                     text = message.get("content")
                     if type(text) is str and text[:5] != DATA:
@@ -89,7 +89,7 @@ class Prompt:
         self.length = sum(map(len, texts))
 
     def _found(self, body: dict[str, Any]) -> list[Any]:
-        """What may hold texts, on the top level of a body; adds what counts as JSON."""
+        """Returns the fields of a body that may hold texts; adds those that count as JSON."""
         found = []
         for name, value in body.items():
             if name in _TEXT_FIELDS:
@@ -99,7 +99,7 @@ class Prompt:
         return found
 
     def _read(self, todo: list[Any]) -> None:
-        """Adds what these values hold."""
+        """Adds the texts, messages, ids and media in these values."""
         values_left = MOST_VALUES
         while todo and values_left > 0:
             values_left -= 1
@@ -115,11 +115,11 @@ class Prompt:
                 self._add_text(value)
 
     def _open(self, value: dict[str, Any], todo: list[Any]) -> None:
-        """Adds what an object holds to `todo`."""
+        """Adds the texts of an object, and its other values to `todo`."""
         if "role" in value:
             self.messages += 1
         if "type" in value and isinstance(value["type"], str) and value["type"] in MEDIA_TYPES:
-            # Its base64 text, or its address, says nothing of what it costs.
+            # Its base64 text, or its URL, says nothing about its cost.
             self.media += 1
             return
         for name, item in value.items():
@@ -140,17 +140,17 @@ class Prompt:
         try:
             text = msgspec.json.encode(value).decode()
         except (TypeError, ValueError, RecursionError):
-            # Not JSON: the call itself will be refused for it.
+            # Not JSON: the call itself is refused for it.
             return
         self.texts.append(text)
 
     def sample(self, most_chars: int) -> str:
-        """All texts joined, or evenly spread pieces of them, `most_chars` characters at most."""
+        """Joins all texts, or evenly spread pieces of them, to at most `most_chars` characters."""
         if self.length <= most_chars:
             return self.texts[0] if len(self.texts) == 1 else "".join(self.texts)
         piece, stride = most_chars // _PIECES, self.length / _PIECES
         found: list[str] = []
-        # In the middle of each stride one piece, which runs on into the next texts.
+        # One piece in the middle of each stride; it continues into the next texts.
         middle, missing, offset = stride / 2, piece, 0
         begin = int(middle - piece / 2)
         for text in self.texts:
@@ -166,7 +166,7 @@ class Prompt:
         return "".join(found)
 
     def classes(self, most_chars: int) -> tuple[float, float, float, float, float, float]:
-        """Characters of each of CLASSES, scaled up from a sample of `most_chars` characters."""
+        """Counts the characters of each of CLASSES, scaled up from `most_chars` of them."""
         texts, length = self.texts, self.length
         is_short = length <= most_chars and len(texts) == 1
         sample = texts[0] if is_short else self.sample(most_chars)

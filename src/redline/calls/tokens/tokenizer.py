@@ -1,7 +1,7 @@
-"""Exact tokenizers if tiktoken and its files are on this machine. Never from the network.
+"""Exact tokenizers, if tiktoken and its files are on this machine; never from the network.
 
-tiktoken keeps an encoding's file in a folder of its own, and downloads one that is missing or
-damaged. So it is asked only for an encoding whose file is there and whole.
+tiktoken keeps an encoding's file in a folder of its own, and downloads a missing or damaged one. So
+an encoding is loaded only if its file exists and is whole.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 from redline.calls.tokens.prompt import Prompt
 
-# Tokenizing is the loop's time: 50 to 300 us for a KB. A longer text is measured by its sample.
+# Tokenizing blocks the event loop for 50 to 300 us per KB. Longer texts are sampled.
 _MOST_CHARS = 4096
-# Models with a name of their own that are remembered; those beyond are estimated.
+# The most model names that are looked up; further models are estimated without a tokenizer.
 _MOST_MODELS = 64
 # The file that tiktoken reads an encoding from: its name, the SHA-1 of the address that it is
 # downloaded from, and its SHA-256, both as in tiktoken_ext/openai_public.py. OpenAI serves no model
@@ -43,15 +43,15 @@ _REASONS = (
 
 
 class Tokenizer:
-    """Counts by `encode`, which gives the tokens of a text."""
+    """A tokenizer that counts by `encode`, which returns the tokens of a text."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]]) -> None:
         self._encode = encode
 
     def count(self, prompt: Prompt) -> float:
-        """Tokens of the prompt's texts; extrapolated if they are longer than 4,096 characters.
+        """Counts the tokens of the prompt's texts; extrapolates above 4,096 characters.
 
-        Texts are joined: a border between two is a token more or less.
+        Texts are joined, so each border between two may add or lose a token.
         """
         if not prompt.length:
             return 0.0
@@ -60,7 +60,7 @@ class Tokenizer:
 
 
 class Tokenizers:
-    """By model. Loaded in a thread, 0.3 to 1.5 s for each, and shared by all who ask."""
+    """Tokenizers by model. Loaded in a thread, in 0.3 to 1.5 s each, and shared by all callers."""
 
     def __init__(self) -> None:
         self._by_model: dict[str, Tokenizer | None] = {}
@@ -70,7 +70,7 @@ class Tokenizers:
         self._lock = threading.Lock()
 
     def find(self, model: str, *, may_block: bool = False) -> Tokenizer | None:
-        """The model's tokenizer, None if there is none or it is still being loaded.
+        """Returns the model's tokenizer; None if there is none or it is still being loaded.
 
         may_block: waits for it. Raises nothing.
         """

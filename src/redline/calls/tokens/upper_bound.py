@@ -23,11 +23,10 @@ _MEDIA_WORDS = (b"image", b"audio", b"video", b"file")
 
 
 class Worst(NamedTuple):
-    """The most that a request can use.
+    """The most tokens that a request can use.
 
-    input_tokens: at most. output_tokens: at most, None if the request states no maximum.
-
-    may_write: the provider is asked to keep some of the input in its cache.
+    output_tokens: None if the request states no maximum. may_write: the request asks the provider
+    to keep some of the input in its cache.
     """
 
     input_tokens: int
@@ -36,11 +35,11 @@ class Worst(NamedTuple):
 
 
 def worst_of(request: Request) -> Worst:
-    """The most that the request can cost, by its contents.
+    """Returns the most tokens that the request can use, from its contents alone.
 
-    No tokenizer that works on bytes makes more tokens than there are bytes, and every text that the
-    model reads is in the JSON. Raises TypeError, ValueError or RecursionError for a body that
-    has no JSON form.
+    A tokenizer that works on bytes makes at most one token per byte, and every text that the model
+    reads is in the JSON. Raises TypeError, ValueError or RecursionError for a body that has no JSON
+    form.
     """
     body = request.body
     raw = msgspec.json.encode(body)
@@ -70,7 +69,7 @@ def _most_output(url: str, body: dict[str, Any]) -> int | None:
 
 
 def _without_media(value: Any, found: list[Any]) -> Any:
-    """The value without its images, sounds and files, which go to `found`."""
+    """Returns the value without its images, sounds and files, which are added to `found`."""
     if isinstance(value, dict):
         kind = value.get("type")
         if isinstance(kind, str) and kind in MEDIA_TYPES:

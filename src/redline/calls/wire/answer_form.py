@@ -1,11 +1,11 @@
-"""Short answers of a form that is known: read by one regular expression.
+"""Short answers of a known form, read by one regular expression.
 
-A server lays out the heads of its answers alike. What llhttp has read once, and what is of the same
-form again, is read here in a third of the time: the same names in the same order, each value on its
-line, one Content-Length, and a body that ends where it says and where the read ends.
+A server lays out the heads of its answers alike. Once llhttp has read one, others of the same form
+are read here in a third of the time: the same names in the same order, each value on its line, one
+Content-Length, and a body that has this length and ends where the read ends.
 
-A form is strict: what it reads, llhttp would read in the same way. Whatever it does not match goes
-to llhttp, which judges it.
+A form is strict: llhttp would read what it matches in the same way. Anything else goes to llhttp,
+which decides whether it is valid.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 _STATUS_LINE = "HTTP/1.1 200 OK\r\n"
-# Printable text that begins and ends with no blank, which llhttp may cut off or keep.
+# Printable text without a blank at either end, which llhttp might strip or keep.
 _VALUE = "([!-~\x80-\xff][\t -~\x80-\xff]*+(?<![\t ]))"
 _LENGTH = b"content-length"
-# How a connection or a body continues if one of them is there is for llhttp to say.
+# With one of these headers, llhttp decides how the connection or the body continues.
 _FRAMING = frozenset(
     (
         *(b"transfer-encoding", b"content-encoding", b"connection", b"proxy-connection"),
@@ -32,7 +32,7 @@ _MOST_FORMS = 64
 
 
 class AnswerForm:
-    """The common part of all answers of one form. names: of its headers, as they are sent."""
+    """The layout that answers of one form share. names: their headers' names, as sent."""
 
     def __init__(self, names: Sequence[bytes]) -> None:
         lower = [name.lower() for name in names]
@@ -49,7 +49,7 @@ class AnswerForm:
         self._length_at = lower.index(_LENGTH)
 
     def read(self, data: bytes) -> tuple[dict[str, str], bytes] | None:
-        """Headers, by names in lower case, and body; None for data that is not of this form."""
+        """Returns headers, by lower-case names, and body; None for data of another form."""
         match = self._match
         found = match(data.decode("latin-1"))
         if found is None:
@@ -63,7 +63,7 @@ class AnswerForm:
 
 
 def form_of(pairs: Sequence[tuple[bytes, bytes]]) -> AnswerForm | None:
-    """The form of an answer with these headers, in this order; None if it has none."""
+    """Returns the form of answers with these headers, in this order; None if there is none."""
     names = tuple(name for name, _ in pairs)
     lower = {name.lower() for name in names}
     kept = [(name.lower(), value.lower()) for name, value in pairs if name.lower() in _FRAMING]

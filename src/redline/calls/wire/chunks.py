@@ -1,14 +1,14 @@
-"""The chunks of a body, as they are on the wire (RFC 9112, 7.1): a line with a size, and the bytes.
+"""The chunks of a body on the wire (RFC 9112, 7.1): a line with the size, and the bytes.
 
-Only chunks without extensions are read here, written as most servers write them. llhttp reads all
-others, and judges what is wrong.
+Only chunks without extensions are read here, as most servers write them. llhttp reads all others,
+and decides whether they are valid.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-# Of a chunk that ends an event. No line with a size ends so: it would be an empty one.
+# The end of a chunk that ends an event. No size line ends so, since it would be empty.
 CHUNK_END = b"\n\n\r\n"
 # A chunk of 64 KiB has five.
 _MOST_DIGITS = 5
@@ -17,7 +17,7 @@ _AROUND_BYTES = len(b"\r\n\r\n")
 
 @lru_cache(maxsize=4096)
 def size_line(whole_bytes: int) -> bytes | None:
-    """What a chunk begins with that takes `whole_bytes` on the wire; None if no chunk takes that.
+    """Returns the size line of a chunk of `whole_bytes` on the wire; None if there is no such.
 
     The number is in lower case.
     """
@@ -30,9 +30,9 @@ def size_line(whole_bytes: int) -> bytes | None:
 
 
 def chunks_in(data: bytes) -> list[tuple[int, int]] | None:
-    """Where the body of each chunk in `data` begins and ends.
+    """Returns where the body of each chunk in `data` begins and ends.
 
-    None unless all of `data` is whole chunks. The last chunk, which is empty, is none of them.
+    None unless `data` consists of whole chunks; the empty last chunk of a body is not accepted.
     """
     found, at = [], 0
     while at < len(data):

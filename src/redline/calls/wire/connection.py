@@ -1,20 +1,20 @@
-"""One keep-alive HTTP/1.1 connection: bytes go out as they are, answers are parsed by llhttp.
+"""One keep-alive HTTP/1.1 connection: requests are written as bytes, answers parsed by llhttp.
 
   state     meaning                                        may turn to
-  idle      it is up, and nothing is asked                 due, closed
-  due       an exchange has it; nothing is written yet     waiting, idle, closed
+  idle      it is up and has no exchange                   due, closed
+  due       it has an exchange, and nothing is written     waiting, idle, closed
   waiting   the request is written                         head, done, closed
-  head      the answer's first bytes are here              body, closed
+  head      the answer's first bytes have arrived          body, closed
   body      its headers are read                           done, closed
   done      the answer is whole                            idle, closed
-  closed    it is of no use any more
+  closed    it can no longer be used
 
 A short answer of a form that the connection has seen is read in one go, from waiting to done; see
-answer_form.py. Chunks of a stream that is relayed may pass as they came. llhttp reads all others.
+answer_form.py. Chunks of a relayed stream may be passed on as they came. llhttp reads all others.
 
-What a server sends while nothing was asked, or behind its answer, ends the connection: the next
-answer on it could be that of another request. It is looked for once more before a request is
-written, in what the socket holds unread.
+Bytes that a server sends without a request, or after its answer, end the connection: the next
+answer on it could be another request's. Before a request is written, the socket is polled for such
+bytes once more.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from redline.inflate import BadCompressionError, Inflate
 MOST_HEADER_BYTES = 128 * 1024
 # A 1xx is followed by the answer; a server that sends them forever is stopped.
 _MOST_INTERIM = 32
-# Streamed bytes that wait for their reader; the socket is not read meanwhile.
+# With more streamed bytes than this unread by their reader, the socket is not read.
 _MOST_WAITING_BYTES = 256 * 1024
 # The event loops read this much at once (uvloop; asyncio 262,144).
 _FULL_READ_BYTES = 256_000
-# A longer body is written in parts of this size, each when the server has taken most of those
-# before: the event loops copy what the socket does not take, and TLS encrypts it, all at once.
+# A longer body is written in parts of this size, each once the server has taken most of those
+# before: the event loops copy all that the socket does not take, and TLS encrypts it, at once.
 _PART_BYTES = 256 * 1024
-# A server that lays out its answers in ever new ways is not worth a new expression for each.
+# Stop learning forms of a server that lays out its answers in ever new ways.
 _MOST_FORMS = 8
 _NOTHING = memoryview(b"")
 
 
 class Connection(asyncio.Protocol):
-    """One connection; one exchange at a time. on_lost: called once, when it is of no use any more.
+    """A connection with one exchange at a time. on_lost: called once, when it becomes unusable.
 
     is_used: a request has been written on it. asked, last_asked, last_answer: see Kept. unasked:
-    what the server sent while no request was open. is_done: the answer is whole, or nothing was
-    asked. body: of an answer that is whole and not streamed, None before. is_stale: it was closed
-    before a request could be written on it. fd: of its socket, -1 if it has none to look at.
+    bytes that the server sent while no request was open. is_done: the answer is whole, or no
+    request was written. body: the body of a whole answer that is not streamed, None before.
+    is_stale: it was closed before a request could be written on it. fd: its socket's, -1 for none.
     """
 
     # An object with more than 30 attributes in a dict is slow to use (CPython 3.11).
@@ -88,7 +88,7 @@ class Connection(asyncio.Protocol):
         self._forms_left = _MOST_FORMS
         self._short_bytes = min(LONG_BYTES, self._most_bytes)
         self._loop = asyncio.get_running_loop()
-        # The clock of the exchange; it is the connection's, so that a call makes none of its own.
+        # The alarm of the exchange; the connection keeps it, so that no call has to make one.
         self._alarm = deadlines.alarm(self.time_is_up)
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         self._unwritten = _NOTHING  # of a long body
         self._is_clogged = False  # the transport holds enough for now
         self.is_stale = False
-        self._due: Exchange | None = None  # whose request is to be written
+        self._due: Exchange | None = None  # the exchange whose request is to be written
         self.is_used = False
         self.asked: Trace = b""
         self.last_asked: Trace = b""
@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self.is_done = True
         self.body: bytes | None = None
         self._pairs: list[tuple[bytes, bytes]] = []
-        self._bare_bytes = 0  # since the last byte of a body, before what came last
+        self._bare_bytes = 0  # bytes of the reads since the last one with body bytes
         self._interim = 0
         self._parts: list[bytes] = []
         self._size = 0  # of the body so far
@@ -128,18 +128,19 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """A request may be written: it is up, and nothing has come that no request asked for."""
+        """Whether a request may be written: it is up, and no unrequested bytes have come."""
         return not self._is_lost and not (self.is_used and unread((self,)))
 
     @property
     def has_head(self) -> bool:
-        """The headers of the exchange's answer are here."""
+        """Whether the headers of the exchange's answer have arrived."""
         return self.status != 0
 
     def open(self, exchange: Exchange, *, is_streamed: bool) -> asyncio.Future[None]:
-        """Ties the connection to an exchange, which `leave` begins; what ends with its answer.
+        """Ties the connection to an exchange, which `leave` begins.
 
-        is_streamed: with the headers of the answer.
+        Returns a future that is done once the answer is whole, or once its headers have arrived if
+        is_streamed, or once the exchange fails.
         """
         self._exchange = self._due = exchange
         self._is_streamed = is_streamed
@@ -147,21 +148,21 @@ class Connection(asyncio.Protocol):
         return waiter
 
     def was_due(self, due_s: float) -> None:
-        """The request of its exchange waits since then for results that are being saved."""
+        """Records since when the request has waited for results that are being saved."""
         if self._due is not None:
             self._due.was_due(due_s)
 
     def found_unread(self) -> None:
-        """It has bytes that no request asked for, or its end: no request is written on it."""
+        """Marks unread bytes, or the end of input, so that no request is written on it."""
         self._has_unread = True
 
     def leave(self) -> None:
         """Stamps and writes the request of its exchange, unless that was given up meanwhile.
 
-        Raises what the exchange raises; the request is not written then.
+        If the exchange raises an error, it is passed on, and the request is not written.
         """
         exchange, waiter = self._due, self._waiter
-        # A cancelled task runs on in the next turn of the loop only; its waiter is done already.
+        # A cancelled task continues only in the next turn of the loop; its waiter is done already.
         if exchange is None or waiter is None or waiter.done():
             return
         self._due = None
@@ -200,7 +201,7 @@ class Connection(asyncio.Protocol):
             self._write_on()
 
     async def whole(self) -> bytes:
-        """The answer's body, once all of it is there. Raises CallError."""
+        """Waits for the whole body of the answer and returns it. Raises CallError."""
         while not self.is_done:
             await self._change()
         if self._error is not None:
@@ -216,14 +217,14 @@ class Connection(asyncio.Protocol):
         parts.clear()
 
     async def head(self) -> None:
-        """Returns once the answer's headers are there. Raises CallError."""
+        """Waits for the headers of the answer. Raises CallError."""
         if self._error is not None:
             raise self._error
         while not self.has_head:
             await self._change()
 
     async def chunk(self) -> bytes:
-        """The body received since the last chunk; empty at its end. Raises CallError."""
+        """Returns the body received since the last chunk; empty at its end. Raises CallError."""
         parts = self._parts
         while not parts and not self.is_done:
             await self._next_change()
@@ -237,13 +238,13 @@ class Connection(asyncio.Protocol):
         return chunk
 
     def rest(self) -> None:
-        """The whole of the body is wanted after all."""
+        """Stops streaming: the whole body is wanted after all."""
         self._is_streamed = False
         self._resume()
 
     def release(self) -> bool:
-        """Ends the exchange. True if another one may follow."""
-        # Its alarm may still ring, and ends nothing then.
+        """Ends the exchange; returns whether another one may follow."""
+        # Its alarm may still ring, but then ends nothing.
         self._exchange = self._waiter = self.body = None
         if self._error is not None:
             self._error = self._refusal = None
@@ -265,12 +266,12 @@ class Connection(asyncio.Protocol):
         size, self._size, self._waiting = self._size, 0, 0
         if size > LONG_BYTES:
             if self.is_done and not self._is_streamed:
-                # Its end came with what filled the intake.
+                # It was paused by the read that also ended it.
                 self._resume()
             self._intake.leave(self)
 
     def fail(self, error: CallError) -> None:
-        """Ends the exchange with `error`, and the connection with it. A whole answer stays."""
+        """Ends the exchange with `error`, and the connection, unless the answer is whole."""
         if self.is_done:
             return
         if self._error is None:
@@ -279,19 +280,19 @@ class Connection(asyncio.Protocol):
         self._wake()
 
     def time_is_up(self) -> None:
-        """Ends the exchange, if it is one whose clock has run out."""
+        """Ends the exchange, if there is one, with its timeout error."""
         if self._exchange is not None:
             self.fail(self._exchange.timed_out())
 
     def close(self) -> None:
-        """The connection is not needed any more."""
+        """Closes the connection at once."""
         self._is_reusable = False
         if self._transport is not None:
             self._transport.abort()
         self._lose()
 
     def pause(self) -> None:
-        """Does not read on, for other answers leave no room. A stream's reader sees to that."""
+        """Pauses reading, since other answers leave no room. A stream's reader paces itself."""
         exchange = self._exchange
         if exchange is None or self.is_done or self._is_streamed or self._is_paused:
             return
@@ -301,7 +302,7 @@ class Connection(asyncio.Protocol):
             exchange.pause()
 
     def resume(self) -> None:
-        """Reads on after `pause`."""
+        """Resumes reading after `pause`."""
         is_held = self._is_paused and not self._is_streamed and not self._is_lost
         if is_held and self._exchange is not None:
             self._exchange.resume()
@@ -313,7 +314,7 @@ class Connection(asyncio.Protocol):
             raise self._error
 
     def _next_change(self) -> asyncio.Future[None]:
-        """Done with the next change, which may be an error. Raises the one that there is."""
+        """Returns a future of the next change, which may be an error; raises a present one."""
         if self._error is not None:
             raise self._error
         waiter = self._waiter
@@ -372,7 +373,7 @@ class Connection(asyncio.Protocol):
         if exchange.first_byte_s is not None:
             take_chunks = self._take_chunks
             if take_chunks is not None and self._size < self._most_bytes:
-                # llhttp passes over what is taken: behind it, too, it would be between two chunks.
+                # llhttp does not see these bytes: after them, too, it would be between two chunks.
                 taken = take_chunks(data)
                 if taken:
                     self._size += taken
@@ -403,7 +404,7 @@ class Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if self.is_done:
-                # It sent more than its answer.
+                # The server sent more than its answer.
                 self._is_reusable = False
                 self.unasked = data
                 return
@@ -412,16 +413,16 @@ class Connection(asyncio.Protocol):
             if self.is_done:
                 self._bare_bytes = 0
                 if size_bytes >= _FULL_READ_BYTES:
-                    # The socket may hold what follows, which has not been looked at.
+                    # The socket may hold further bytes, which have not been checked.
                     self._is_reusable = False
             elif self._bare_bytes > MOST_HEADER_BYTES:
                 self.fail(_too_long_headers())
-            # Behind the chunk, the size of the next may have come.
+            # After the chunk, a part of the next size line may have come.
             elif self._is_between_chunks and data.endswith(CHUNK_END):
                 self._find_taker()
 
     def _find_taker(self) -> None:
-        """What comes next begins a chunk. It may be passed on if none of what came before waits."""
+        """Looks for a function that passes on the next chunks, unless earlier bytes wait."""
         exchange = self._exchange
         if exchange is None or exchange.chunk_taker is None:
             return
@@ -429,7 +430,7 @@ class Connection(asyncio.Protocol):
             self._take_chunks = exchange.chunk_taker()
 
     def _learn_form(self, data: bytes) -> None:
-        """The next answer may be of the form of this one, which came whole in one read."""
+        """Learns the form of an answer that came whole in one read, for the next ones."""
         if self._is_reusable and self.body is not None and len(data) <= self._short_bytes:
             self._forms_left -= 1
             form = form_of(self._pairs)
@@ -495,7 +496,7 @@ class Connection(asyncio.Protocol):
         self._bare_bytes = self._interim = 0
         is_head = self._exchange is not None and self._exchange.is_head
         if is_head:
-            # httptools cannot pass this on to llhttp, which would read the next answer as the body.
+            # httptools cannot set this in llhttp, which would read the next answer as the body.
             self.is_done, self._is_reusable = True, False
         if is_head or self._is_streamed:
             self._wake()
@@ -526,7 +527,7 @@ class Connection(asyncio.Protocol):
             self._refusal = BadReply(f"the answer is longer than {self._most_bytes:,} bytes")
             raise self._refusal
         if self._is_streamed and not self._parts:
-            # What its reader has not taken comes first.
+            # Bytes that the reader has not taken come first.
             take_now = self._exchange.take_now if self._exchange is not None else None
             if take_now is not None and take_now(data):
                 return
@@ -570,9 +571,9 @@ class Connection(asyncio.Protocol):
 
 
 def unread(connections: Iterable[Connection]) -> list[Connection]:
-    """Those that carried a request and have unread bytes or a closed other end.
+    """Returns the used connections that have unread bytes or were closed by the server.
 
-    One system call for all of them; empty on systems that cannot say.
+    Makes one system call for all of them. Returns none on systems without `poll`.
     """
     # Over TLS, the first bytes on a new connection may be a session's ticket.
     by_socket = {connection.fd: connection for connection in connections if connection.is_used}
@@ -586,7 +587,7 @@ def unread(connections: Iterable[Connection]) -> list[Connection]:
 
 
 def _fault(error: Exception) -> str:
-    """The problem with bytes that the parser refused, in words."""
+    """Returns the message for bytes that the parser refused."""
     if isinstance(error, httptools.HttpParserUpgrade):
         return "the server switches to another protocol without being asked"
     reason = " ".join(str(error).split())
@@ -598,7 +599,7 @@ def _too_long_headers() -> BadReply:
 
 
 def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:
-    """The connection ended within an exchange."""
+    """Returns the error of a connection that ended within an exchange."""
     if error is not None:
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     elif has_begun:

@@ -1,14 +1,14 @@
-"""Very many clocks on one timer of the event loop (a timing wheel, Varghese and Lauck 1987).
+"""Many clocks on one timer of the event loop (a timing wheel, Varghese and Lauck 1987).
 
 Most calls end long before their time is up, so setting and stopping a clock must cost nothing:
-clocks that ring at about the same time share a bucket, and only buckets have a timer. Those that
-ring soon share one of 50 ms; those that ring later share one of a second, which is looked at 16 s
-before, when few of them still run. A clock that is stopped, or set to a later time, stays in its
-bucket until that is looked at: the clock of a connection is set for each of its calls.
+clocks that ring at about the same time share a bucket, and only buckets have a timer. Clocks that
+ring soon share a bucket of 50 ms; those that ring later share one of a second, which is checked
+16 s early, when few of them still run. A clock that is stopped, or set to a later time, stays in
+its bucket until the bucket is checked: the clock of a connection is set for each of its calls.
 
 A clock that is due rings once the event loop has read what the sockets hold. If the loop itself was
-late, because the process was stopped or the loop was blocked, the clock runs on for as long as that
-lasted, at most 5 s: the answer may be there, and only unread.
+late, because the process was stopped or the loop was blocked, the clock is extended by that time,
+at most 5 s: the answer may have arrived, and only be unread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from redline.clock import Clock
 _FINE_S = 0.05
 _COARSE_S = 1.0
 _NEAR_S = 16.0
-# What a socket holds, a few MB, is read in milliseconds; what the server could not send yet, soon.
+# A few MB in a socket are read in milliseconds; what the server could not send yet comes soon.
 _MOST_GRACE_S = 5.0
 
 
@@ -43,12 +43,12 @@ class Deadlines:
         self._timer_s = math.inf
 
     def alarm(self, ring: Callable[[], None]) -> Deadline:
-        """A clock that calls `ring` when its time is up; it is stopped."""
+        """Returns a stopped clock that calls `ring` when its time is up."""
         return Deadline(self, ring)
 
     @asynccontextmanager
     async def timeout(self, in_s: float = math.inf) -> AsyncIterator[TaskAlarm]:
-        """As asyncio.timeout, by a clock of these."""
+        """Cancels the block after `in_s` seconds, like asyncio.timeout, by one of these clocks."""
         async with asyncio.timeout(None) as timer:
             alarm = TaskAlarm(timer, self)
             alarm.ring_at(self._clock.now_s() + in_s)
@@ -58,7 +58,7 @@ class Deadlines:
                 alarm.leave()
 
     def close(self) -> None:
-        """No clock rings any more."""
+        """Stops all clocks."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer, self._timer_s = None, math.inf
@@ -76,7 +76,7 @@ class Deadlines:
         else:
             at_s = math.ceil(when_s / _FINE_S) * _FINE_S
             if at_s < when_s:
-                # Rounded down. A clock in a bucket before its time would be looked at for ever.
+                # Rounded down. A clock in a bucket before its time would be checked for ever.
                 at_s += _FINE_S
         bucket = self._buckets.get(at_s)
         if bucket is None:
@@ -98,7 +98,7 @@ class Deadlines:
         late_s = self._clock.now_s() - self._timer_s
         self._timer, self._timer_s = None, math.inf
         loop = asyncio.get_running_loop()
-        # After one turn, the loop looks at its sockets; after the next one, it has read them.
+        # After one turn, the loop polls its sockets; after the next one, it has read them.
         loop.call_soon(loop.call_soon, self._look, late_s)
 
     def _look(self, late_s: float) -> None:
@@ -139,7 +139,7 @@ class Deadline:
         self.has_grace = False
         self.when_s = math.inf
         self.bucket: set[Deadline] | None = None
-        self.seen_at_s = math.inf  # when its bucket is looked at; inf in none
+        self.seen_at_s = math.inf  # when its bucket is checked; inf without one
 
     def ring_at(self, when_s: float) -> None:
         """Rings at `when_s` and not at the time set before; inf stops it."""
@@ -150,22 +150,22 @@ class Deadline:
             self._deadlines.place(self)
 
     def stop(self) -> None:
-        """Does not ring. It is kept by its bucket for a while all the same; see `leave`."""
+        """Stops the clock. Its bucket keeps it for a while; see `leave`."""
         self.when_s = math.inf
 
     def leave(self) -> None:
-        """Does not ring, and nothing keeps it any more."""
+        """Removes the clock from its bucket, so that it does not ring and can be freed."""
         if self.bucket is not None:
             self.bucket.discard(self)
             self.bucket, self.seen_at_s = None, math.inf
 
 
 class TaskAlarm:
-    """Cancels the task inside `timer` when it rings, as asyncio.timeout does."""
+    """A clock that cancels the task inside `timer`, as asyncio.timeout does."""
 
     def __init__(self, timer: asyncio.Timeout, deadlines: Deadlines) -> None:
         self._timer = timer
-        # By nothing of this object, which it would otherwise keep until garbage is collected.
+        # No bound method: a reference cycle would keep this object until garbage collection.
         self._deadline = deadlines.alarm(partial(_expire, timer))
 
     @property
@@ -179,7 +179,7 @@ class TaskAlarm:
             self._deadline.ring_at(when_s)
 
     def leave(self) -> None:
-        """Does not ring any more."""
+        """Stops the alarm for good."""
         self._deadline.stop()
         self._deadline.leave()
 

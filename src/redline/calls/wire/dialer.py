@@ -1,4 +1,4 @@
-"""New connections to an endpoint's host: its addresses, TLS, and the way through its proxy."""
+"""New connections to an endpoint's host: addresses, TLS, and tunnels through a proxy."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _Make = Callable[[], Connection]
 
 
 class Dialer:
-    """Connects to one endpoint, through `proxy` if there is one.
+    """The maker of connections to one endpoint, through `proxy` if there is one.
 
-    deadlines: the clocks of connections in the making. on_handshake: see Handshakes.
+    deadlines: the clocks for connecting. on_handshake: see Handshakes.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Dialer:
     ) -> None:
         self._target = server_of(endpoint.base_url)
         self._proxy = proxy
-        # What is connected to first.
+        # The server at the other end of the TCP connection.
         self._first = self._target if proxy is None else proxy.server
         self._connect_s = endpoint.timeouts.connect_s
         self._deadlines = deadlines
@@ -60,10 +60,9 @@ class Dialer:
         self._resolved_s = -float("inf")
 
     async def connect(self, make: _Make) -> Connection:
-        """A new connection, of those that `make` returns.
+        """Opens a connection, as a protocol that `make` returns.
 
-        Raises Disconnected, Refused by a proxy that wants a password, and TimeoutError after
-        connect_s.
+        Raises Disconnected, Refused if a proxy wants a password, and TimeoutError after connect_s.
         """
         try:
             with self._handshakes.timed():
@@ -75,8 +74,8 @@ class Dialer:
             raise self._unconnected(self._first, error) from error
 
     async def _first_that_answers(self, make: _Make) -> Connection:
-        """A connection to the first of the host's addresses that takes one."""
-        # A copy: another connection in the making may move an address meanwhile.
+        """Connects to the first of the host's addresses that accepts a connection."""
+        # A copy: another task that connects may move an address meanwhile.
         addresses = list(await self._resolve())
         part_s = max(_LEAST_CONNECT_S, self._connect_s / len(addresses))
         for number, address in enumerate(addresses):
@@ -86,7 +85,7 @@ class Dialer:
                     connection = await self._connect_to(address, make)
             except (OSError, TimeoutError) as error:
                 if is_last or isinstance(error, ssl.SSLError):
-                    # Forget them: the name may lead to another host by now.
+                    # Forget the addresses: the name may have others by now.
                     self._resolved_s = -float("inf")
                     raise
             else:
@@ -123,7 +122,7 @@ class Dialer:
             raise
 
     async def _secured(self, tunnel: asyncio.Transport, connection: Connection) -> Connection:
-        """The connection, in TLS with the endpoint's host at the other end of the tunnel."""
+        """Starts TLS with the endpoint's host through the tunnel; returns the connection."""
         loop = asyncio.get_running_loop()
         host = self._target.host
         try:
@@ -152,7 +151,7 @@ class Dialer:
         return self._addresses
 
     def _unconnected(self, server: Server, error: Exception) -> Disconnected:
-        """The error of a connection that `server` did not take, or whose TLS failed with it."""
+        """Returns the error of a connection to `server` that was refused or whose TLS failed."""
         is_proxy = server is not self._target
         number = getattr(error, "errno", None) or 0
         hint = CHECK if is_proxy else ""
@@ -174,9 +173,9 @@ class Dialer:
         return no_connection(f"{'the proxy ' if is_proxy else ''}{server}: {text}", hint)
 
     def _tls(self) -> ssl.SSLContext:
-        """The system's trusted roots, or those that SSL_CERT_FILE names; names are checked.
+        """Returns the TLS context: certificates are verified, and only HTTP/1.1 is offered.
 
-        HTTP/1.1 alone is offered.
+        Trusted roots are the system's, or those that SSL_CERT_FILE names.
         """
         if self._context is None:
             self._context = ssl.create_default_context()
@@ -185,10 +184,9 @@ class Dialer:
 
 
 class Handshakes:
-    """Reports the seconds that a connection took, if it was the only one in the making.
+    """Reports the seconds that a connection took, if no other was being made meanwhile.
 
-    Several at once wait for each other's turn on the event loop, which says nothing about the
-    network.
+    Several at once wait for each other on the event loop, which says nothing about the network.
     """
 
     def __init__(self, report: Callable[[float], None]) -> None:
@@ -212,7 +210,7 @@ class Handshakes:
 
 
 def _reason_of(error: Exception) -> str:
-    """Why a connection could not be made, in the system's words if it has any."""
+    """Returns why a connection could not be made, in the system's words if there are any."""
     number = getattr(error, "errno", None) or 0
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message

@@ -1,4 +1,4 @@
-"""What a user states about one endpoint, and which proxy it is reached through."""
+"""A user's settings of one endpoint, and the proxy that it is reached through."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from redline.errors import ConfigError
 from redline.limits import Limits
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
-# Headers that say who asks. What is meant for the proxy itself is not among them.
+# Headers that identify the caller, except those for the proxy itself.
 _SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie).*", re.IGNORECASE)
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One HTTP endpoint: where it is, who asks, and what it allows.
+    """One HTTP endpoint: its address, the caller's credentials, and its limits.
 
     base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed
     and never written. proxy: an http:// URL, or "" for none at all; None takes HTTP(S)_PROXY and
     NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
     weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
-    one group give the same answers; empty for none. models: what it calls a model, by the name that
-    is asked for; other names are sent as they are. metrics, probe: of a server of your own, among
-    several: its /metrics is read every second, its /health asked; a URL or a path says where else.
-    prices: what it takes for a model, if that is not what others take; a dict of dollars for a
-    million tokens is accepted in place of a Price.
+    one group give the same answers; empty for none. models: its own names of models by the
+    requested ones; other names are sent as they are. metrics, probe: for a server of your own among
+    several: True reads its /metrics every second, and checks its /health; a URL or a path replaces
+    these. prices: its prices by model, if they differ from others'; a dict of dollars per million
+    tokens is accepted in place of a Price.
     Raises ConfigError for an unusable URL, header, weight, price or name of a model.
     """
 
@@ -93,7 +93,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 f"weight must be a number above 0, not {self.weight:g}",
                 hint="remove the endpoint to send nothing to it",
             )
-        _ = self.tariff  # raises for what is no price
+        _ = self.tariff  # raises for an invalid price
         for name, model in self.models.items():
             if not (name and model and isinstance(name, str) and isinstance(model, str)):
                 raise ConfigError(
@@ -116,7 +116,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         return f"Endpoint({self.label}, {self.base_url})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """What rich prints of it, in tracebacks too: msgspec's own form would show the key."""
+        """Returns what rich prints, also in tracebacks: msgspec's own form would show the key."""
         return [("name", self.label), ("base_url", self.base_url)]
 
     @property
@@ -126,14 +126,14 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def credentials(self) -> str:
-        """The key, and headers that hold one: two that differ are two accounts."""
+        """The key and the headers that hold one; different values mean different accounts."""
         found = [
             f"{name.lower()}: {text}" for name, text in self.headers.items() if is_secret(name)
         ]
         return "\n".join([self.api_key or "", *sorted(found)])
 
     def url_of(self, path: str) -> str:
-        """The whole URL of a request's path.
+        """Returns the whole URL of a request's path.
 
         A `/v1/...` path takes the base URL's own `/v1`; any other is joined at the server's root,
         which is the base URL without its `/v1`. Raises ConfigError for anything but a path: a row
@@ -150,7 +150,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _check_page(name: str, stated: object) -> None:
-    """Raises ConfigError unless it is true, false, a path or a URL."""
+    """Raises ConfigError unless the setting is true, false, a path or a URL."""
     if isinstance(stated, bool):
         return
     if isinstance(stated, str) and stated.isprintable() and "#" not in stated:
@@ -165,7 +165,7 @@ def _check_page(name: str, stated: object) -> None:
 
 
 def is_secret(header: str) -> bool:
-    """A header of this name says who asks."""
+    """Whether a header of this name identifies the caller."""
     return _SECRET_HEADER.fullmatch(header) is not None
 
 
@@ -188,10 +188,10 @@ def is_http_url(text: str) -> bool:
 
 
 def proxy_of(endpoint: Endpoint) -> str | None:
-    """The proxy's URL: as the endpoint states, otherwise as the environment does; None for none.
+    """Returns the proxy's URL: the endpoint's, otherwise the environment's; None for no proxy.
 
-    Raises ConfigError if it is not a URL of one, or if the endpoint's key would be sent through
-    it unencrypted: through a proxy, https is a tunnel, and plain http is not.
+    Raises ConfigError if it is not the URL of a proxy, or if the endpoint's key would be sent
+    through it unencrypted: through a proxy, https is a tunnel, and plain http is not.
     """
     if endpoint.proxy is not None:
         proxy, origin = endpoint.proxy or None, ""
@@ -225,7 +225,7 @@ def proxy_of(endpoint: Endpoint) -> str | None:
 
 
 def _env_proxy(base_url: str) -> tuple[str | None, str]:
-    """The proxy that HTTP(S)_PROXY and NO_PROXY name for this URL, and what names it."""
+    """Returns the proxy that the environment names for this URL, and the variable's name."""
     # macOS and Windows have settings for all programs as well.
     is_elsewhere = sys.platform in ("darwin", "win32")
     if not is_elsewhere and not any(name.lower().endswith("_proxy") for name in os.environ):

@@ -1,8 +1,8 @@
 """One request and its answer on the wire: its bytes, its clocks, its grant.
 
 Phases of an exchange: connect -> row (only the row's deadline counts) -> first_byte -> attempt. In
-the second one the connection is up and nothing is written: the limits are waited for with the
-connection in hand, and the stamp is the time of the write.
+the second one the connection is up and nothing is written: the exchange waits for the limits with
+its connection in hand, and the stamp is the time of the write.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from redline.clock import Clock
 from redline.errors import CallError, ConfigError, TimedOut
 from redline.limits import Grant
 
-# The type of a stream of events; what an exchange is to be streamed for.
+# The media type of a stream of events, by which an answer is streamed.
 EVENTS = "text/event-stream"
-# Servers have a few layouts each; one that makes up new names for every answer fills no memory.
+# Servers have a few layouts each; the bound is for one that makes up new names for every answer.
 _MOST_LAYOUTS = 256
-# No header's value holds one: the parsers refuse it (RFC 9110, 5.5).
+# No header's value contains one: the parsers refuse it (RFC 9110, 5.5).
 _BETWEEN = b"\n"
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """Clocks of one attempt, in seconds, each above 0.
+    """The timeouts of one attempt, in seconds, each above 0 and at most 86,400.
 
     connect_s: until the connection is made, TLS included.
     first_byte_s: from the write of the request to the first byte of the answer.
@@ -48,7 +48,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, gc=False):
-    """An HTTP answer. Headers' names are in lower case; repeated ones are joined by commas."""
+    """An HTTP answer. Header names are in lower case; repeated headers are joined by commas."""
 
     status: int
     headers: Mapping[str, str]
@@ -56,10 +56,10 @@ class Answer(msgspec.Struct, gc=False):
 
 
 class Alarm(Protocol):
-    """Ends an exchange whose time is up."""
+    """A clock that ends an exchange whose time is up."""
 
     def ring_at(self, when_s: float) -> None:
-        """Rings at `when_s` (monotonic) and not before; inf for never."""
+        """Sets the clock to ring at `when_s` (monotonic) and not before; inf for never."""
 
 
 class Timing:
@@ -77,9 +77,9 @@ class Timing:
 
 
 class Repeat(Exception):
-    """The request is to be sent once more, on a new connection; see reuse.py.
+    """Raised to send a request once more, on a new connection; see reuse.py.
 
-    error: what became of it on the kept one. body: the answer that was doubted, b"" for none.
+    error: the failure on the reused connection. body: that of a doubted answer, b"" for none.
     """
 
     def __init__(self, error: CallError, body: bytes = b"") -> None:
@@ -89,20 +89,20 @@ class Repeat(Exception):
 
 
 def do_nothing() -> None:
-    """Called before a write if there is nothing to do before it."""
+    """Does nothing: the default of `before_write`."""
 
 
 class Exchange(msgspec.Struct, eq=False):
-    """One exchange's clocks and grant. The grant is the caller's to release or to settle.
+    """One exchange, with its clocks and its grant, which the caller releases or settles.
 
     may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
     its headers. grant: for one write. due_s: since when the request waited for results that were
     being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
-    what became of it there, if it was written at failed_sent_s; it is then to be written on a new
-    one. doubted: the body of the answer that it is repeated for.
-    take_now: takes a part of a streamed body without waiting, or not, and says which. chunk_taker:
-    what passes on chunks of it as they are on the wire, and returns how many bytes of the body
-    those were, 0 if it has not passed them on; None while nothing does.
+    its error there, after the write at failed_sent_s; it is then written on a new one. doubted: the
+    body of the answer that it is repeated for.
+    take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
+    returns a function that passes on chunks as they are on the wire and returns the bytes of their
+    bodies, 0 if it has not passed them on; None while there is no such function.
     """
 
     # A Struct: an object with a dict would get one of its own for each attempt, because CPython
@@ -115,7 +115,7 @@ class Exchange(msgspec.Struct, eq=False):
     is_head: bool = False
     alarm: Alarm | None = None
     phase: str = "connect"
-    held_up_s: float = 0.0  # by redline itself, since the write
+    held_up_s: float = 0.0  # pauses by redline itself, since the write
     paused: tuple[str, float] | None = None  # in which phase, and since when
     grant: Grant | None = None
     due_s: float | None = None
@@ -130,29 +130,29 @@ class Exchange(msgspec.Struct, eq=False):
 
     @abstractmethod
     def acquire_now(self) -> Grant | None:
-        """The grant, if nothing is to be waited for."""
+        """Returns the grant if it is available without waiting, otherwise None."""
 
     @abstractmethod
     async def acquire(self) -> Grant:
-        """The grant, once the limits give it."""
+        """Waits until the limits give the grant, and returns it."""
 
     @abstractmethod
     def on_sent(self, sent_s: float) -> None:
-        """The request is written at sent_s."""
+        """Called when the request is about to be written, at sent_s."""
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
-        """The answer has this head, and its body is passed on as it comes."""
+        """Called with the head of an answer whose body is streamed, before the body."""
         return
 
     async def get_ready(self) -> None:
-        """Returns when a connection may be taken to wait for the grant with.
+        """Waits until the exchange may take a connection to wait for its grant with.
 
-        At once, unless a subclass bounds how many exchanges do so.
+        Returns at once, unless a subclass bounds the number of such exchanges.
         """
         return
 
     def carry(self, head: bytes, body: bytes | None, deadline_s: float = math.inf) -> None:
-        """It carries this request, which is given up at `deadline_s` (monotonic)."""
+        """Sets the request, which is given up at `deadline_s` (monotonic)."""
         self.head = head
         if body is not None:
             self.body = body
@@ -161,19 +161,19 @@ class Exchange(msgspec.Struct, eq=False):
         self.deadline_s = deadline_s
 
     def was_due(self, due_s: float) -> None:
-        """It waits since then for results that are being saved."""
+        """Records since when it has waited for results that are being saved."""
         self.due_s = due_s
 
     def drop_body(self) -> None:
-        """A long body does not wait here for the answer."""
+        """Drops a long body, so that it is not kept while the answer is awaited."""
         self.body = b""
 
     def follow(self, alarm: Alarm) -> None:
-        """Ends when `alarm` rings, until it is written."""
+        """Sets the alarm that ends the exchange before it is written."""
         self.alarm = alarm
 
     def again(self, repeat: Repeat) -> None:
-        """The request is sent once more; a second write needs a second grant."""
+        """Resets the exchange to send its request once more, which needs a second grant."""
         self.may_repeat = self.is_kept = False
         self.failed, self.doubted = repeat.error, repeat.body
         self.failed_sent_s = self.sent_s or 0.0
@@ -181,23 +181,23 @@ class Exchange(msgspec.Struct, eq=False):
         self.held_up_s = 0.0
 
     def connecting(self) -> None:
-        """A connection is to be made."""
+        """Enters the phase in which a connection is made."""
         self._enter("connect", self.timing.now_s() + self.timing.timeouts.connect_s)
 
     def may_leave(self) -> bool:
-        """True if it holds its grant, or there is one to be had without waiting."""
+        """Takes the grant if it is available without waiting; whether the exchange holds it."""
         if self.grant is None:
             self.grant = self.acquire_now()
         return self.grant is not None
 
     async def wait_for_grant(self) -> None:
-        """Returns once it holds its grant."""
+        """Waits until the exchange holds its grant."""
         if not self.may_leave():
             self.waiting()
             self.grant = await self.acquire()
 
     def leave(self, alarm: Alarm, *, is_kept: bool) -> None:
-        """Stamps it: it is written now, and `alarm` ends it from here on.
+        """Stamps the request, which is written now; from here on `alarm` ends the exchange.
 
         is_kept: the connection has carried others. Raises CallError if it must not be written.
         """
@@ -215,36 +215,36 @@ class Exchange(msgspec.Struct, eq=False):
         alarm.ring_at(until_s)
 
     def headers_came(self) -> None:
-        """The first byte of the answer is here."""
+        """Records the arrival of the answer's first byte."""
         self.first_byte_s = self.timing.now_s()
         if self.phase == "first_byte" and self.sent_s is not None:
             attempt_s = self.timing.timeouts.attempt_s
             self._enter("attempt", self.sent_s + attempt_s + self.held_up_s)
 
     def waiting(self) -> None:
-        """From here on, nothing but the row's deadline counts."""
+        """Enters the phase in which only the row's deadline counts."""
         self._enter("row", math.inf)
 
     def pause(self) -> None:
-        """Redline itself does not read on; the time until `resume` is not the server's."""
+        """Stops the clock: redline itself pauses reading until `resume`."""
         self.paused = (self.phase, self.timing.now_s())
         self.waiting()
 
     def resume(self) -> None:
-        """The clock continues where `pause` stopped it."""
+        """Restarts the clock where `pause` stopped it."""
         assert self.paused is not None
         assert self.sent_s is not None
         phase, since_s = self.paused
         self.held_up_s += self.timing.now_s() - since_s
         if phase == "first_byte" and self.first_byte_s is not None:
-            # What TLS had read before the pause has come since.
+            # Bytes that TLS had read before the pause have arrived since.
             phase = "attempt"
         if phase != "row":
             allowed_s = getattr(self.timing.timeouts, f"{phase}_s")
             self._enter(phase, self.sent_s + allowed_s + self.held_up_s)
 
     def timed_out(self, hint: str = "") -> TimedOut:
-        """The error of the phase whose clock ran out. hint: for all but the row's own."""
+        """Returns the error of the phase that ran out of time. hint: unused in phase `row`."""
         if self.phase == "row":
             return TimedOut("row")
         return TimedOut(self.phase, getattr(self.timing.timeouts, f"{self.phase}_s"), hint=hint)
@@ -259,10 +259,10 @@ class Exchange(msgspec.Struct, eq=False):
 
 
 def answer_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Headers by their names in lower case; repeated ones are joined by commas.
+    """Returns headers by their lower-case names; repeated ones are joined by commas.
 
-    Each call of a run makes them, so all of them are decoded in one go, and the names, which most
-    answers have alike, are looked up.
+    This runs for each call, so all values are decoded in one go, and the names, which most answers
+    have in common, are cached.
     """
     if not pairs:
         return {}
@@ -279,6 +279,6 @@ def answer_headers(pairs: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
 
 @lru_cache(maxsize=_MOST_LAYOUTS)
 def _names(raw: tuple[bytes, ...]) -> tuple[str, ...] | None:
-    """The names in lower case; None if one of them occurs twice."""
+    """Returns the names in lower case; None if one of them occurs twice."""
     names = tuple(name.decode("latin-1").lower() for name in raw)
     return names if len(set(names)) == len(names) else None

@@ -1,4 +1,4 @@
-"""How an answer's body is compressed, and the errors of one that is not as it should be."""
+"""The compression of an answer's body, and the errors of an invalid one."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PLAIN = ("", "identity")
 
 
 def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
-    """What undoes the compression that an answer's headers state; None if there is none.
+    """Returns a decompressor for the coding that an answer's headers state; None if there is none.
 
-    Raises BadReply for one that redline did not ask for.
+    Raises BadReply for a coding that redline did not ask for.
     """
-    # Looked up and not searched for: most answers have neither.
+    # Two lookups: most answers have neither header.
     if "transfer-encoding" in headers:
         coding = headers["transfer-encoding"]
         if coding.strip().lower() != "chunked":
@@ -34,12 +34,12 @@ def inflate_for(headers: Mapping[str, str]) -> Inflate | None:
 
 
 def cut_short() -> BadReply:
-    """The error of a body that ends before its compressed data does."""
+    """Returns the error of a body that ends before its compressed data does."""
     return BadReply("the compressed answer is cut short")
 
 
 def damaged(error: ValueError) -> BadReply:
-    """The error of a body whose compressed data is not as it should be."""
+    """Returns the error of a body with invalid compressed data."""
     return BadReply(f"the answer's compression is broken: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Keep-alive connections to one endpoint, made when wanted and kept while they are good."""
+"""Keep-alive connections to one endpoint, made on demand and kept while they are usable."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from redline.calls.wire.proxy import no_connection
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.reuse import Reuse
 
-# Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). One that was closed meanwhile
-# costs a reconnect and no attempt, so this only bounds idle sockets.
+# Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). A closed one costs a reconnect
+# and no attempt, so this only bounds the number of idle sockets.
 KEEP_ALIVE_S = 60.0
 # The pool is swept once in each of these parts of that time.
 _PARTS = 2
-# By then the event loop has read what a socket held.
+# Within this time the event loop has read what a socket held.
 _READ_S = 0.1
 
 
 class Pool:
     """The connections to an endpoint's host.
 
-    dialer: makes them. intake: what bounds their answers. reuse: whether a connection may carry
-    more than one request. deadlines: the clocks of their exchanges. most_bytes: of one answer.
-    sweeps: how often the idle ones were looked through, by which it is counted how long each is.
+    dialer: makes them. intake: bounds the memory of their answers. reuse: decides whether a
+    connection may carry more than one request. deadlines: the clocks of their exchanges.
+    most_bytes: the bound of one answer. sweeps: the number of sweeps for old idle connections, by
+    which idle time is counted.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class Pool:
         self._most_bytes = most_bytes
         self._dialer = dialer
         self._deadlines = deadlines
-        # Since which sweep; the last one in goes out first.
+        # The sweep since which each is idle; the last one in goes out first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
         self._intake = intake
@@ -51,19 +52,19 @@ class Pool:
         self._is_closed = False
 
     def take_now(self, exchange: Exchange) -> Connection | None:
-        """A connection that is up for an exchange that has its grant, or gets it without waiting.
+        """Takes an idle connection for an exchange that has its grant, or gets it at once.
 
-        None if there is none, or if something else has to be waited for.
+        None if there is no such connection, or if the exchange has to wait for anything.
         """
         if not self._idle or not self._reuse.is_allowed or self._intake.is_full:
             return None
-        # The grant first: a connection that is taken and put back is in use for nothing.
+        # The grant first, so that no connection is taken and put back in vain.
         if exchange.failed is None and exchange.may_leave():
             return self._idle.popitem()[0]
         return None
 
     def take(self) -> tuple[Connection, int] | None:
-        """A connection that is up and not in use, and the sweep since which it was not.
+        """Takes an idle connection; returns it and the sweep since which it is idle.
 
         None if there is none.
         """
@@ -75,9 +76,9 @@ class Pool:
         return None
 
     def give_back(self, connection: Connection, since: int | None = None) -> None:
-        """The connection's exchange is over.
+        """Takes back a connection whose exchange is over, and keeps or closes it.
 
-        since: for one that nothing was written on, which has been idle all the time.
+        since: the sweep since which it is idle, if nothing was written on it; otherwise None.
         """
         if since is None:
             since = self.sweeps
@@ -95,7 +96,7 @@ class Pool:
             connection.close()
 
     async def connect(self) -> Connection:
-        """A new connection. Raises as Dialer.connect, and Disconnected after `close`."""
+        """Opens a connection. Raises what Dialer.connect does, and Disconnected after `close`."""
         if not self._is_closed:
             connection = await self._dialer.connect(self._new)
             if not self._is_closed:
@@ -106,7 +107,7 @@ class Pool:
         raise no_connection("it is closed here", hint="")
 
     def close(self) -> None:
-        """Closes every connection, and makes no other."""
+        """Closes every connection for good; `connect` then raises Disconnected."""
         self._is_closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -130,11 +131,11 @@ class Pool:
         self._sweeper = loop.call_later(KEEP_ALIVE_S / _PARTS, self._sweep)
 
     def _is_old(self, since: int) -> bool:
-        # The first of the sweeps may have come at once.
+        # The first sweep may have come right after it became idle.
         return self.sweeps - since > _PARTS
 
     def _sweep(self) -> None:
-        """Closes the connections that have been idle for KEEP_ALIVE_S at least."""
+        """Closes the connections that have been idle for at least KEEP_ALIVE_S."""
         self._sweeper = None
         self.sweeps += 1
         for connection, since in list(self._idle.items()):

@@ -1,7 +1,7 @@
-"""HTTP proxies: their addresses, CONNECT, and what their refusals mean.
+"""HTTP proxies: their addresses, CONNECT, and the meaning of their refusals.
 
-An https endpoint is reached through a tunnel, which the proxy opens in answer to CONNECT. For a
-plain http endpoint each request names its whole URL (RFC 9112, 3.2.2 and 3.2.3).
+An https endpoint is reached through a tunnel, which the proxy opens on CONNECT. For a plain http
+endpoint, each request names its whole URL (RFC 9112, 3.2.2 and 3.2.3).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from redline.errors import CallError, Disconnected, Refused
 # squid's own bound (reply_header_max_size).
 _MOST_HEAD_BYTES = 64 * 1024
 _MOST_REASON = 100
-# A scheme of authentication, and none of its parameters (RFC 9110, 11.6.1).
+# An authentication scheme, without its parameters (RFC 9110, 11.6.1).
 _SCHEME = re.compile(r"(?:^|,)\s*([A-Za-z][A-Za-z0-9-]*)(?=\s|,|$)")
 _QUOTED = re.compile(r'"[^"]*"')
-# What names a proxy.
+# The settings that name a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
 CHECK = f"check the proxy's address in {SETTINGS}"
 
@@ -48,12 +48,12 @@ class Proxy(msgspec.Struct, frozen=True):
 
     @property
     def has_credentials(self) -> bool:
-        """Whether credentials are sent to it."""
+        """Whether credentials are sent to the proxy."""
         return "proxy-authorization" in map(str.lower, self.headers)
 
 
 def server_of(url: str) -> Server:
-    """The server of an http:// or https:// URL. Raises UnicodeError for an impossible name."""
+    """Returns the server of an http:// or https:// URL. Raises UnicodeError for a bad name."""
     parts = urlsplit(url)
     is_tls = parts.scheme == "https"
     host = parts.hostname or ""
@@ -61,17 +61,17 @@ def server_of(url: str) -> Server:
 
 
 def ascii_name(host: str) -> str:
-    """The host's name, with or without a port, as DNS and HTTP have it: `xn--...`."""
+    """Returns a host name, with or without a port, in ASCII for DNS and HTTP: `xn--...`."""
     return host if host.isascii() else host.encode("idna").decode()
 
 
 def is_for_proxy(name: str) -> bool:
-    """A header of this name is for the proxy, and not for the server behind it."""
+    """Whether a header of this name is for the proxy and not for the server behind it."""
     return name.lower().startswith("proxy-")
 
 
 def proxy_at(url: str, headers: Mapping[str, str]) -> Proxy:
-    """The proxy at `url`. headers: the endpoint's; those named `Proxy-...` are for the proxy."""
+    """Returns the proxy at `url`. headers: the endpoint's; `Proxy-...` ones go to the proxy."""
     own = {name: value for name, value in headers.items() if is_for_proxy(name)}
     user, colon, password = urlsplit(url).netloc.rpartition("@")[0].partition(":")
     if (user or colon) and "proxy-authorization" not in map(str.lower, own):
@@ -81,10 +81,10 @@ def proxy_at(url: str, headers: Mapping[str, str]) -> Proxy:
 
 
 class Connect(asyncio.Protocol):
-    """Asks a proxy for a tunnel to `target`.
+    """A protocol that asks a proxy for a tunnel to `target`.
 
-    The tunnel begins directly behind the head of a 2xx (RFC 9110, 9.3.6), and in TLS the client
-    speaks first. So bytes that follow the head are an error.
+    The tunnel begins directly after the head of a 2xx (RFC 9110, 9.3.6), and in TLS the client
+    sends first. So bytes that follow the head are an error.
     """
 
     def __init__(self, proxy: Proxy, target: Server) -> None:
@@ -95,12 +95,12 @@ class Connect(asyncio.Protocol):
         self._answered = asyncio.get_running_loop().create_future()
         self._size = 0
         self._reason = b""
-        self._offers = ""  # how one may authenticate
+        self._offers = ""  # the values of Proxy-Authenticate
         self._status = 0
         self._has_more = False
 
     async def open(self, transport: asyncio.Transport) -> None:
-        """Returns when the tunnel is open. Raises Disconnected, or Refused for 401 and 407."""
+        """Opens the tunnel. Raises Disconnected, or Refused for 401 and 407."""
         lines = [f"CONNECT {self._target} HTTP/1.1", f"Host: {self._target}"]
         headers = {"User-Agent": f"redline/{__version__}", **self._proxy.headers}
         lines += [f"{name}: {value}" for name, value in headers.items()]
@@ -173,12 +173,12 @@ class Connect(asyncio.Protocol):
 
 
 def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -> CallError:
-    """The error of a proxy's answer to CONNECT other than 2xx. said: its status line.
+    """Returns the error of a proxy's answer to CONNECT other than 2xx.
 
-    offers: see `unauthorized`.
+    said: its status and reason. offers: see `unauthorized`.
     """
     if status in (401, 407):
-        # 401 is tinyproxy's for a wrong password.
+        # tinyproxy answers a wrong password with 401.
         return unauthorized(status, offers, proxy)
     around = f"or reach the endpoint without a proxy: NO_PROXY={target.host}"
     if status == 403:
@@ -191,7 +191,7 @@ def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -
 
 
 def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
-    """The error of a proxy's 407. offers: its Proxy-Authenticate, the schemes with parameters."""
+    """Returns the error of a proxy's 401 or 407. offers: the values of its Proxy-Authenticate."""
     schemes = _SCHEME.findall(_QUOTED.sub("", offers))
     if schemes and "basic" not in map(str.lower, schemes):
         what = f"asks for {' or '.join(schemes)[:_MOST_REASON]}"
@@ -206,7 +206,7 @@ def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:
 
 
 def no_connection(text: str, hint: str) -> Disconnected:
-    """The error of a connection that did not come about: nothing was sent to the server."""
+    """Returns the error of a connection that was not made: the server received nothing."""
     error = Disconnected(f"no connection: {text}", hint=hint)
     error.was_sent = False
     return error

@@ -1,21 +1,20 @@
-"""Bytes of long answers that calls hold at once; when they are many, few read on.
+"""The memory of long answers that calls hold at once; when it is full, few answers are read.
 
   an answer     counts with                   until
-  being read    what of its body has come     its exchange is over
+  being read    the bytes read of its body    its exchange is over
   whole         its body and its output       the caller releases it (Call.held)
 
   state    from         meaning
   open     192 MiB down  everything is read
-  full     256 MiB up    no request is sent, and nothing is read but the answers that were the first
-                         to become long: as many as 128 MiB have room for at their largest, and one
-                         at least
+  full     256 MiB up    no request is sent, and only the answers that were the first to become long
+                         are read: as many as 128 MiB hold at their largest size, and at least one
 
-While it is full, whole answers are first waited for if they leave no room. So all long answers
-together hold at most 384 MiB, or 256 MiB and one answer of the largest size if that is more; and
-what one read brings (256 KB), for each connection that begins to send when it is full.
+While it is full, reading waits for whole answers to be released if they leave no room. So all long
+answers together hold at most 384 MiB, or 256 MiB and one answer of the largest size if that is
+more; and one read (256 KB) for each connection that begins to send when it is full.
 
-It opens again, whatever happens. What reads on ends, or its clock runs out. A caller
-that has a whole answer needs no other one to release it.
+It always opens again: an answer that is still read ends, or its clock runs out, and a caller that
+has a whole answer needs no other one to release it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from collections.abc import Collection
 from itertools import chain, islice
 from typing import Protocol
 
-# Shorter bodies are not counted, so that most answers pass by here without a call.
+# Shorter bodies are not counted, so that most answers need no call here.
 LONG_BYTES = 64 * 1024
 FULL_BYTES = 256 * 1024 * 1024
 _OPEN_BYTES = FULL_BYTES * 3 // 4
@@ -34,19 +33,19 @@ _FIRST_BYTES = 128 * 1024 * 1024
 
 
 class Reader(Protocol):
-    """What reads an answer."""
+    """A reader of an answer."""
 
     def pause(self) -> None:
-        """Reads nothing until `resume`; its clock stops. Does nothing if nothing is read."""
+        """Stops reading, and the reader's clock, until `resume`. Does nothing if it is idle."""
 
     def resume(self) -> None:
-        """Reads on, if it was paused."""
+        """Resumes reading, if it was paused."""
 
 
 class ReplyMemory:
-    """is_full: wait for `room` before a request is sent.
+    """The bound on long answers, by the table above. is_full: await `room` before sending.
 
-    most_bytes: of one answer.
+    most_bytes: the largest answer.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -54,25 +53,25 @@ class ReplyMemory:
         self.most_bytes = most_bytes
         self._readers: list[Collection[Reader]] = []
         self._at_once = max(1, _FIRST_BYTES // most_bytes)
-        # What has come of each long answer; the first to become long comes first.
+        # The bytes read of each long answer; the first to become long comes first.
         self._sizes: dict[Reader, int] = {}
         self._read_bytes = 0
         self._whole_bytes = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def follow(self, readers: Collection[Reader]) -> None:
-        """These may have an answer coming at a time, the short ones as well.
+        """Adds all readers of one endpoint, those of short answers as well.
 
-        They are all of an endpoint; several endpoints may share the memory.
+        Several endpoints may share the memory.
         """
         self._readers.append(readers)
 
     def forget(self, readers: Collection[Reader]) -> None:
-        """These are closed."""
+        """Removes readers that are closed."""
         self._readers = [kept for kept in self._readers if kept is not readers]
 
     def read(self, reader: Reader, size_bytes: int) -> None:
-        """So much of a long answer has come."""
+        """Records the bytes read so far of a long answer; pauses the reader if it must wait."""
         self._read_bytes += size_bytes - self._sizes.get(reader, 0)
         self._sizes[reader] = size_bytes
         if not self.is_full:
@@ -81,30 +80,30 @@ class ReplyMemory:
             reader.pause()
 
     def leave(self, reader: Reader) -> None:
-        """Its exchange is over."""
+        """Removes the answer of a reader whose exchange is over."""
         self._read_bytes -= self._sizes.pop(reader, 0)
         self._look()
 
     def hold(self, size_bytes: int) -> Held:
-        """A whole answer counts until it is released."""
+        """Counts a whole answer until the result is released."""
         self._whole_bytes += size_bytes
         self._fill()
         return Held(self, size_bytes)
 
     def drop(self, size_bytes: int) -> None:
-        """A whole answer is not held any more."""
+        """Removes a whole answer that is no longer held."""
         self._whole_bytes -= size_bytes
         self._look()
 
     async def room(self) -> None:
-        """Returns once a request may be sent."""
+        """Waits until a request may be sent."""
         while self.is_full:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(waiter)
             await waiter
 
     def _first(self) -> list[Reader]:
-        """The readers that continue while it is full."""
+        """Returns the readers that continue while the memory is full."""
         first = list(islice(self._sizes, self._at_once))
         others_bytes = self._read_bytes - sum([self._sizes[reader] for reader in first])
         has_room = others_bytes + self._whole_bytes <= FULL_BYTES
@@ -114,7 +113,7 @@ class ReplyMemory:
         return {*chain.from_iterable(self._readers), *self._sizes}
 
     def _fill(self) -> None:
-        """Full, if it is that by now."""
+        """Marks the memory full, if it is by now, and pauses the other readers."""
         if self.is_full or self._read_bytes + self._whole_bytes < FULL_BYTES:
             return
         self.is_full = True
@@ -123,7 +122,7 @@ class ReplyMemory:
             reader.pause()
 
     def _look(self) -> None:
-        """Something was released: the memory opens, or other answers are now the first."""
+        """Opens the memory after a release, or resumes the answers that are now the first."""
         if not self.is_full:
             return
         if self._read_bytes + self._whole_bytes >= _OPEN_BYTES:
@@ -140,7 +139,7 @@ class ReplyMemory:
 
 
 class Held:
-    """What a whole answer takes of an intake."""
+    """A whole answer's share of the memory."""
 
     __slots__ = ("_intake", "_size_bytes")
 
@@ -149,6 +148,6 @@ class Held:
         self._size_bytes = size_bytes
 
     def release(self) -> None:
-        """The answer is released. May be called again."""
+        """Releases the answer; further calls do nothing."""
         size_bytes, self._size_bytes = self._size_bytes, 0
         self._intake.drop(size_bytes)

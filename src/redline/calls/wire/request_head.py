@@ -1,4 +1,4 @@
-"""The head of a request as it is written: its first line and its headers."""
+"""The head of a request on the wire: its first line and its headers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from redline._version import __version__
 from redline.errors import BadRow
 
-# A header's name (RFC 9110, 5.6.2), and what its value must not hold: a line break, a NUL, half of
-# a surrogate pair.
+# A header's name (RFC 9110, 5.6.2), and what its value must not contain: a line break, a NUL, half
+# of a surrogate pair.
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _UNSENDABLE = re.compile("[\r\n\0\ud800-\udfff]")
-# Headers that say how a message is framed, which redline does itself.
+# Headers that frame a message, which redline writes itself.
 _FRAMING = frozenset(
     ("connection", "content-length", "expect", "te", "trailer", "transfer-encoding", "upgrade")
 )
@@ -20,15 +20,15 @@ FRAMING_HINT = "redline frames requests itself: leave the header out"
 
 
 def is_framing(name: str) -> bool:
-    """A header of this name says how the message is framed."""
+    """Whether a header of this name frames the message."""
     return name.lower() in _FRAMING
 
 
 def request_head(method: str, target: str, host: str, headers: Mapping[str, str]) -> bytes:
-    """The head of a request, without its length and its last line break.
+    """Returns the head of a request, without its length and its last line break.
 
-    headers: replace redline's own; of those that differ in case alone, the last one counts.
-    Raises BadRow for what no head can carry.
+    headers: replace redline's own; of names that differ only in case, the last one counts. Raises
+    BadRow for an invalid method or header, and for a header that frames the message.
     """
     if not method.isascii() or not method.isalpha() or method == "CONNECT":
         raise BadRow(f"the request cannot be sent: not a method: {method}", hint="GET or POST")

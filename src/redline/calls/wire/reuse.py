@@ -1,9 +1,9 @@
 """Whether kept connections may carry another request, and which of their answers are doubted.
 
 HTTP/1.1 ties an answer to its request by their order alone. The first answer on a connection
-belongs to the first request; a later one may be left over from what was asked before. So what comes
-on a reused connection may say nothing about the request that was written on it, which is then sent
-once more, on a new connection:
+belongs to the first request; a later one may be left over from an earlier request. So what comes on
+a reused connection may have nothing to do with the request that was written on it, which is then
+sent once more, on a new connection:
 
   what comes                                   because
   its end, before any byte of an answer        the server closed it as idle, or is restarting
@@ -27,7 +27,7 @@ from redline.calls.wire.exchange import Answer, Exchange, Repeat
 from redline.errors import BadReply, CallError, Disconnected
 
 _MOST_CREDIT = 8.0
-# All connections may fail at once before the first of them is known to have.
+# All connections may fail at once before the first failure is noticed.
 _MOST_DEBT = 64.0
 _EARNED = 1 / 32
 # Of longer requests and answers, only their length and both ends are kept and compared.
@@ -37,12 +37,12 @@ _ID = b'"id"'
 _GOODBYE = re.compile(rb"\s*HTTP/1\.[01] [45]\d\d ")
 
 
-# What is left of a request or an answer to be compared with another one.
+# The part of a request or an answer that is kept for comparison.
 Trace = bytes | tuple[int, bytes, bytes]
 
 
 def trace_of(body: bytes) -> Trace:
-    """What equals the trace of another body if the bodies are equal, and hardly ever otherwise."""
+    """Returns a value by which bodies are compared: long ones by their length and both ends."""
     size = len(body)
     if size <= WHOLE_BYTES:
         return body
@@ -52,8 +52,8 @@ def trace_of(body: bytes) -> Trace:
 class Kept(Protocol):
     """A connection that may carry another request.
 
-    asked: the request that its answer belongs to, b"" for one without a body. last_asked,
-    last_answer: the request and answer before, the answer None for none.
+    asked: the trace of the current request's body, b"" for none. last_asked, last_answer: those of
+    the previous request and answer; last_answer is None if there was none.
     """
 
     asked: Trace
@@ -62,15 +62,15 @@ class Kept(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """A request may be written: it is up, and nothing has come that waits to be read."""
+        """Whether a request may be written: it is up and has no unread bytes."""
 
     @property
     def unasked(self) -> object:
-        """True if more than the answer may have come; what came will do for it."""
+        """Truthy if more than the answer may have come, such as the bytes themselves."""
 
 
 class Reuse:
-    """What the connections to one endpoint have taught about using them again."""
+    """The decision whether to reuse connections to one endpoint, learned from their answers."""
 
     def __init__(self) -> None:
         self._credit = _MOST_CREDIT
@@ -79,7 +79,7 @@ class Reuse:
         self.is_allowed = True
 
     def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
-        """Raises Repeat if the whole answer may be another request's. To be asked once for each."""
+        """Raises Repeat if the whole answer may be another request's. Call it once per answer."""
         body = answer.body
         is_kept = exchange.is_kept and exchange.may_repeat
         if answer.status == 200:
@@ -89,7 +89,7 @@ class Reuse:
                     self._compare(connection, body)
                 connection.last_asked, connection.last_answer = connection.asked, found
             if exchange.failed is not None and exchange.doubted and exchange.doubted == body:
-                # So answers to different requests have one id here.
+                # The server gives answers to different requests one id.
                 self._repeats_itself = True
         elif is_kept:
             self._check_refusal(answer, connection)
@@ -100,8 +100,8 @@ class Reuse:
             self.answered()
 
     def _compare(self, connection: Kept, body: bytes) -> None:
-        """Raises Repeat for the answer before, if it answers another request and has an id."""
-        # Without ids, such as those of a classifier, equal answers are nothing odd.
+        """Raises Repeat if the previous answer, to another request, came again with its id."""
+        # Answers without ids, such as a classifier's, are often equal.
         if connection.last_asked != connection.asked and _ID in body:
             raise self._doubted("the previous answer came again", body)
 
@@ -112,13 +112,13 @@ class Reuse:
             raise self._doubted(f"HTTP {status} on a reused connection", b"")
 
     def answered(self) -> None:
-        """An exchange has its own answer."""
+        """Adds credit for an exchange that got its own answer."""
         self._set(min(self._credit + _EARNED, _MOST_CREDIT))
 
     def check(self, error: CallError, exchange: Exchange, *, has_head: bool) -> None:
-        """Raises Repeat if what ended the exchange may have nothing to do with its request.
+        """Raises Repeat if the error of an exchange may have nothing to do with its request.
 
-        has_head: the headers of an answer have come.
+        has_head: the headers of an answer have arrived.
         """
         if not (exchange.may_repeat and exchange.is_kept) or has_head:
             return
@@ -128,7 +128,7 @@ class Reuse:
             raise Repeat(error) from error
 
     def unasked(self, data: bytes) -> None:
-        """A connection on which no request was open has sent this."""
+        """Records bytes that came on a connection without an open request."""
         if not _GOODBYE.match(data):
             self._set(-math.inf)
 
@@ -145,5 +145,5 @@ class Reuse:
 
 
 def _is_last(answer: Answer, connection: Kept) -> bool:
-    """The server ends the connection with the answer."""
+    """Whether the server ends the connection with the answer."""
     return "close" in answer.headers.get("connection", "").lower() or not connection.is_open

@@ -1,7 +1,7 @@
-"""HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, straight or through a proxy.
+"""HTTP/1.1 to one endpoint over keep-alive connections: TCP or TLS, directly or through a proxy.
 
-An exchange has a connection, then its grant; then it waits in the outbox for the end of the turn of
-the event loop. There all requests that are due are stamped and written, after one flush of what
+An exchange gets a connection, then its grant; then it waits in the outbox for the end of the turn
+of the event loop. There all requests that are due are stamped and written, after one flush of what
 must be written before them.
 """
 
@@ -35,20 +35,20 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
-# Requests of one turn leave sooner than this after the last of them was due, unless a disk is slow.
+# Requests leave sooner than this after the last of their turn was due, unless a disk is slow.
 _LONG_S = 0.005
-# Rows may name paths of their own; those of a run are few.
+# Rows may name paths of their own; a run has few different ones.
 _MOST_HEADS = 256
-# The lengths of most bodies differ by little.
+# The lengths of most bodies differ little.
 _MOST_ENDS = 4096
 _WITH_BODY = frozenset(("POST", "PUT", "PATCH"))
 
 
 class Outbox:
-    """Requests that are due in one turn of the event loop, which leave together.
+    """The requests that are due in one turn of the event loop, which leave together.
 
-    before_write: called once before they are stamped and written. If results are saved for long
-    meanwhile, exchanges learn since when they have waited for that.
+    before_write: called once before they are stamped and written. If it takes long to save results,
+    the exchanges record since when they have waited for that.
     """
 
     def __init__(self, before_write: Callable[[], None], clock: Clock = SYSTEM) -> None:
@@ -58,7 +58,7 @@ class Outbox:
         self._due_s = 0.0  # when the last of them was due
 
     def add(self, connection: Connection) -> None:
-        """The request of the connection's exchange is due."""
+        """Adds a connection whose request is due."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._leave)
         self._due.append(connection)
@@ -83,20 +83,20 @@ class Outbox:
             for each in due:
                 each.refuse(error)
         except BaseException as error:
-            # A signal has raised it in what blocks the event loop. It is for the task whose turn
-            # it was; the others are due in the next turn, unless they are cancelled before.
+            # A signal handler raised it while the event loop was blocked. The task whose turn it
+            # was gets it; the others are due in the next turn, unless they are cancelled before.
             connection.refuse(error)
             for each in due[due.index(connection) + 1 :]:
                 self.add(each)
 
 
 class Transport:
-    """Keep-alive connections to one endpoint; as many as there are exchanges at once.
+    """Exchanges with one endpoint over keep-alive connections, one for each concurrent exchange.
 
-    proxy: its URL, None for none. intake: what bounds the answers. on_handshake: called with the
-    seconds that a connection took, of some of them. before_write: called before requests are
-    stamped and written; outbox: in its place, where the requests wait for that.
-    Raises ConfigError for a proxy that cannot be used.
+    proxy: its URL, None for none. intake: bounds the memory of answers. on_handshake: called with
+    the seconds that a connection took, for some connections. before_write: called before requests
+    are stamped and written; unused with an outbox, which has its own. Raises ConfigError for a
+    proxy that cannot be used.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Transport:
         self._connect_hint = "" if proxy is None else f"through the proxy {proxy.server}: {CHECK}"
         self.intake = intake or ReplyMemory(endpoint.max_reply_bytes)
         self._headers = _default_headers(endpoint)
-        # The heads of requests without headers of their own, but for the length of the body.
+        # The heads of requests without headers of their own, except for the body's length.
         self._heads: dict[tuple[str, str], bytes] = {}
         self._outbox = outbox or Outbox(before_write, clock)
         self._reuse = Reuse()
@@ -131,9 +131,10 @@ class Transport:
         )
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
-        """The head of a request: its first line and its headers.
+        """Returns the head of a request: its first line and its headers.
 
-        headers: go before the endpoint's own. Raises BadRow for what no head can carry.
+        headers: take precedence over the endpoint's own. body: None for none. Raises BadRow for an
+        invalid method, path or header.
         """
         head = None if headers else self._heads.get((method, path))
         if head is None:
@@ -148,11 +149,11 @@ class Transport:
         take: Callable[[bytes], Awaitable[None]] | None = None,
         kind: str = EVENTS,
     ) -> Answer:
-        """The whole answer to the request that `exchange` carries.
+        """Sends the request of `exchange` and returns the whole answer.
 
-        take: gets what is of this kind as it comes, awaited. The answer's body is then empty; an
-        answer of another type or status is read whole. Raises CallError, and Repeat if the exchange
-        may.
+        take: awaited with the parts of the body of a 200 of media type `kind`, as they arrive; the
+        answer's body is then empty. Any other answer is read whole. Raises CallError, and Repeat if
+        the exchange allows it.
         """
         stale = 0
         while stale < _MOST_STALE:
@@ -180,17 +181,17 @@ class Transport:
         raise no_connection("the server closes its connections at once", hint="")
 
     def check(self, answer: Answer) -> None:
-        """Raises Refused if the answer is the proxy's, which wants a user and a password."""
+        """Raises Refused if the answer is a 407 of the proxy, which wants a user and password."""
         if answer.status == 407 and self._forwarder is not None:
             raise unauthorized(407, answer.headers.get("proxy-authenticate", ""), self._forwarder)
 
     async def aclose(self) -> None:
-        """Closes every connection. What is asked, or still to be asked, ends with Disconnected."""
+        """Closes every connection. Current and later exchanges end with Disconnected."""
         self._pool.close()
         self._deadlines.close()
 
     async def _ready(self, exchange: Exchange) -> Connection:
-        """A connection that is up, for an exchange that has its grant. Raises CallError."""
+        """Waits for a connection and the exchange's grant. Raises CallError."""
         await exchange.get_ready()
         if exchange.deadline_s == math.inf:
             return await self._connected(exchange)
@@ -223,10 +224,10 @@ class Transport:
         return connection
 
     def _end(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
-        """Ends a connection whose exchange has failed. Raises Repeat if that is to follow."""
+        """Ends a connection whose exchange has failed. Raises Repeat to send the request again."""
         has_head = connection.has_head
         if isinstance(error, CallError) and connection.is_done:
-            # The request was not written, or is answered to the end.
+            # The request was not written, or its answer is complete.
             return
         connection.close()
         if isinstance(error, CallError):
@@ -254,7 +255,7 @@ class Transport:
         return head
 
     def _target(self, path: str) -> str:
-        """The path and query of the URL of a request's path. Raises BadRow for no path."""
+        """Returns path and query of the URL of a request's path. Raises BadRow if not a path."""
         try:
             url = self._endpoint.url_of(path).partition("#")[0]
         except ConfigError as error:
@@ -269,12 +270,12 @@ class Transport:
 # Formatting a number costs more than all other work on a head.
 @lru_cache(maxsize=_MOST_ENDS)
 def _end(size: int) -> bytes:
-    """The end of the head of a request whose body has this length."""
+    """Returns the end of the head of a request whose body has this length."""
     return b"Content-Length: %d\r\n\r\n" % size
 
 
 def _default_headers(endpoint: Endpoint) -> dict[str, str]:
-    """What each request to the endpoint says of itself."""
+    """Returns the headers of each request to the endpoint."""
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     if endpoint.api_key:
         headers["Authorization"] = f"Bearer {endpoint.api_key}"
@@ -287,7 +288,7 @@ async def _handed_on(
     take: Callable[[bytes], Awaitable[None]],
     kind: str,
 ) -> bool:
-    """Gives `take` an answer of this kind as it comes; False for any other, which is unread."""
+    """Passes an answer of this kind to `take` as it arrives; False for any other, left unread."""
     await connection.head()
     found = connection.headers.get("content-type") or ""
     if connection.status != 200 or not found.lower().startswith(kind):

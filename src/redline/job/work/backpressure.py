@@ -1,10 +1,10 @@
-"""What a run holds of rows and of lines; while that is too much, it reads no more rows.
+"""The bound on the rows and lines that a run holds; while it is exceeded, no more rows are read.
 
   what                       counts from                    until                  bound
   rows of 64 KiB and more    they are taken from the feed   they have their line   128 MiB
   lines that are not synced  they are taken                 their fsync begins     the journal's
 
-Backpressure: reading stops until rows that were read are done, which lowers the load again.
+Backpressure: reading stops until enough of the rows that were read are done.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from redline.journal import Journal
 from redline.process import Changes
 
-# As they are in the input. What is read of a row takes as much again, and so does its request
-# until the server has read it. 128 rows of 1 MB are in flight at once, and no more.
+# Bytes as in the input. A row's values take as much again, and so does its request until the server
+# has read it. At most 128 rows of 1 MB are in flight at once.
 MOST_ROW_BYTES = 128 * 1024 * 1024
-# Smaller rows are not counted: the 2,000 that 1,000 calls in flight have at hand are 125 MiB.
+# Smaller rows are not counted: 1,000 calls in flight hold 2,000 of them, which are 125 MiB.
 LARGE_ROW_BYTES = 64 * 1024
 
 
 class Backpressure:
-    """Bytes of the large rows at hand, and the lines of `journal`, None for a run without one."""
+    """The bytes of large rows at hand, and the lines of `journal`; None for a run without one."""
 
     def __init__(self, journal: Journal | None = None) -> None:
         self._row_bytes = 0
@@ -29,23 +29,23 @@ class Backpressure:
 
     @property
     def is_full(self) -> bool:
-        """Whether no more rows are to be read for now. May be asked in any thread."""
+        """Whether reading must pause. May be read in any thread."""
         return self.is_behind or self._row_bytes >= MOST_ROW_BYTES
 
     @property
     def is_behind(self) -> bool:
-        """Too much is not durable yet. May be asked in any thread."""
+        """Whether too much is not durable yet. May be read in any thread."""
         return self._journal is not None and self._journal.is_behind
 
     def add(self, row_bytes: int) -> None:
-        """A large row is begun."""
+        """Adds a large row that begins."""
         self._row_bytes += row_bytes
 
     def remove(self, row_bytes: int) -> None:
-        """A large row is done."""
+        """Removes a large row that is done."""
         self._row_bytes -= row_bytes
         self._changes.notify()
 
     async def room(self) -> None:
-        """Returns once more rows may be read."""
+        """Waits until more rows may be read."""
         await self._changes.wait_for(lambda: not self.is_full)

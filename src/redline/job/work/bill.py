@@ -1,4 +1,4 @@
-"""What a run costs: by its budget's own books, or by what the replies say."""
+"""The cost of a run: from its budget's records, or from the usage in replies."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from redline.waist import Reply
 
 
 class Spent(msgspec.Struct, frozen=True, kw_only=True):
-    """The spending so far, and what is allowed; None for what is unknown.
+    """The spending so far, and the allowance; None for unknown amounts.
 
-    picodollars and tokens: with a budget of that kind, what counts against it, from all runs of
-    the output; otherwise picodollars are this run's, by its replies. here: picodollars of this run.
+    picodollars, tokens: with a budget of that kind, the amount that counts against it, from all
+    runs of the output; otherwise picodollars are this run's, by its replies. here: picodollars of
+    this run.
     """
 
     allowance: Allowance
@@ -32,14 +33,14 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.picodollars is None else self.picodollars / DOLLAR
 
     def expected(self, rows_done: int, rows_left: int | None) -> int | None:
-        """Picodollars at the end, if the rows that are left cost what those of this run did."""
+        """Returns picodollars at the end, if further rows cost as much as those of this run."""
         if self.picodollars is None or self.here is None or rows_left is None or not rows_done:
             return None
         return self.picodollars + self.here * rows_left // rows_done
 
     @property
     def text(self) -> str:
-        """`$0.42 of $5.00`, `$0.42`, `1,234 of 2,000 tokens`, both, or nothing."""
+        """The text: `$0.42 of $5.00`, `$0.42`, `1,234 of 2,000 tokens`, both, or empty."""
         parts = []
         if self.picodollars is not None:
             parts.append(dollars_text(self.picodollars) + _of(self.allowance.picodollars))
@@ -49,24 +50,24 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bill:
-    """The bill of one run. spending: that of its budget, None without one."""
+    """The bill of one run. spending: the budget's, None without a budget."""
 
     def __init__(self, job: Job, spending: Spending | None) -> None:
         self._prices = job.price_table()
         self._model = job.prompting.model
         self._spending = spending
         self._allowance = job.allowance or Allowance()
-        # What earlier runs have spent.
+        # Picodollars that earlier runs have spent.
         self._before = 0 if spending is None else spending.spent.picodollars
         self._by_replies = 0
         self._replies = 0
-        # One reply without a price or a usage, and the total cost is unknown. An embedded
+        # False once a reply has no price or no usage: the total cost is then unknown. An embedded
         # server is free, and a function of the user's own has no tokens.
         self._is_known = job.call is None and job.embedded is None
         self.reads_replies = self._is_known and self._allowance.picodollars is None
 
     def add(self, reply: Reply, endpoint: str = "", *, is_batched: bool = False) -> bool:
-        """A row has its answer, maybe at a batch's price; False once the run's cost is unknown."""
+        """Adds the cost of a reply; False once the run's cost is unknown."""
         prices = self._prices
         price = prices.at(endpoint, reply.model) or prices.at(endpoint, self._model)
         usage = read_usage(reply.usage, has_output=False)
@@ -79,7 +80,7 @@ class Bill:
         return self._is_known
 
     def read(self) -> Spent:
-        """Its current state."""
+        """Returns the current spending."""
         allowance, spending = self._allowance, self._spending
         picodollars = here = tokens = None
         if spending is not None and allowance.tokens is not None:

@@ -13,17 +13,17 @@ from redline.errors import Rejected
 from redline.waist import COUNTED
 
 _ENCODER = msgspec.json.Encoder()
-# Between strings that `encode_lines` has written, and in none of them: there, quotes are escaped.
+# Separates strings that `encode_lines` has written; it occurs in none, since they escape quotes.
 _SEAM = b'"\n"'
 
 
 class FixedBody:
-    """The JSON of a body that holds nothing of a row but some columns, in the midst of its strings.
+    """The JSON of a body in which only some columns of the row are inserted, inside its strings.
 
-    make: the body of a row. columns: all that it takes from one. kinds: types of a column's value
-    that the body holds as `str` writes them. others: columns that change the rest of the body.
-    asked: its fields by which answers are counted; None if a column is in one of them.
-    Raises ValueError if `make` does not give such a body.
+    make: makes the body of a row. columns: all that it takes from a row. kinds: types of a column's
+    value that the body contains as `str` writes them. others: columns that change the rest of the
+    body. asked: its fields by which answers are counted; None if a column is in one of them.
+    Raises ValueError if `make` does not return such a body.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class FixedBody:
         self._other = next(iter(self._others)) if len(self._others) == 1 else None
 
     def json(self, row: dict[str, Any]) -> bytes | None:
-        """The body of the row; None if it is more than fixed text and columns."""
+        """Returns the body of the row; None if it is more than fixed text and columns."""
         other = self._other
         if (other in row) if other is not None else not self._others.isdisjoint(row):
             return None
@@ -71,6 +71,6 @@ class FixedBody:
                 return None
             texts = _ENCODER.encode_lines(list(map(str, values)))
         except ValueError:
-            # A number of thousands of digits, or a character that has no UTF-8.
+            # A number of thousands of digits, or a character without a UTF-8 form.
             return None
         return self._format % tuple(texts[1:-2].split(_SEAM))

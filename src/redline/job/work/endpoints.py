@@ -13,10 +13,10 @@ from redline.route import Pool
 from redline.timeline import EndpointState, LimitUse
 from redline.waist import Backlog, Health
 
-# Of a large fleet, at most this many endpoints are looked at each time, others the next time.
+# At most this many endpoints of a large fleet are sampled each time, others the next time.
 MOST_LOOKED_AT = 64
 
-# Backends that say what each of their calls waits for.
+# Backends that report what their calls wait for.
 _Watched = HttpBackend | FunctionBackend
 
 
@@ -27,7 +27,7 @@ class _Seen(NamedTuple):
 
 
 class Endpoints:
-    """Reads the endpoints of a run: those of a pool, or the one that its backend is."""
+    """The endpoints of a run: those of a pool, or its only backend."""
 
     def __init__(self, of: Backend) -> None:
         self._of = of
@@ -36,18 +36,18 @@ class Endpoints:
 
     @property
     def queued(self) -> int:
-        """Calls that wait for any endpoint of a pool."""
+        """The number of calls that wait for any endpoint of a pool."""
         return self._of.queued if isinstance(self._of, Pool) else 0
 
     @property
     def is_full(self) -> bool:
-        """As many calls are in flight as may be at all endpoints of a pool together."""
+        """Whether a pool has as many calls in flight as its endpoints may have together."""
         return isinstance(self._of, Pool) and self._of.is_full
 
     def slots(self, backlogs: Sequence[Backlog]) -> int:
-        """Calls that may be in flight at all endpoints together that are not down; 0 for no bound.
+        """Returns the most calls in flight at all endpoints that are not down; 0 for no bound.
 
-        backlogs: those of the last look. Of a large fleet they are a sample.
+        backlogs: the latest ones; those of a large fleet are a sample.
         """
         slots = [backlog.slots for backlog in backlogs if not backlog.is_down]
         most = self._of.most if isinstance(self._of, Pool) else None
@@ -59,7 +59,7 @@ class Endpoints:
         return total if most is None else min(total, most)
 
     def backlogs(self, now_s: float) -> tuple[list[Backlog], set[str]]:
-        """Of endpoints that are not out; and the names of the limits that hold calls there."""
+        """Returns the backlogs of endpoints that are not out, and the limits that hold calls."""
         of = self._of
         if not isinstance(of, Pool | _Watched):
             return [_backlog_by_load(of, now_s)], set()
@@ -74,18 +74,18 @@ class Endpoints:
         return backlogs, names
 
     def uses(self, now_s: float) -> Iterator[LimitUse]:
-        """The limits of the endpoints, as they are used."""
+        """Yields the use of each limit of the endpoints."""
         for seen in self._seen():
             for kind, rate, used in seen.backend.limiter.used(now_s):
                 name = limit_text(kind, rate) + seen.name
                 yield LimitUse(name, 0, used, rate.count, rate.window_s)
 
     def parked_s(self, now_s: float) -> float:
-        """Seconds until an endpoint may be asked again, if all asked to wait; 0 otherwise."""
+        """Returns the seconds until an endpoint takes calls, if all asked to wait; 0 otherwise."""
         return max(0.0, self._of.load(now_s).parked_until_s - now_s)
 
     def states(self, now_s: float) -> Iterator[EndpointState]:
-        """Each endpoint of a pool; nothing for a run with one."""
+        """Yields the state of each endpoint of a pool; nothing for a run with one."""
         if isinstance(self._of, Pool):
             for member in self._of.members:
                 load = member.backend.load(now_s)
@@ -117,7 +117,7 @@ class Endpoints:
 
 
 def _backlog_by_load(backend: Backend, now_s: float) -> Backlog:
-    """The backlog of a backend that only reports its load."""
+    """Returns the backlog of a backend that only reports its load."""
     load = backend.load(now_s)
     is_lost = load.state is Health.GONE
     is_waiting = load.waiting > 0 and (not load.slots or load.in_flight < load.slots)

@@ -1,4 +1,4 @@
-"""Rows for the workers: read ahead by one batch in a thread, those already done left out."""
+"""Rows for the workers: read ahead by one batch in a thread, without those already done."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from redline.journal import Identifier, MessageKeys, marks_of
 from redline.process import DaemonThreads
 from redline.sources import AsyncRows, Row, Source
 
-# A thread reading past rows that are done comes back this often, so that progress is seen.
+# A thread that reads past rows already done returns after this many, so that progress is shown.
 _MOST_SKIPPED = 20_000
 _LOW_ROWS = 128
 _MOST_LOW_ROWS = 1024
-# After this much, no further batch is read in one go: one of large rows has more by itself.
+# After this much, no further batch is read in one go; a batch of large rows may have more.
 _ENOUGH_BYTES = 768 * 1024
-# And after this much not even the end, all bytes of the file having been read.
+# After this much, reading does not even continue to the end if all bytes of the file are read.
 _ENOUGH_AT_END_BYTES = 4 * 1024 * 1024
 _content_of = attrgetter("content")
 
 
 class Picked(msgspec.Struct, gc=False):
-    """A row to do. is_duplicate: its custom_id is an earlier row's. key, mark: see `identity`."""
+    """A row to do. is_duplicate: an earlier row has its custom_id. key, mark: see `identity`."""
 
     row: Row
     key: int
@@ -39,10 +39,10 @@ class Picked(msgspec.Struct, gc=False):
 
 
 class Supply(Protocol):
-    """A source of the rows that workers do.
+    """The source of rows for workers.
 
-    ready: the next rows to do, to be taken from its left; `next` knows what comes after them.
-    rows_read: so far.
+    ready: the next rows to do, to be taken from the left; `next` returns those after them.
+    rows_read: the number of rows read so far.
     """
 
     @property
@@ -52,13 +52,13 @@ class Supply(Protocol):
     def rows_read(self) -> int: ...
 
     async def next(self) -> Picked | None:
-        """The next row to do; None when there is no more, or after `close`."""
+        """Returns the next row to do; None if there are no more, or after `close`."""
 
     def close(self) -> None:
-        """No more rows."""
+        """Ends the rows."""
 
     def leave(self) -> None:
-        """Waits no more for a reading that continues."""
+        """Stops waiting for a read that does not end."""
 
 
 Keys = Sequence[int]
@@ -67,7 +67,7 @@ Marks = Mapping[int, int]
 
 
 class _Batch(msgspec.Struct):
-    """Rows that are read in one go. read, size_bytes: with those that are not to be done."""
+    """Rows that are read in one go. read, size_bytes: of all rows, also those already done."""
 
     picked: list[Picked] = []
     read: int = 0
@@ -76,12 +76,12 @@ class _Batch(msgspec.Struct):
 
 
 class Feed:
-    """Hands out each row that is to be done, once.
+    """The supply of a run: hands out each row that is to be done, once.
 
-    wanted: which rows are to be done, by their places; it gets the keys of some rows, the places of
-    those that are undone, and by place the marks of these. limit: rows after the first N are not
-    read. identifier: distinguishes rows. load: nothing is read while it is full. at_once: how many
-    rows may be taken at the same time. keeps_keys: `keys` is kept.
+    wanted: returns the places of the rows to do, from the keys of some rows, the places of those
+    that are undone, and the marks of these by place. limit: rows after the first N are not read.
+    identifier: distinguishes rows. load: nothing is read while it is full. at_once: how many rows
+    may be taken at the same time. keeps_keys: whether `keys` is kept.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Feed:
         self.limit = limit
         self._identifier = identifier or Identifier()
         self._load = load or Backpressure()
-        # With fewer left than this, more are read.
+        # More rows are read when fewer than this are left.
         self._low_rows = max(_LOW_ROWS, min(at_once, _MOST_LOW_ROWS))
-        # Handed out without a look at how many are left; then the rest, while more are read.
+        # Rows handed out before the next read begins; then the rest, while more are read.
         self.ready: deque[Picked] = deque()
         self._rest: list[Picked] = []
         self._refill: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
-        self._failure: Exception | None = None  # what reading has raised, until it is reported
+        self._failure: Exception | None = None  # raised by reading, until it is reported
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = DaemonThreads(1, "redline-source")
@@ -129,7 +129,7 @@ class Feed:
 
     @property
     def is_starved(self) -> bool:
-        """Workers wait for a row that has not been read yet."""
+        """Whether workers wait for a row that has not been read yet."""
         return len(self._waiting) > 0 and not self._is_end
 
     @property
@@ -139,19 +139,19 @@ class Feed:
 
     @property
     def has_ready(self) -> bool:
-        """Rows are read and not handed out."""
+        """Whether some rows are read and not handed out."""
         return bool(self.ready or self._rest)
 
     def read_fraction(self) -> float | None:
-        """How much of the input is read, 0 to 1; None when unknown."""
+        """Returns the share of the input that is read, 0 to 1; None if unknown."""
         if isinstance(self._source, AsyncRows):
             return None
         return self._source.read_fraction()
 
     async def next(self) -> Picked | None:
-        """The next row to do; None when there is no more, or after `close`.
+        """Returns the next row to do; None if there are no more, or after `close`.
 
-        Raises ConfigError if the input cannot be read on.
+        Raises ConfigError if reading the input fails.
         """
         while not self._is_closed:
             if self._refill is None and not self._is_end and not self.ready:
@@ -170,7 +170,7 @@ class Feed:
         return None
 
     def close(self) -> None:
-        """No more rows; what was read and not handed out is left for the next run."""
+        """Ends the rows; those read and not handed out are left for the next run."""
         if self._is_let_go:
             return
         self._is_let_go = True
@@ -180,12 +180,12 @@ class Feed:
         if self._refill is not None:
             # It may wait for a row that never comes.
             self._refill.cancel()
-        # Also with a reading under way: what it waits for may come in the same turn of the loop,
-        # and the client that it reads with may then lose the cancellation.
+        # Also during a read: what it waits for may come in the same turn of the loop, and the
+        # client that it reads with may then lose the cancellation.
         self._wake_some(len(self._waiting))
 
     async def aclose(self) -> None:
-        """Waits until the reading has ended."""
+        """Closes the feed and waits until reading has ended."""
         self.close()
         if self._refill is not None:
             self._refill.cancel()
@@ -195,32 +195,32 @@ class Feed:
         self._thread.shutdown(wait=False)
 
     def _end_early(self) -> None:
-        """No more rows are handed out."""
+        """Drops the rows not handed out; no more follow."""
         self._is_closed = True
         self.ready.clear()
         self._rest = []
 
     def leave(self) -> None:
-        """`aclose` waits no more for an iterable that ignores its cancellation."""
+        """Makes `aclose` return although an iterable ignores its cancellation."""
         self._left.set()
 
     async def _turn(self) -> None:
-        """Returns when there may be a row for this worker, or none for anybody."""
+        """Waits until there may be a row for this worker, or none for any."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiter)
         try:
             await waiter
         except asyncio.CancelledError:
             if not waiter.cancelled():
-                # Woken and cancelled in the same turn of the loop: the row is another one's.
+                # Woken and cancelled in the same turn of the loop: another worker gets the row.
                 self._wake_some(1)
             raise
 
     def _wake(self, refill: asyncio.Task[None]) -> None:
-        """The reading has gone on, or ended. A row wakes one worker of the thousands there may be.
+        """Wakes waiting workers after a read: one for each row, of the thousands there may be.
 
-        At the end of the input, or where it broke, all of them are notified. Without a row, one is
-        woken all the same: the next one to run reads on.
+        At the end of the input, or after an error, all of them are woken. Without a row, one is
+        woken nevertheless: it starts the next read.
         """
         is_broken = refill.cancelled() or refill.exception() is not None
         is_over = is_broken or self._is_end
@@ -246,7 +246,7 @@ class Feed:
             self._is_end = True
             self._end_early()
             if isinstance(error, Exception):
-                # For the first worker that asks from now on: maybe none is waiting now.
+                # The next worker that asks raises it: maybe none is waiting now.
                 self._failure = error
             raise
         if not self._is_closed:
@@ -261,7 +261,7 @@ class Feed:
         self._refill = None
 
     def _read(self, source: Source) -> _Batch:
-        """The next rows to do, in the source's thread."""
+        """Reads the next rows to do, in the source's thread."""
         if self._iterator is None:
             self._iterator = source.batches()
         batch = _Batch()
@@ -272,14 +272,14 @@ class Feed:
         return batch
 
     def _has_enough(self, batch: _Batch, source: Source) -> bool:
-        """Rows that are to be done are read, and no more are to be waited for."""
+        """Whether a batch with rows to do ends here, rather than wait for more."""
         share = source.read_fraction()
         if share == 1.0:
-            # All bytes are read: going on to the end waits for nothing, and the end is known. What
-            # a compressed file still holds in them may be long.
+            # All bytes are read: reading to the end waits for nothing, and makes the end known. But
+            # the rest of a compressed file may be long.
             return batch.size_bytes >= _ENOUGH_AT_END_BYTES
         if share is None or not self.rows_read:
-            # The next row may never come; and the first ones are waited for.
+            # The next row may never come; and workers wait for the first ones.
             return True
         return len(batch.picked) > self._low_rows or batch.size_bytes >= _ENOUGH_BYTES
 
@@ -296,7 +296,7 @@ class Feed:
             batch.is_end = True
             return
         if self.limit is not None and rows[-1].number >= self.limit:
-            # Without a look at the row after it, which a pipe may never bring.
+            # Do not read the row after it, which a pipe may never bring.
             batch.is_end = True
             rows = [row for row in rows if row.number <= self.limit]
         keys, duplicates, undone, names = self._identifier.keys(rows)
@@ -308,7 +308,7 @@ class Feed:
         if self.keys is not None:
             self.keys.extend(keys)
         marks = dict(zip(undone, marks_of(map(rows.__getitem__, undone)), strict=True))
-        # Duplicates are known by their content, like rows without a name.
+        # Duplicates are identified by their content, like rows without a name.
         marks.update(dict.fromkeys(duplicates, 0))
         places = self._wanted(keys, undone, marks)
         batch.picked += map(

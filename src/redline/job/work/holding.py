@@ -1,6 +1,6 @@
-"""What holds the next call of a run back, at one moment: a plain function of its state.
+"""What holds back the next call of a run at one moment: a pure function of its state.
 
-The rules in their order, of which the first that matches counts:
+The rules in their order; the first that matches counts:
 
   rest     the run is ending: no other row is begun
   budget   a call waits for the budget
@@ -58,7 +58,7 @@ class Moment(msgspec.Struct, kw_only=True):
 
 
 def holder_of(moment: Moment) -> Holder:
-    """What holds the next call back, by the table above."""
+    """Returns what holds back the next call, by the table above."""
     if moment.is_ending:
         return "rest"
     if moment.waits_for_budget:
@@ -80,7 +80,7 @@ def holder_of(moment: Moment) -> Holder:
 
 
 def _at_endpoints(moment: Moment) -> Holder | None:
-    """What holds the next call back at endpoints; None if one has room, or none is used."""
+    """Returns how endpoints hold back the next call; None if one has room, or none is used."""
     found = [_holder_at(backlog, moment.now_s) for backlog in moment.backlogs]
     if not found or None in found:
         # The endpoints have room, but not all of them together.

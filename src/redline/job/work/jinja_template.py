@@ -1,7 +1,7 @@
-"""Jinja templates over a row's columns, which print nothing but data.
+"""Jinja templates over a row's columns, which print only data.
 
-A name is a column before it is anything else: `{{ order.items }}` is the item of that name, and
-never a method of dict, which can only be called. What a row lacks may be tested, but not printed:
+A name means a column first: `{{ order.items }}` is the item of that name, and never a method of
+dict, which can only be called. A missing column may be tested, but not printed:
 
   in a template            missing      null         a method, a global function
   {{ note }}               fails        fails        fails
@@ -11,7 +11,7 @@ never a method of dict, which can only be called. What a row lacks may be tested
   note is none             no           yes          no
   note()                   fails        fails        its result
 
-Columns whose names are no identifiers are written as `{{ row["Customer Name"] }}`.
+Columns whose names are not identifiers are written as `{{ row["Customer Name"] }}`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ROW = "row"
 # Names that Jinja binds itself, to the template and to a loop, and columns of these names.
 _BOUND = {"self": "column_self", "loop": "column_loop"}
 _DATA = (str, int, float, dict, list, tuple, type(None))
-# Of these, `{{ }}` prints what `str` gives.
+# Types that `{{ }}` prints as `str` does.
 PRINTED_AS_STR = frozenset({str, int, bool})
 _PRINTED = (str, int, list, dict, tuple, jinja2.Undefined)
 _BRACES = re.compile(r"(?<![{\w])\{\s*([^\W\d]\w*)\s*\}(?!\})")
@@ -49,7 +49,7 @@ class _Missing(jinja2.StrictUndefined):
 
 
 class _Null(_Missing):
-    """A column that is null, or a number that is none."""
+    """A column that is null, or a float that is NaN or infinite."""
 
     __slots__ = ()
 
@@ -67,10 +67,10 @@ class _Null(_Missing):
 
 
 class _Function(_Missing):
-    """A column that a row lacks, and the name of what may be called instead."""
+    """A column that a row lacks, whose name may be called as a function instead."""
 
     __slots__ = ("_function",)
-    # Jinja asks what it calls whether it wants the context, too.
+    # Jinja reads from a callable whether it wants the context.
     jinja_pass_arg = None
 
     _function: Callable[..., Any]
@@ -86,7 +86,7 @@ def _function(function: Callable[..., Any], name: str, **of: Any) -> _Function:
 
 
 class _Environment(jinja2.Environment):
-    """Looks names up in data only; methods of data can be called."""
+    """An environment that looks names up in data only; methods of data can be called."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if not isinstance(obj, _DATA) and not isinstance(obj, _Null):
@@ -121,11 +121,11 @@ class Plain(NamedTuple):
 
 
 class Template:
-    """One template. Raises jinja2.TemplateError if it is none.
+    """One template. Raises jinja2.TemplateError for an invalid one.
 
     columns: the names that it looks up, `row` included. braced: the first name in single braces,
-    as in `{text}`, which Jinja leaves as they are; None for none. plain: set if it is text and
-    columns, `{{ text }}` or `{{ row["text"] }}`, and nothing else.
+    as in `{text}`, which Jinja leaves as they are; None for none. plain: set if it consists of text
+    and columns alone, `{{ text }}` or `{{ row["text"] }}`.
     """
 
     def __init__(self, text: str) -> None:
@@ -153,7 +153,7 @@ class Template:
         self.braced = None if braced is None else braced[1]
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Raises jinja2.TemplateError, or what an expression raises, if the row does not fit."""
+        """Renders a row. Raises jinja2.TemplateError, or what an expression raises."""
         plain = self.plain
         if plain is not None and plain.others.isdisjoint(row):
             columns = list(map(row.get, plain.columns))
@@ -174,7 +174,7 @@ class Template:
 
 
 def _plain(tree: jinja2.nodes.Template) -> Plain | None:
-    """The template as a format for `%`; None if it is more than text and columns."""
+    """Returns the template as a format for `%`; None if it is more than text and columns."""
     texts, columns, others = [], [], set()
     for output in tree.body:
         if not isinstance(output, jinja2.nodes.Output):
@@ -195,7 +195,7 @@ def _plain(tree: jinja2.nodes.Template) -> Plain | None:
 
 
 def _item_of_row(node: jinja2.nodes.Node) -> str | None:
-    """The column in `row["column"]` or `row.column`."""
+    """Returns the column in `row["column"]` or `row.column`; None for another expression."""
     of = getattr(node, "node", None)
     if not isinstance(of, jinja2.nodes.Name) or of.name != _ROW:
         return None
@@ -207,9 +207,9 @@ def _item_of_row(node: jinja2.nodes.Node) -> str | None:
 
 
 def _unbound(tree: jinja2.nodes.Template) -> list[str]:
-    """Has names that Jinja binds mean columns if nothing else can be meant; these names.
+    """Renames names that Jinja binds, if only columns can be meant; returns these names.
 
-    A loop can be asked for its attributes and passed on, but not be printed.
+    A loop's attributes can be read, and it can be passed on, but it cannot be printed.
     """
     printed = [
         _filtered(node) for output in tree.find_all(jinja2.nodes.Output) for node in output.nodes
@@ -223,14 +223,14 @@ def _unbound(tree: jinja2.nodes.Template) -> list[str]:
 
 
 def _filtered(node: jinja2.nodes.Node | None) -> jinja2.nodes.Node | None:
-    """The expression below its filters."""
+    """Returns the operand of an expression's filters."""
     while isinstance(node, jinja2.nodes.Filter):
         node = node.node
     return node
 
 
 def _with_nulls(value: Any, name: str) -> Any:
-    """The value with each null, and each float that is NaN or infinite, made unprintable."""
+    """Returns the value with each null, NaN and infinite float made unprintable."""
     kind = type(value)
     if kind is str or kind is int:
         return value
@@ -258,14 +258,14 @@ def _has_null(values: Iterable[Any]) -> bool:
 
 
 def _printed(value: Any) -> Any:
-    """The value that `{{ }}` puts into the text. Raises jinja2.UndefinedError if it is not text."""
+    """Returns the value that `{{ }}` prints. Raises jinja2.UndefinedError if it is not text."""
     if type(value) is str or isinstance(value, _PRINTED):
         return value
     if value is None:
         raise jinja2.UndefinedError("a value is null")
     is_none = not math.isfinite(value) if isinstance(value, float) else value != value
     if is_none is True:
-        # Of a function of the user's: a NaN of NumPy, pandas or decimal is not itself.
+        # From a function of the user's: a NaN of NumPy, pandas or decimal differs from itself.
         raise jinja2.UndefinedError(f"a value is {value}, which is not a number")
     if isinstance(value, GeneratorType):
         raise jinja2.UndefinedError(
@@ -283,7 +283,7 @@ def _is_defined(value: Any) -> bool:
 
 
 def _json_of(value: object) -> None:
-    """The JSON of what JSON lacks: null. Raises for a missing column and for other objects."""
+    """Encodes a null column as null. Raises an error for a missing column and other objects."""
     if isinstance(value, _Null):
         return
     if isinstance(value, jinja2.Undefined):
@@ -312,6 +312,6 @@ def _environment() -> _Environment:
 
 @lru_cache(maxsize=1)
 def _functions() -> dict[str, _Function]:
-    """Jinja's own functions in templates: range, dict, namespace, cycler, joiner, lipsum."""
+    """Returns Jinja's global functions: range, dict, namespace, cycler, joiner, lipsum."""
     globals_: dict[str, Any] = dict(jinja2.Environment().globals)
     return {name: _function(made, name) for name, made in globals_.items()}

@@ -1,16 +1,16 @@
 """One run: source -> workers -> backend -> journal.
 
-A worker takes a row, asks the backend and hands the outcome to the journal. There are as many as
-slots, and more if rows wait without one: to be retried, for a function of the user's, for
-the cache, or for leave to be written. So no slot is idle while there are rows, and no worker
-waits for a slot if all goes well.
+A worker takes a row, sends it to the backend and hands the outcome to the journal. There are as
+many workers as slots, and more if rows wait without one: for a retry, a function of the user's, the
+cache, or permission to be written. So no slot is idle while there are rows, and usually no worker
+waits for a slot.
 
 How a run ends:
   the input ends        every row has its outcome
-  drain (first Ctrl-C)  no new row and no new attempt; what is on the wire is finished and saved
-  stop  (an error that no row can get around)   as drain, for at most GRACE_S
-  abort (second Ctrl-C, or the run's deadline)  what is on the wire is given up
-  leave (LEAVE_S after an abort)  what continues all the same is left behind, by name
+  drain (first Ctrl-C)  no new row and no new attempt; calls on the wire are finished and saved
+  stop  (an error that every row would meet)    as drain, for at most GRACE_S
+  abort (second Ctrl-C, or the run's deadline)  calls on the wire are cancelled
+  leave (shortly after an abort)  tasks that continue nevertheless are left behind, by name
 Rows without an outcome stay unfinished and are done by the next run.
 """
 
@@ -50,20 +50,20 @@ from redline.sources import custom_id
 from redline.timeline import Ended
 
 GRACE_S = 30.0
-# What an abort leaves to functions of the user's, which are usually quick, and to a stream's
-# leave to write an answer, and then to what was cancelled.
+# The time that an abort leaves to functions of the user's, which are usually quick, and to a
+# stream's permission to write an answer; and then to cancelled tasks.
 _HOOKS_END_S = 0.2
 _LAST_END_S = 0.05
 # Threads for functions of the user's, as in an event loop's own pool.
 _FUNCTIONS = min(32, (os.cpu_count() or 1) + 4)
-# How often it is looked whether the run waits for too long.
+# The interval of checks whether the run waits for too long.
 _LOOK_S = 1.0
 _MOST_SPARE_WORKERS = 1000
 _LEAST_SPARE_WORKERS = 16
 
 OnResult = Callable[[Result], Awaitable[None] | None]
 OnFailure = Callable[[Result], None]
-# Asked with a row's key and outcome before its line is written: whether it still may be.
+# Called with a row's key and outcome before its line is written; returns whether it still may be.
 Permit = Callable[[int, Outcome], Awaitable[bool]]
 
 
@@ -72,7 +72,7 @@ class Unblocked(BaseException):
 
 
 class Results(Protocol):
-    """Takes the outcome of each row. changes: called when `failure` has changed."""
+    """The receiver of each row's outcome. changes: notified when `failure` has changed."""
 
     changes: Changes
 
@@ -87,19 +87,19 @@ class Results(Protocol):
 
 
 class Record(Protocol):
-    """Keeps some of the calls that have their outcome. due: the number of the next one."""
+    """A record of some of the calls that have their outcome. due: the number of the next one."""
 
     due: int
 
     def took(self, number: int, ended: Ended) -> None:
-        """Keeps a call."""
+        """Records a call."""
 
     def took_untried(self, number: int, call_s: float) -> None:
-        """A call has its outcome without an attempt, `call_s` after it began."""
+        """Records a call that had its outcome without an attempt, `call_s` after it began."""
 
 
 class Unrecorded:
-    """Keeps none."""
+    """A record that keeps no calls."""
 
     due = sys.maxsize
 
@@ -111,14 +111,13 @@ class Unrecorded:
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects with which a runner works.
+    """The parts that a runner works with.
 
-    slots: maximum calls in flight. supply: of its rows, with source_name as its name in messages.
-    renderer: makes a request of a row. bill: of the cost of replies, None if nothing is to be read
-    from them. permit: called before a result is kept; None if no permission is needed. on_result:
-    called with each row that has ended; if it returns an awaitable, the run waits for it.
-    on_failure: called with each row that has failed. record: receives calls that have their
-    outcome.
+    slots: the number of concurrent calls. supply: the source of its rows; source_name: its name in
+    messages. renderer: makes a request of a row. bill: the cost of replies, None if it is not read
+    from them. permit: awaited before a result is kept; None if none is needed. on_result: called
+    with each row that has ended; if it returns an awaitable, the run waits for it. on_failure:
+    called with each row that has failed. record: gets calls that have their outcome.
     """
 
     backend: Backend
@@ -136,7 +135,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Runner:
-    """Drives one job through one backend. `run` once; `drain` and `abort` at any time."""
+    """The runner of one job on one backend. `run` once; `drain` and `abort` at any time."""
 
     def __init__(self, job: Job, wiring: Wiring, *, clock: Clock = SYSTEM) -> None:
         self._job = job
@@ -150,11 +149,11 @@ class Runner:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[asyncio.Task[Any], Call | None] = {}
         self._handing: set[asyncio.Task[Any]] = set()
-        # What the `after` functions come to, by the workers that wait for them.
+        # The results of the `after` functions, by the workers that wait for them.
         self._after: dict[asyncio.Task[Any], asyncio.Future[Any]] = {}
         self._before, self._is_http = job.hooks.before, job.call is None
         self._has_wishes = bool(job.fail_on) or job.hooks.after is not None
-        # A row is one request to the backend, and its outcome is taken as it comes.
+        # Whether a row is one request to the backend, whose outcome is taken as it is.
         self._is_plain = (
             self._before is None and self._is_http and job.task is None and not self._has_wishes
         )
@@ -168,14 +167,14 @@ class Runner:
         self._on_failure = wiring.on_failure
         self._record = wiring.record or Unrecorded()
         self._on_drain: Callable[[], object] | None = None
-        # When the run is to end, by the monotonic clock; inf for never.
+        # The monotonic time at which the run must end; inf for never.
         self.ends_s: float | None = None
         self.offered = 0
         self.ended = 0  # calls that have their outcome, on disk or not
         self.is_draining = False
         self.stopped: RedlineError | None = None
         self._is_stopped = asyncio.Event()
-        # What was left behind, one line a row.
+        # What was left behind, one line per row.
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
         self._left = asyncio.Event()
@@ -183,9 +182,9 @@ class Runner:
         self._leaving: asyncio.Handle | None = None
 
     async def run(self, supply: Supply | None = None) -> None:
-        """Works until the input ends or the run is ended. The journal is the caller's to close.
+        """Works until the input ends or the run is ended. The caller closes the journal.
 
-        supply: where rows come from meanwhile; its own by default.
+        supply: the source of rows meanwhile; the runner's own by default.
         """
         own = self._supply
         self._supply = own if supply is None else supply
@@ -195,7 +194,7 @@ class Runner:
             self._supply = own
 
     def offer(self, rows: int) -> None:
-        """More rows are in hand; below 0 for rows that are given back."""
+        """Counts rows that are taken in hand; below 0 for rows that are given back."""
         self.offered += rows
 
     async def _run(self) -> None:
@@ -233,7 +232,7 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """While entered, the run's deadline ends the run, counted from the first entry.
+        """Ends the run at its deadline while entered, counted from the first entry.
 
         on_drain: called when the run is drained meanwhile.
         """
@@ -255,13 +254,13 @@ class Runner:
                 watch.cancel()
 
     def _row_waits(self) -> None:
-        """A row waits to be retried: its slot is another's until then."""
+        """Adds a spare worker, for the slot of a row that waits to be retried."""
         if self._spare and self._group is not None and not self.is_draining:
             self._spare -= 1
             self._add_worker(self._group)
 
     def drain(self) -> None:
-        """Takes no new row and starts no new attempt; what is on the wire is finished."""
+        """Takes no new row and starts no new attempt; calls on the wire are finished."""
         self.is_draining = True
         self._supply.close()
         self._cancel_waiting()
@@ -269,7 +268,7 @@ class Runner:
             self._on_drain()
 
     def abort(self) -> None:
-        """Gives up what is on the wire as well."""
+        """Drains the run, and cancels calls on the wire as well."""
         self.drain()
         for task, call in self._tasks.items():
             if call is not None or task in self._handing:
@@ -279,22 +278,22 @@ class Runner:
             self._leaving = loop.call_later(_HOOKS_END_S, self._end_functions)
 
     def _end_functions(self) -> None:
-        """Waits no more for functions of the user's, except for those that have just returned."""
-        # A function's result may come in this turn of the loop, behind this timer.
+        """Stops waiting for functions of the user's, except those that have just returned."""
+        # A function's result may come in this turn of the loop, after this timer.
         self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
 
     def _leave_functions(self) -> None:
-        """Cancels whatever continues, and gives it a moment to end."""
+        """Cancels the remaining tasks, and gives them a moment to end."""
         for task in self._tasks:
             if task not in self._after or not self._after[task].done():
                 task.cancel()
         self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
 
     def _leave(self) -> None:
-        """Leaves behind what was cancelled and continues."""
+        """Leaves behind the tasks that continue although they were cancelled."""
         for task in self._tasks:
             self._abandon(task, "its call continues although it was cancelled")
-            # It may wait for leave to be written, which is too late now.
+            # It may wait for permission to be written, which is too late now.
             task.cancel()
         self._supply.leave()
         self._is_left = True
@@ -308,7 +307,7 @@ class Runner:
         self.abandoned.append(f"{name}: {why}")
 
     def stop(self, error: RedlineError) -> None:
-        """Drains because of `error`; the first one is kept, but that results cannot be saved."""
+        """Drains because of `error`. Keeps the first error, or the first JournalError."""
         is_worse = isinstance(error, JournalError) and not isinstance(self.stopped, JournalError)
         if self.stopped is None or is_worse:
             self.stopped = error
@@ -317,29 +316,29 @@ class Runner:
 
     @property
     def handing(self) -> int:
-        """Workers that wait until their result is taken."""
+        """The number of workers that wait until their result is taken."""
         return len(self._handing)
 
     def sent_s(self) -> list[float]:
-        """When each of the calls on the wire was written."""
+        """Returns when each of the calls on the wire was written."""
         calls = [call for call in self._tasks.values() if call is not None]
         return [call.sent_s for call in calls if call.sent_s is not None]
 
     def finishing(self) -> tuple[int, float]:
-        """Calls on the wire, and seconds after which the last of them is given up at the latest."""
+        """Returns the number of calls on the wire, and the most seconds until all have ended."""
         sent_s = self.sent_s()
         ends_s = min(max(sent_s, default=0.0) + self._job.attempt_s, self.ends_s or math.inf)
         most_s = max(0.0, ends_s - self._clock.now_s())
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
-        """The request for the row; its outcome, if it cannot be sent."""
+        """Returns the request for the row; its outcome if it cannot be sent."""
         noted = Noted()
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
 
     async def take(self, picked: Picked, outcome: Outcome) -> None:
-        """Saves what a row was answered elsewhere, as if it had been asked here."""
+        """Saves the outcome that a row got elsewhere, as if it had been sent here."""
         call = Call(attempts=outcome.attempts)
         outcome = await self._elsewhere(picked, call, Answered(outcome))
         await self._conclude(picked, outcome)
@@ -447,7 +446,7 @@ class Runner:
                         await handing
                 elif call.deadline_s == due_s or not self._is_cut_short(outcome, due_s):
                     await self._conclude(picked, outcome)
-                # What was asked and answered must not wait with this worker for its next row.
+                # Request and answer must not stay in memory while this worker waits for a row.
                 del picked, outcome, tried
                 if call.held is not None:
                     call.let_go()
@@ -467,7 +466,7 @@ class Runner:
                 self._load.remove(large_bytes)
 
     async def next_row(self) -> Picked | None:
-        """The next row; None for the end, or if reading failed, which ends the run."""
+        """Returns the next row; None at the end, or if reading failed, which ends the run."""
         try:
             return None if self.is_draining else await self._supply.next()
         except RedlineError as error:
@@ -486,7 +485,7 @@ class Runner:
         return is_late and self._clock.now_s() < due_s
 
     def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
-        """Asks what the row asks: its outcome, once awaited. Raises Rejected if it asks nothing."""
+        """Sends a row's request; returns an awaitable outcome. Raises Rejected for a bad row."""
         found = picked.row
         row = found.data
         if row is None or found.problem is not None or picked.is_duplicate:
@@ -496,7 +495,7 @@ class Runner:
         return self._ask_between(row, call, backend)
 
     async def _ask_between(self, row: dict[str, Any], call: Call, backend: Backend) -> Outcome:
-        """The outcome of a row with functions of the user's before or after it, or a task's own."""
+        """Returns the outcome of a row with functions before or after it, or with a task."""
         if self._before is not None:
             # A copy: what the user's function changes must not change the row that is recorded.
             row = await self._in_executor(self._before, copy.deepcopy(row), "before")
@@ -518,7 +517,7 @@ class Runner:
         return outcome
 
     def _pay(self, outcome: Outcome) -> None:
-        """Puts what an answer has cost on the bill, also if its row is asked again."""
+        """Adds the cost of an answer to the bill, also if its row is sent again."""
         if self._bill is not None and outcome.reply is not None and not outcome.is_cached:
             is_known = self._bill.add(
                 outcome.reply, outcome.endpoint, is_batched=outcome.is_batched
@@ -526,7 +525,7 @@ class Runner:
             self._bill = self._bill if is_known else None
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
-        """What the job asks of a success: the user's function, and reasons to fail."""
+        """Applies the job's reasons to fail and the user's `after` function to a success."""
         if reasons := _unwanted(reply.finish_reasons, self._job.fail_on):
             outcome.status = "rejected"
             outcome.error = Rejected(reasons)
@@ -577,7 +576,7 @@ class Runner:
             await handing
 
     def _save(self, picked: Picked, outcome: Outcome) -> Awaitable[None] | None:
-        """Hands the outcome to the journal; what the row's taker is to be awaited for."""
+        """Hands the outcome to the journal; returns what to await of `on_result`, if anything."""
         result = Result(picked.row, picked.key, picked.custom_id, outcome, picked.mark)
         try:
             self._results.append(result)
@@ -603,7 +602,7 @@ class Runner:
         except RedlineError as error:
             self.stop(error)
             return False
-        # Otherwise it is another run's row, which counts it.
+        # Without permission, it is another run's row, which counts it.
         self.offered -= not is_permitted
         return is_permitted
 
@@ -630,7 +629,7 @@ class Runner:
 
 
 def _unanswered(error: Exception, call: Call) -> Outcome:
-    """The outcome of a row whose call has raised `error`, which is no backend's to raise."""
+    """Returns the outcome of a row whose call raised `error`, which did not come from a backend."""
     if isinstance(error, Rejected):
         # Its frames hold the row, and the worker.
         rejected = error.with_traceback(None)
@@ -641,7 +640,7 @@ def _unanswered(error: Exception, call: Call) -> Outcome:
 
 
 def _unusable(picked: Picked) -> BadRow:
-    """Why nothing can be asked for a row."""
+    """Returns the error of a row from which no request can be made."""
     row = picked.row
     if row.problem is not None:
         return BadRow(
@@ -654,7 +653,7 @@ def _unusable(picked: Picked) -> BadRow:
 
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
-    """The flaw of each choice that ended for a reason to fail on; empty for none."""
+    """Returns the flaw of each choice that ended for a reason to fail on; empty for none."""
     found = [(i, reason) for i, reason in enumerate(reasons) if reason and reason in fail_on]
     if len(reasons) == 1:
         return "".join(f"{FAIL_ON.get(reason, reason)} ({reason})" for _, reason in found)

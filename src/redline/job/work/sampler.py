@@ -1,9 +1,9 @@
-"""Samples a run ten times a second, and makes a window of each second.
+"""Samples of a run ten times a second, and a window of each second.
 
-A sample reads attributes and takes some 50 microseconds. The windows go to the job's timeline in a
-thread. If a sample comes late by a second or more, nothing could be sampled meanwhile: that time
-becomes a window of its own, and what of it no thread worked and no write took, the process was
-stopped.
+A sample reads attributes and takes some 50 microseconds. The windows are written to the job's
+timeline in a thread. If a sample is late by a second or more, nothing could be sampled meanwhile:
+that time becomes a window of its own. The part of it without any thread's work or write counts as
+time in which the process was stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from redline.timeline import (
 )
 
 SAMPLE_S = 0.1
-# What a sample is late by without work of ours: a loop that is merely busy is not stopped.
+# The least unexplained lateness of a sample that counts: a loop that is merely busy is not stopped.
 _LEAST_STOP_S = 0.25
 # Windows in memory: those of half an hour, or of a longer time once older ones are merged.
 _MOST_WINDOWS = 1_800
@@ -61,11 +61,11 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sampler:
-    """The windows of one run, as they come.
+    """The sampler of one run, which makes its windows.
 
-    gatherer: records calls that end. file: the job's timeline; None keeps the windows in
-    memory alone. is_fixed: the limits and the calls in flight are stated, so that earlier runs let
-    predict how fast this one is. windows: of this run so far, older ones merged.
+    gatherer: records calls that end. file: the job's timeline; None keeps the windows only in
+    memory. is_fixed: the limits and the calls in flight are stated, so that the speed of this run
+    can be predicted from earlier ones. windows: those of this run so far, older ones merged.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Sampler:
 
     @property
     def calls(self) -> int:
-        """Calls that have their outcome, on disk or not."""
+        """The number of calls that have their outcome, on disk or not."""
         return self._sampled.runner.ended
 
     @property
     def slots(self) -> int:
-        """How many calls may be in flight, at the last sample; 0 if that is unknown."""
+        """The most calls in flight allowed at the last sample; 0 if unknown."""
         return self._slots
 
     @property
@@ -116,9 +116,10 @@ class Sampler:
     def start(
         self, totals: Callable[[], Totals], on_window: Callable[[Window], None] | None = None
     ) -> None:
-        """Begins to sample; needs a running event loop.
+        """Starts sampling; needs a running event loop.
 
-        totals: of the whole job, now. on_window: gets each window when it ends.
+        totals: returns the whole job's current totals. on_window: called with each window when it
+        ends.
         """
         self._totals = totals
         self._on_window = on_window
@@ -155,7 +156,7 @@ class Sampler:
             await asyncio.to_thread(self._end, self._file, end)
 
     def _abandon(self) -> None:
-        """Nothing more is written; the file is closed once no thread writes to it."""
+        """Stops writing; the file is closed once no thread writes to it."""
         file, self._file = self._file, None
         if file is not None and self._writing is not None:
             self._writing.add_done_callback(lambda _: file.close())
@@ -163,7 +164,7 @@ class Sampler:
             file.close()
 
     def _stated(self, now_s: float) -> Setting:
-        """The resources of the run at its start."""
+        """Returns what the run may use, as it begins."""
         endpoints = self._sampled.endpoints
         backlogs, _ = endpoints.backlogs(now_s)
         slots = endpoints.slots(backlogs)
@@ -180,7 +181,7 @@ class Sampler:
     def _sample(self, now_s: float, late_s: float) -> None:
         stopped_s = self._stopped_for_s(late_s) if late_s >= _LEAST_STOP_S else 0.0
         if stopped_s >= WINDOW_S:
-            # What was seen before is a window, and so is the time in which nothing was.
+            # The sampled time before is a window, and so is the time without samples.
             self._close(now_s - late_s)
             self._stopped_s = stopped_s
             self._close(now_s)
@@ -191,9 +192,9 @@ class Sampler:
             self._close(now_s)
 
     def _stopped_for_s(self, late_s: float) -> float:
-        """How long the process was stopped, of the time by which a sample is late.
+        """Returns for how much of a sample's lateness the process was stopped, in seconds.
 
-        What was worked and written since the last window explains the rest of it.
+        Work and writes since the last window explain the rest of it.
         """
         before, now = self._counters, self._count()
         worked_s = max(now.thread_s - before.thread_s, now.cpu_s - before.cpu_s)
@@ -229,7 +230,7 @@ class Sampler:
             self._write_on()
 
     def _state(self, now_s: float, late_s: float) -> Sample:
-        """The state of the run now."""
+        """Returns the current state of the run."""
         sampled = self._sampled
         runner, feed, load, tally = sampled.runner, sampled.feed, sampled.load, sampled.tally
         backlogs, limits = sampled.endpoints.backlogs(now_s)
@@ -287,7 +288,7 @@ class Sampler:
         )
 
     def _write_on(self) -> None:
-        """Writes what is new in a thread, unless that is going on."""
+        """Writes new windows in a thread, unless one is writing already."""
         if self._file is None or self._writing is not None:
             return
         new, self._new = self._new, []
@@ -318,17 +319,17 @@ class Sampler:
 
 
 class _ThreadTime:
-    """How long the event loop's thread has run, or was ready to run and had no CPU."""
+    """The time that the event loop's thread has run, or was ready to run without a CPU."""
 
     def __init__(self) -> None:
-        # Linux says how long the thread has waited for a CPU; elsewhere that stays unknown.
+        # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
         try:
             self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._fd = -1
 
     def read_s(self) -> float:
-        """Seconds, of the thread that asks, which must be the one that made this."""
+        """Returns the seconds of the calling thread, which must be the one that made this."""
         waited_ns = 0
         if self._fd >= 0:
             fields = os.pread(self._fd, 100, 0).split()

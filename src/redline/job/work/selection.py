@@ -12,13 +12,14 @@ Skip = Callable[[int], None]
 
 
 class Selection:
-    """Chooses from the rows that are read, and counts what earlier runs have done of them.
+    """The choice of rows to do from those read, with counts of what earlier runs have done.
 
-    journal: of the output, None for a run without one, which does all rows. holds: whether the row
-    of this key and content is with a batch, None for a run without batches. skip: called with the
-    key of each row that is left out.
-    skipped: rows with an outcome; failed_before: those that failed. untried: rows without one, that
-    `retry_failed` leaves out. with_batches: rows that batches hold, which are not skipped.
+    journal: the output's, None for a run without one, which does all rows. holds: returns whether
+    the row of this key and content is with a batch, None for a run without batches. skip: called
+    with the key of each row that is left out.
+    skipped: rows with an outcome; failed_before: those that failed. untried: rows without an
+    outcome, which `retry_failed` leaves out. with_batches: rows that are with batches, which do not
+    count as skipped.
     """
 
     def __init__(
@@ -37,16 +38,16 @@ class Selection:
         self._journal = journal
         self._holds = holds
         self._skip = skip
-        # Of the rows read: how many have a line in the results, and which had failed before.
+        # The number of rows read with a line in the results, and the rows that had failed before.
         self._with_line = 0
         self._with_failure = KeySet()
 
     def wanted(
         self, keys: Sequence[int], undone: Sequence[int], marks: Mapping[int, int]
     ) -> Sequence[int]:
-        """The places of the rows to do.
+        """Returns the places of the rows to do.
 
-        undone: places of the rows that have not succeeded. marks: of these, by place.
+        undone: places of the rows that have not succeeded. marks: theirs, by place.
         """
         journal = self._journal
         if journal is None:
@@ -66,11 +67,11 @@ class Selection:
         return wanted
 
     def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
-        """Whether the failure of a key is of no row any more; None if that is unknown.
+        """Returns a function: whether the failed row of a key is gone; None if that is unknown.
 
-        To be asked once the whole input is read. A broken line that was fixed is another row than
-        it was. But an input that is another one than the output was made from does not have its
-        rows.
+        Call it once the whole input is read. A broken line that was fixed is another row than
+        before. But if the output was made from another input, its rows cannot be expected in this
+        one.
         """
         has_all = 0 < len(journal.succeeded) == self._with_line
         if not (is_same_input or has_all):
@@ -79,14 +80,14 @@ class Selection:
         return lambda key: key in failed and key not in self._with_failure
 
     def _is_to_do(self, journal: Journal, key: int, mark: int) -> bool:
-        """A row of this key and content, which has not succeeded, is to be done by this run."""
+        """Whether this run is to do a row of this key and content, which has not succeeded."""
         self._with_line += key in journal.succeeded
         if not len(journal.failed) and not self._job.retry_failed and self._holds is None:
             return True
         if key in journal.failed:
             self._with_failure.add(key)
         has_failed = journal.failed.matches(key, mark)
-        # A failed row that was corrected since is a row to try again, and a new one.
+        # A failed row that was corrected since is both a row to retry and a new row.
         is_again = key in journal.failed and (self._job.retries_failures or not has_failed)
         if has_failed != self._job.retry_failed and not is_again:
             self.untried += not has_failed
@@ -96,7 +97,7 @@ class Selection:
                 journal.outdate(key)
             return False
         if self._holds is not None and self._holds(key, mark):
-            # It is with a batch: not done, and not to be asked again.
+            # It is with a batch: not done, and not to be sent again.
             self.with_batches += 1
             return False
         return True

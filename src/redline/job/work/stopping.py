@@ -34,18 +34,18 @@ LEAST_ROWS = 100
 
 
 class Failures:
-    """Decides with each row that fails whether the run is to end."""
+    """The failures of a run; decides with each one whether the run must end."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._count = 0
-        # Of the rows that failed lately, how many had ended then.
+        # For each of the rows that failed lately, how many rows had ended then.
         self._lately: deque[int] = deque()
 
     def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
-        """Why the run is to end now that one more row has failed; None if it continues.
+        """Counts a failed row; returns why the run must end, None if it continues.
 
-        succeeded: rows of this run so far.
+        succeeded: rows of this run that have succeeded so far.
         """
         if self._job.strict:
             error.hint = error.hint or "leave out --strict to continue after rows that fail"
@@ -67,7 +67,7 @@ class Failures:
     def _at_rate(
         self, error: CallError | NoEndpoint, ended: int, most: float
     ) -> TooManyFailures | None:
-        """The same by the share of the last rows that failed; ended: rows so far, this one too."""
+        """Decides by the share of the last rows that failed. ended: rows so far, this one too."""
         lately, rows = self._lately, min(ended, WINDOW_ROWS)
         lately.append(ended)
         while lately[0] <= ended - WINDOW_ROWS:
@@ -87,10 +87,10 @@ class Failures:
 def longest_wait(
     load: Load, in_hand: Iterable[Call], most_s: float, now_s: float
 ) -> WaitTooLong | None:
-    """Why the run is to end rather than wait; None if it continues.
+    """Returns why the run must end rather than wait; None if it continues.
 
-    load: of its backend. in_hand: the calls of the rows that have begun, none of them in flight.
-    most_s: the longest wait.
+    load: its backend's. in_hand: the calls of the rows that have begun, none of them in flight.
+    most_s: the longest allowed wait, in seconds.
     """
     soonest_s = min((call.again_s for call in in_hand), default=-math.inf)
     wait_s = max(load.next_s, soonest_s) - now_s

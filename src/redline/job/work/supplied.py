@@ -1,4 +1,4 @@
-"""A caller's backend and a caller's taker of results, as one job uses them."""
+"""A caller's own backend and results, as one job uses them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SuppliedBackend:
         return self._backend.load(now_s, request)
 
     async def aclose(self) -> None:
-        """Nothing: the backend stays its owner's."""
+        """Does nothing: the owner closes the backend."""
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outer, sent_s = call.on_write, None
@@ -64,7 +64,7 @@ class SuppliedBackend:
         return outcome
 
     def _end(self, sent_s: float, outcome: Outcome | None, kind: str) -> None:
-        """Counts the end of an attempt; `kind` of error if it has no outcome."""
+        """Counts the end of an attempt. kind: the error's, if there is no outcome."""
         now_s, input_tokens, output_tokens = self._clock.now_s(), 0, 0
         error: str | None = kind
         if outcome is not None:
@@ -75,7 +75,7 @@ class SuppliedBackend:
 
 
 class SuppliedResults:
-    """A caller's taker of results: each row is acknowledged once it is taken."""
+    """A caller's own results: each row is acknowledged once it is taken."""
 
     def __init__(self, results: Results, acknowledge: Callable[[list[Brief]], None]) -> None:
         self.changes = results.changes

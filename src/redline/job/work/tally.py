@@ -1,4 +1,4 @@
-"""Counts of one run: of its attempts, its rows and its endpoint's troubles."""
+"""The counts of one run: attempts, rows, and outages of endpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from redline.events import (
 from redline.journal import Brief
 from redline.waist import Attempts, CacheUse
 
-# By what rows are counted: quicker than to look which of them count.
+# Rows are counted by these fields, which is faster than selecting those that count.
 _ANSWER = attrgetter("status", "is_cached", "endpoint")
 # Endpoints that are counted apart, and the name under which further ones count together.
 MOST_PARTS = 100
@@ -32,11 +32,11 @@ OTHER = "other"
 
 
 class BatchUse(msgspec.Struct):
-    """What went by the Batch API. made: batches by this run. running: batches now, with their rows.
+    """The use of the Batch API. made: batches of this run. running: current batches, with `rows`.
 
-    states: how many of these are in each, by the provider's words. finished: rows of them that it
-    says have an answer or an error. answered: rows with a result by this run. again: rows that went
-    into another batch.
+    states: the number of these in each of the provider's states. finished: rows of them that have
+    an answer or an error, by the provider. answered: rows with a result in this run. again: rows
+    that went into another batch.
     """
 
     made: int = 0
@@ -49,10 +49,10 @@ class BatchUse(msgspec.Struct):
 
 
 class Outages(msgspec.Struct, frozen=True):
-    """Times in which an endpoint took no connections, or failed and got few calls.
+    """The times in which an endpoint took no connections, or failed and got few calls.
 
-    lasted_s: of all of them together. down_s: of the present one, 0 if there is none. reason: why
-    no connection came about, or with what it failed, the last time.
+    lasted_s: seconds of all of them together. down_s: seconds of the current one, 0 if there is
+    none. reason: the error of the last one.
     """
 
     endpoint: str
@@ -76,7 +76,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Outage:
-    """One endpoint's outages: the last one, since when it lasts, the time of earlier ones."""
+    """One endpoint's outages: the last one, when it began, and the total of earlier ones."""
 
     def __init__(self, lost: EndpointLost | EndpointDegraded) -> None:
         self._lost = lost
@@ -103,7 +103,7 @@ class _Outage:
 
 
 class _Part(Attempts):
-    """Attempts at one endpoint, which count in the whole as well."""
+    """The attempts at one endpoint, which also count in the whole."""
 
     def __init__(self, whole: Attempts) -> None:
         super().__init__()
@@ -130,9 +130,9 @@ class _Part(Attempts):
 
 
 class Tally(Attempts):
-    """What progress and summary show; all counts are of this process's run. A Listener.
+    """The counts that progress and summary show, of this process's run. It is a Listener.
 
-    parts: attempts by endpoint, of a run that counts them apart.
+    parts: attempts by endpoint, if the run counts them separately.
     """
 
     def __init__(self) -> None:
@@ -165,17 +165,17 @@ class Tally(Attempts):
 
     @property
     def rate_limited(self) -> int:
-        """Answers of HTTP 429."""
+        """The number of HTTP 429 answers."""
         return self.errors["rate_limited"]
 
     @property
     def cache(self) -> CacheUse | None:
-        """None until the first row asks it."""
+        """The use of the cache; None until the first lookup."""
         return self.cache_use if self.cache_use.asked else None
 
     @property
     def parked_until_s(self) -> float:
-        """When an endpoint may be asked again, if all of those that are left asked to wait."""
+        """When an endpoint takes calls again, if all that are left asked to wait; otherwise 0."""
         left = self._left()
         if any(name not in self._parked for name in left):
             return 0.0
@@ -183,12 +183,12 @@ class Tally(Attempts):
 
     @property
     def down(self) -> list[str]:
-        """Endpoints that take no connections at the moment."""
+        """The endpoints that currently take no connections."""
         return [name for name, outage in self._outages.items() if outage.is_down]
 
     @property
     def degraded(self) -> list[str]:
-        """Endpoints that fail at the moment, of those that are left."""
+        """The endpoints that currently fail, of those that are left."""
         return [name for name in self._left() if (one := self._failing.get(name)) and one.is_down]
 
     @property
@@ -198,11 +198,11 @@ class Tally(Attempts):
         return bool(down) and all(name in down for name in self._left())
 
     def expect(self, names: Iterable[str]) -> None:
-        """The run has these endpoints, several of them."""
+        """Sets the names of the run's endpoints, if there are several."""
         self._names = list(names)
 
     def part(self, name: str) -> Attempts:
-        """Counts attempts at the endpoint of this name apart, and here.
+        """Returns the counter of attempts at one endpoint, which count here as well.
 
         Beyond MOST_PARTS, endpoints count together as OTHER.
         """
@@ -211,17 +211,17 @@ class Tally(Attempts):
         return self.parts.setdefault(name, _Part(self))
 
     def outages(self, now_s: float) -> Outages | None:
-        """The outages so far of the endpoint with the longest; None if there was none."""
+        """Returns the outages of the endpoint with the longest one; None if there was none."""
         found = [outage.read(now_s) for outage in self._outages.values()]
         return max(found, key=lambda one: (one.down_s, one.lasted_s), default=None)
 
     def failing(self, now_s: float) -> Outages | None:
-        """The endpoint that has failed for longest of those that do now; None if none does."""
+        """Returns the failures of the endpoint that has failed for longest; None if none fails."""
         found = [self._failing[name].read(now_s) for name in self.degraded]
         return max(found, key=lambda one: one.down_s, default=None)
 
     def endpoints(self, now_s: float) -> list[EndpointUse]:
-        """The state and counts of each of several endpoints; empty for a run with one."""
+        """Returns the state and counts of each of several endpoints; empty for a run with one."""
         return [
             EndpointUse(
                 name=name,
@@ -234,28 +234,28 @@ class Tally(Attempts):
         ]
 
     def rows_saved(self, succeeded: int, failed: int, flawed: Mapping[str, int]) -> None:
-        """Rows are on disk, or passed on. flawed: successes with such an answer, by flaw."""
+        """Counts rows that are on disk, or passed on. flawed: flawed successes, by flaw."""
         self.succeeded += succeeded
         self.failed += failed
         if flawed:
             self.flawed.update(flawed)
 
     def rows_answered(self, rows: Iterable[Brief]) -> None:
-        """Counts them by endpoint, if there are several."""
+        """Counts rows by endpoint, if there are several."""
         if self._names:
             self._answered.update(map(_ANSWER, rows))
 
     def begin_batches(self) -> BatchUse:
-        """The run goes by batches, which are counted there."""
+        """Starts counting the batches of a run; returns their counter."""
         self.batches = BatchUse()
         return self.batches
 
     def look_at(self, due_s: float | None) -> None:
-        """A batch is looked at then, by the monotonic clock; None if none is running."""
+        """Sets the monotonic time when a batch is checked next; None if none is running."""
         self.batch_look_s = due_s
 
     def batch_answered(self, reply: Reply | None) -> None:
-        """A row has its outcome from a batch, maybe with a reply."""
+        """Counts a row with an outcome from a batch. reply: None for an error."""
         if self.batches is not None:
             self.batches.answered += 1
         if reply is not None:
@@ -263,7 +263,7 @@ class Tally(Attempts):
             self.output_tokens += reply.output_tokens or 0
 
     def batch_failed(self, error: str) -> None:
-        """A row in a batch ended with an error of this kind; it may be sent again."""
+        """Counts an error of a row in a batch, by kind; the row may be sent again."""
         self.errors[error] += 1
 
     def on_event(self, event: Event) -> None:
@@ -296,10 +296,10 @@ class Tally(Attempts):
             self.out[event.endpoint] = event
 
     def take_error(self) -> str:
-        """The last error in words since this was asked last; empty if there was none."""
+        """Returns the last error's message since the previous call; empty if there was none."""
         error, self._new_error = self._new_error, ""
         return error
 
     def _left(self) -> list[str]:
-        """The names of the endpoints that still take calls, if there are several."""
+        """Returns the names of the endpoints that still take calls, if there are several."""
         return [name for name in self._names if name not in self.out]

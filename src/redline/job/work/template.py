@@ -1,4 +1,4 @@
-"""A row becomes a request."""
+"""The rendering of rows as requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _SYSTEM_ROLES = ("system", "developer")
 
-# Columns of a `messages`, `prompt` or `input` row that belong into its body. Any other column is
-# the user's own data and is not sent; `body` takes whatever else an endpoint knows.
+# Columns of a `messages`, `prompt` or `input` row that belong in its body. Any other column is the
+# user's own data and is not sent; `body` takes further parameters of an endpoint.
 _PARAMETERS = """
     model temperature top_p top_k min_p n stop seed max_tokens max_completion_tokens
     max_output_tokens presence_penalty frequency_penalty repetition_penalty logit_bias logprobs
@@ -32,7 +32,7 @@ PARAMETERS = frozenset(_PARAMETERS.split())
 
 
 class Renderer:
-    """Turns rows into requests by one `Prompting`. Raises ConfigError for a template in error."""
+    """A renderer of rows as requests by one `Prompting`. Raises ConfigError for a bad template."""
 
     def __init__(self, prompting: Prompting) -> None:
         self._prompting = prompting
@@ -71,7 +71,7 @@ class Renderer:
         )
 
     def request(self, row: dict[str, Any]) -> Request:
-        """The request of one row. Raises BadRow, and BadTemplate if a template fails on it."""
+        """Makes the request of one row. Raises BadRow, and BadTemplate if a template fails."""
         fixed = self._fixed
         if fixed is not None and (raw := fixed.json(row)) is not None:
             return self._alike.carrying(raw, fixed.asked)
@@ -91,7 +91,7 @@ class Renderer:
         return request
 
     def _fixed_body(self) -> FixedBody | None:
-        """The body's JSON around the prompt of a row, if nothing else of it depends on the row."""
+        """Returns the body's JSON around a row's prompt, if nothing else depends on the row."""
         if self._url is not None or self._body is not None or self._is_bodiless:
             return None
         columns, others = set(), {"body"}
@@ -123,7 +123,7 @@ class Renderer:
             return None
 
     def prompt(self, row: dict[str, Any]) -> str:
-        """What the prompt template makes of a row. Raises BadTemplate if it fails."""
+        """Renders the prompt template for a row. Raises BadTemplate if it fails."""
         assert self._prompt is not None
         return self._render(self._prompt, row, "prompt")
 
@@ -157,7 +157,7 @@ class Renderer:
         return {**self._defaults, **parameters, **content, **_own_body(row)}
 
     def _own_content(self, row: dict[str, Any], url: str) -> dict[str, Any]:
-        """The body fields of a row that brings `messages`, `prompt` or `input`."""
+        """Returns the body fields of a row with `messages`, `prompt` or `input`."""
         api = api_of(url)
         if row.get("messages") is not None and api.has_system:
             messages = row["messages"]
@@ -179,7 +179,7 @@ class Renderer:
         )
 
     def _shape(self, content: Any, row: dict[str, Any], url: str) -> dict[str, Any]:
-        """The prompt in the field that the API of `url` takes it from."""
+        """Returns the prompt in the field that the API of `url` takes it from."""
         api = api_of(url)
         if api is chat.API:
             messages = [*self._shots, {"role": "user", "content": content}]
@@ -191,7 +191,7 @@ class Renderer:
         return {api.prompt: content}
 
     def _with_system(self, messages: list[Any], row: dict[str, Any]) -> list[Any]:
-        """The messages under the system message, unless they bring their own."""
+        """Puts the system message before the messages, unless they have one."""
         if self._system is None:
             return messages
         first = messages[0] if messages else None
@@ -233,7 +233,7 @@ class Renderer:
     def _compile(self, text: str | None, name: str) -> Template | None:
         if text is None:
             return None
-        # Here and not above: rows that bring their own messages need none of it.
+        # Imported here: rows with their own messages do not need it.
         import jinja2
 
         from redline.job.work.jinja_template import Template
@@ -263,7 +263,7 @@ class Renderer:
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
-    """Keys and indices from `result.items.0.text`; a part of digits is an index."""
+    """Parses `result.items.0.text` as keys and indices; a part of digits is an index."""
     if not text:
         return ()
     parts = text.removeprefix("$").strip(".").split(".")
@@ -273,7 +273,7 @@ def parse_output_path(text: str | None) -> tuple[str | int, ...]:
 
 
 def _is_batch_row(row: dict[str, Any]) -> bool:
-    """The row names its own request, as in a file for the OpenAI Batch API."""
+    """Whether the row names its own request, as in a file for the OpenAI Batch API."""
     if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
         return False
     return "body" in row or str(row.get("method", "")).upper() in BODILESS
@@ -285,5 +285,5 @@ def _own_body(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_template(url: str) -> bool:
-    """Whether it holds a Jinja expression or statement."""
+    """Whether the URL contains a Jinja expression or statement."""
     return "{{" in url or "{%" in url
