@@ -305,7 +305,7 @@ ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
 
 
 def _words(text: str) -> Iterator[tuple[int, str]]:
-    """The text word by word, white space kept, each with the tokens there are up to it."""
+    """Yields the text word by word with its white space, and the tokens up to each word."""
     size = 0
     words = text.split(" ")
     for index, word in enumerate(words):
