@@ -23,7 +23,7 @@ class ManualClock:
         return self._wall_s
 
     def advance(self, by_s: float) -> float:
-        """Moves the time by by_s, 0 or more, and returns it. Raises ConfigError below 0."""
+        """Moves the time by by_s, 0 or more; returns the new time. Raises ConfigError below 0."""
         if not by_s >= 0:
             raise ConfigError(
                 f"a monotonic clock cannot be moved by {by_s:g} s",

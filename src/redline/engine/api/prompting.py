@@ -1,7 +1,7 @@
-"""Requests in OpenAI's terms: a body in, token ids and sampling parameters out.
+"""Parses requests in OpenAI's terms into token ids and sampling parameters.
 
-Whatever cannot be done as asked is refused by its name before anything is computed. A parameter
-that is null counts as not given.
+Anything that cannot be done as requested is refused by name before anything is computed. A null
+parameter counts as not given.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Shared(ChoicesRequest, kw_only=True):
 
     @property
     def includes_usage(self) -> bool:
-        """A stream ends with its usage."""
+        """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -99,11 +99,12 @@ class Asked(NamedTuple):
 def read_request(
     url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
 ) -> Asked:
-    """The checked parameters of a request.
+    """Returns the checked parameters of a request.
 
-    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
-    prompt and its answer, at most. token_bytes: length of the longest token; a text with more bytes
-    for each token that fits is refused unread. Raises Rejected, which names the parameter.
+    tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: the most
+    tokens of a prompt and its answer. token_bytes: the length of the longest token; a text with
+    more bytes for each token that fits is refused unread. Raises Rejected, which names the
+    parameter.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):
@@ -196,10 +197,10 @@ def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
 
 
 def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
-    """The conversation as the model's chat template writes it."""
+    """Renders the conversation with the model's chat template."""
     if not messages:
         raise Rejected("`messages` is empty")
-    # Answers that are sent back have fields for tools that say nothing.
+    # Answers that clients send back have empty fields for tools.
     stated = [
         {name: value for name, value in message.items() if value is not None and value != []}
         for message in messages
@@ -223,7 +224,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
 
 
 def _named(given: str | list[Any]) -> dict[str, Any]:
-    """The text or the tokens of each prompt, by its name in the request."""
+    """Returns the text or the tokens of each prompt, by its name in the request."""
     if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
         return {"prompt": given}
     named = {f"prompt[{place}]": item for place, item in enumerate(given)}

@@ -1,4 +1,4 @@
-"""How many tokens to draft at this batch size, so that speculation gains or is off.
+"""Chooses how many tokens to draft at a batch size, or none if speculation does not pay.
 
 With h[j] the share of rows that keep drafted token j once they kept those before it, a step that
 drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row; that is (1 - a^(k+1)) / (1 - a)

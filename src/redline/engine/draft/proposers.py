@@ -33,16 +33,14 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes what may follow."""
+    """A proposer of the tokens that may follow."""
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
         """Sets each sequence's `drafted`: at most `most` tokens, each at least 1."""
 
 
 class LookupDrafter:
-    """Proposes the tokens that followed the last ones at their previous occurrence in the
-    sequence.
-    """
+    """Proposes the tokens that followed the last ones when they last occurred in the sequence."""
 
     def __init__(self) -> None:
         self._indices: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()

@@ -28,7 +28,7 @@ class Acceptance(NamedTuple):
 def verify(
     draft: Tensor, lengths: Tensor, draft_probs: Tensor | None, target_probs: Tensor, noise: Noise
 ) -> Acceptance:
-    """Accepted draft tokens per row, and the token that follows them.
+    """Returns the number of accepted draft tokens per row, and the token that follows them.
 
     draft (B, K) int64; lengths (B,) int64, 0 to K: the row's drafted tokens, behind which any
     token may be. draft_probs (B, K, V) float32: the laws they were drawn from; None if they

@@ -73,12 +73,13 @@ class Step:
 
     @property
     def positions(self) -> Tensor:
-        """(1, N): where each new token is in its sequence."""
+        """(1, N): the position of each new token in its sequence."""
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The attention output of the new tokens, (N, heads, D). query is (heads, N, D) and already
-        scaled.
+        """Returns the attention output of the new tokens, (N, heads, D).
+
+        query: (heads, N, D), already scaled.
         """
         self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
@@ -95,7 +96,7 @@ class Step:
 
 
 class _Alone:
-    """One long piece."""
+    """The attention of one long piece."""
 
     def __init__(self, piece: Piece, at: int, device: torch.device) -> None:
         self.begin, self.end = at, at + piece.size
@@ -120,7 +121,7 @@ class _Alone:
 
 
 class _Together:
-    """Short pieces of many sequences, padded to the longest of them."""
+    """The attention of short pieces of many sequences, padded to the longest of them."""
 
     def __init__(self, found: Sequence[_Found], device: torch.device) -> None:
         pieces = [piece for piece, _ in found]

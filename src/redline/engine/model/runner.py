@@ -41,11 +41,11 @@ class Runner:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Bytes of the model's parameters, in this one process."""
+        """The bytes of the model's parameters in this one process."""
         return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:
-        """Computes the step."""
+        """Computes a step."""
         assert self._logits is None
         self._logits = self.run(work)
 
@@ -56,7 +56,7 @@ class Runner:
         return logits
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """What fails here fails in a step."""
+        """Does nothing: a failure in this process surfaces in a step."""
 
     def close(self) -> None:
         """Does nothing: no resource outlives the process."""

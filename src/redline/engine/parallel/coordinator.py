@@ -1,7 +1,7 @@
 """The coordinator of a model in many processes: starts them, passes work on, receives results.
 
-The coordinator schedules and judges and has none of the model's weights. A rank that ends, or tells
-of an error, ends them all.
+The coordinator schedules and judges, but holds none of the model's weights. A rank that ends or
+reports an error ends all of them.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Ranks:
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """The next message of a rank."""
+        """Returns the next message of a rank."""
         told = self._told.get()
         if isinstance(told, RedlineError):
             # Nothing else will arrive: repeated calls raise the same error.

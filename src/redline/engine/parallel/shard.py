@@ -74,7 +74,10 @@ class Source(NamedTuple):
 
 
 def weight_files(name: str) -> list[str]:
-    """The safetensors files of a folder, or of a name on the hub, fetched. Raises ConfigError."""
+    """Returns the safetensors files of a folder or of a model on the hub, which are fetched.
+
+    Raises ConfigError.
+    """
     fetched = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
     with reading("cannot read the weights of", name):
         if (whole := fetched(SAFE_WEIGHTS_NAME)) is not None:
@@ -198,7 +201,7 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
         return (torch.where((places >= 0) & (places < size), places, size),)
 
     def gathered(_module: object, _given: object, found: Tensor) -> Tensor:
-        """All logits at the first rank of the stage; the others' are of no use."""
+        """Gathers all logits at the stage's first rank; the results of the others are not used."""
         own = found[..., :size].contiguous()
         parts = [torch.empty_like(own) for _ in range(part.shares)] if part.share == 0 else None
         if own.numel():

@@ -1,4 +1,4 @@
-"""A model is tried before it serves: what the engine computes must be what the model says itself.
+"""Checks a model before it serves: the engine must compute what the model itself computes.
 
 Its attention is exchanged, and no list of settings says which models have more than plain causal
 attention: sinks, a layer that attends twice, a layer that does not receive the step. Its weights
