@@ -1,4 +1,4 @@
-"""`redline bench`: the throughput of whatever answers, under a stated load."""
+"""`redline bench`: measures the throughput and latency of a target under a stated load."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ _RATES = ("constant", "poisson", "replay")
 
 
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is asked for on the command line."""
+    """A benchmark as the command line describes it."""
 
     target: Target
     plan: Plan
@@ -66,7 +66,7 @@ class _Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags) -> int:
-    """The exit status, after the figures are printed. Raises RedlineError if there are none."""
+    """Prints the figures and returns the exit status. Raises RedlineError if there are none."""
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()
     place = None if "output" not in options else _place(options["output"])
     bench = _bench(folder, targets, options, flags)
@@ -144,7 +144,7 @@ async def _measure(
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
-    """The benchmark that the flags describe. Raises ConfigError."""
+    """Returns the benchmark that the flags describe. Raises ConfigError."""
     if flags.get("concurrency") == "auto":
         raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
     kinds = [name for name in _RATES if name in options]
@@ -211,7 +211,7 @@ def _duration_s(options: Flags, schedule: list[float] | None) -> float:
 
 
 def _rate(options: Flags, name: str) -> float:
-    """Requests a second, of `20`, `2.5` or `90/60s`."""
+    """Parses `20`, `2.5` or `90/60s` as requests per second."""
     text, flag = str(options[name]).strip(), values.flag_of(name)
     try:
         per_s = float(text)
@@ -227,9 +227,7 @@ def _rate(options: Flags, name: str) -> float:
 
 
 def _announcement(bench: _Bench) -> list[str]:
-    """A description of what will be sent and which bounds apply, printed before anything is
-    sent.
-    """
+    """Describes what will be sent and which bounds apply, to be printed before anything is sent."""
     plan, asked = bench.plan, bench.asked
     time = duration(plan.duration_s)
     each = " each" if bench.is_sweep else ""
@@ -263,8 +261,9 @@ def _cost_words(bench: _Bench, most: int | None) -> str:
 
 
 def _place(text: str) -> Path:
-    """The folder or file for the figures. Raises ConfigError if it cannot be used or holds other
-    data.
+    """Returns the place for the figures.
+
+    Raises ConfigError if it cannot be used or holds other data.
     """
     path = Path(os.path.expanduser(local_path(text)))
     if path.is_dir():
@@ -291,7 +290,7 @@ def _place(text: str) -> Path:
 
 
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
-    """The saved JSON: the figures and the settings of the load."""
+    """Returns the JSON to save: the figures and the settings of the load."""
     fields: dict[str, Any] = {
         _MARK: 1,
         "version": __version__,

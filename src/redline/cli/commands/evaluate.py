@@ -99,7 +99,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
 
 
 def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
-    """The evaluation to run: a built-in one or a file's, with the shots of the command line."""
+    """Returns the built-in evaluation or that of a file, with the shots of the command line."""
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(
@@ -134,7 +134,7 @@ def _carry_out(session: Session, evaluation: Evaluation, data: str) -> int:
 
 
 def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
-    """The job that asks, with the evaluation's prompt and grading."""
+    """Returns the job that asks, with the evaluation's prompt and grading."""
     if job.output is None:
         raise ConfigError("an evaluation's results need a file", hint="leave out -o -")
     prompting = Prompting(

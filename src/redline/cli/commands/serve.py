@@ -148,7 +148,7 @@ def _say_url(url: str) -> None:
 
 
 def _settings(given: Flags) -> GatewaySettings:
-    """The settings from the flags and the file. Raises ConfigError that names the place."""
+    """Reads the settings from the flags and the file. Raises ConfigError that names the place."""
     from redline.serve.batches import parse_batches
     from redline.serve.gateway import GatewaySettings, parse_classes
     from redline.serve.keys import parse_tenants
@@ -189,8 +189,9 @@ def _settings(given: Flags) -> GatewaySettings:
 
 
 def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
-    """The gateway's own settings from the flags, by field of GatewaySettings; None for one not
-    given.
+    """Returns the gateway's own settings from the flags, by field of GatewaySettings.
+
+    A field that is not given is None.
     """
     from redline.serve.gateway import MOST_DRAIN_S
 
@@ -223,7 +224,7 @@ def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
 
 
 def _configuration(given: Flags) -> Configuration:
-    """The file's, with the flags of its [serve] as defaults."""
+    """Reads the file's configuration, with the flags of its [serve] as defaults."""
     path = Path(given.get("config") or _FILE)
     if "config" in given and not path.is_file():
         raise ConfigError(
@@ -278,7 +279,7 @@ def _certificate(flags: Flags) -> Certificate | None:
 
 
 def _summary(settings: GatewaySettings) -> str:
-    """A summary of the gateway's settings, one line each."""
+    """Returns a summary of the gateway's settings, one line each."""
     lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
     if settings.function is not None:
         lines = [f"function: {settings.function.spec}"]

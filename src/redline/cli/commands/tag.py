@@ -137,7 +137,7 @@ def _task(schema: Schema, given: values.Flags) -> Tagging:
 
 
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
-    """The job that tags, with a system message that describes the tags."""
+    """Returns the job that tags, with a system message that describes the tags."""
     # A template, so braces of the schema must be in a string of their own.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
@@ -151,7 +151,7 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
 
 
 def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path | None:
-    """Where --export goes. Raises ConfigError if it cannot, before anything is sent."""
+    """Returns the path of --export. Raises ConfigError, before anything is sent, if not usable."""
     if output is None:
         for name in ("gold", "export"):
             if name in given:
@@ -169,7 +169,7 @@ def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path |
 
 
 def _matrix_path(output: Output) -> Path:
-    """Named as the other files beside the output are."""
+    """Returns the path of the confusion matrix, named like the other files beside the output."""
     stem = output.failed_path.name.removesuffix("failed.jsonl")
     return output.path.with_name(f"{stem}confusion.csv")
 

@@ -1,4 +1,4 @@
-"""Outputs that commands look at: found by their name, and the prices of their answers."""
+"""Opens the outputs that commands inspect, and the prices of their answers."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def priced() -> Priced:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """The output of this path or URL. Raises ConfigError, which states what is wrong with the
-    name.
-    """
+    """Opens the output of a path or URL. Raises ConfigError that states what is wrong with it."""
     url = url_of(name)
     if url is None:
         with opened(_output_of(name)) as found:
@@ -69,7 +67,7 @@ def _output_of(name: str) -> Output:
 
 
 def notes_of(found: Opened, name: str) -> list[str]:
-    """Notes on why some lines of an output are missing, and what to do about it."""
+    """Returns notes on why some lines of an output do not count, and what to do about it."""
     lines = found.lines
     said = []
     if lines.damaged:

@@ -99,7 +99,7 @@ def _drawn(reports: Sequence[JobReport], form: str) -> str:
 
 
 def _format(stated_format: str | None, output: str | None) -> str:
-    """The output format. Raises ConfigError if it is unknown."""
+    """Returns the output format. Raises ConfigError if it is unknown."""
     if stated_format is not None:
         if stated_format not in _FORMATS:
             raise ConfigError(
@@ -118,7 +118,7 @@ def _format(stated_format: str | None, output: str | None) -> str:
 
 
 def _checked_path(text: str, form: str) -> Path:
-    """Where the report goes. Raises ConfigError if that would replace anything but a report."""
+    """Returns the report's path. Raises ConfigError if it would replace anything but a report."""
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"

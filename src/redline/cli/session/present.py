@@ -29,7 +29,7 @@ _CREDENTIALS = re.compile("//.*@")
 
 
 def error_text(error: RedlineError, saved: str = "") -> str:
-    """The error as three short parts: what and where, what is safe, what to do."""
+    """Formats an error in three short parts: what and where, what is safe, what to do."""
     lines = [f"error: {error.what}"]
     if error.where:
         lines.append(f"where: {error.where}")
@@ -41,7 +41,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """The run in a few lines whose numbers add up, why it stopped, and how to continue."""
+    """Sums up a run in a few lines whose numbers add up: why it stopped, how to continue."""
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -86,7 +86,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
 
 
 def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """The summary for programs, one line of JSON, as `--log json` prints it."""
+    """Returns the summary for programs: one line of JSON, as `--log json` prints it."""
     is_open = report.output is not None and not report.is_complete
     fields: dict[str, object] = {
         "event": "summary",
@@ -199,7 +199,7 @@ def _batch_lines(report: Report) -> list[str]:
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
-    """A dry run's findings. has_output: the rows that are already done are known."""
+    """Describes a dry run's findings. has_output: the rows that are already done are known."""
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")
@@ -284,7 +284,7 @@ def _files(report: Report, notes: Notes) -> list[str]:
 
 
 def _not_uploaded(report: Report) -> str:
-    """Why the object differs from the file; in full only if the reason is not shown below."""
+    """Says why the object differs from the file; in full only if no reason is shown below."""
     assert report.output is not None
     line = f"not uploaded: {report.output.name}"
     is_told_below = report.stopped is report.not_uploaded
@@ -314,7 +314,7 @@ def _saved(report: Report) -> str:
 
 
 def _command(report: Report, argv: Sequence[str]) -> str:
-    """The command that continues: the same, but it must not start over again.
+    """Returns the command that continues: the same one, but without a flag to start over.
 
     If only untried rows are left, it goes on to these. What may be a secret reads `...`.
     """
@@ -328,7 +328,7 @@ def _command(report: Report, argv: Sequence[str]) -> str:
 
 
 def _without_secret(flag: str, word: str) -> str:
-    """A word of the command line as it may be shown after `flag`."""
+    """Returns a word of the command line as it may be shown after `flag`."""
     if word.startswith(("--header=", "--proxy=")):
         flag, _, value = word.partition("=")
         return f"{flag}={_without_secret(flag, value)}"

@@ -122,7 +122,7 @@ class EngineThread:
         self._posts.append(self._failed.set)
 
     def _take(self, wait_s: float) -> None:
-        """Makes the calls that have come; waits this long for the first of them."""
+        """Makes the calls received; waits up to wait_s seconds for the first one."""
         try:
             self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
             while True:

@@ -43,7 +43,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def cut(text: str, max_tokens: int | None) -> Said:
-    """The answer, shortened to `max_tokens`. No character is cut in two."""
+    """Returns the answer cut to `max_tokens`, never within a character."""
     tokens = count_tokens(text)
     if max_tokens is None or tokens <= max_tokens:
         return Said(text, tokens, is_cut=False)

@@ -88,7 +88,7 @@ class Stories:
     def tell(self, question: str, seed: int | None) -> str:
         """Returns the story of a question and seed; without a seed, a new story each time.
 
-        Which earlier story is repeated, if any, depends on those told before.
+        Which earlier story is repeated, if any, depends on those made before.
         """
         own = f"s{seed}" if seed is not None else f"u{next(self._unseeded)}"
         text = f"{self._seed} {own} {question}"
