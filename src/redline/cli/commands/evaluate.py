@@ -63,15 +63,15 @@ PARAMS = (
 
 
 def evaluate(ctx: Context, words: list[str] | None) -> None:
-    r"""Ask a model every question of a test set, and say how many answers are right.
+    r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each question gets one line in the results with correct, strict, extracted and verdict. An
-    evaluation that was interrupted continues by the same command, and ends with the same score.
+    Each question gets one line in the results with correct, strict, extracted and verdict. The same
+    command continues an evaluation that was interrupted, which ends with the same score.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
-    Anything else is described by a file: prompt, gold (the column of the right answer), and metric
-    (number, choice, exact, regex, json or judge), and if need be system, pattern, fields, judge,
+    A file describes any other evaluation: prompt, gold (the column of the right answer), and metric
+    (number, choice, exact, regex, json or judge), and optionally system, pattern, fields, judge,
     shots and params.
 
         redline eval --task capitals.toml --data capitals.csv

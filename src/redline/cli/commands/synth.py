@@ -67,17 +67,17 @@ PARAMS = (
 
 
 def synth(ctx: Context) -> None:
-    r"""Make texts by a prompt, as many as are asked for, no two nearly the same.
+    r"""Generate texts from a prompt, without near-duplicates.
 
     The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. Interrupt it and
-    give the same command again: it continues, and a larger --count adds to what is there.
+    give the same command again: it continues, and a larger --count adds to the existing texts.
 
         redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
             --vary topic=@topics.txt --vary temperature=0.7,1 \
             --model gpt-4o-mini -o stories.jsonl
 
-    The last line on stdout says how many there are, as in: delivered: 1000/1000. Exit status: 0 as
-    many as were asked for, 1 fewer, with the reasons; otherwise as for `redline run`.
+    The last line on stdout states the number of texts, as in: delivered: 1000/1000. Exit status: 0
+    all texts delivered, 1 fewer, with the reasons; otherwise as for `redline run`.
     """
     raise Exit(_carry_out(Session(ctx)))
 

@@ -84,14 +84,14 @@ PARAMS = (
 def tag(ctx: Context, rows: str) -> None:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
-    An answer that is not valid is asked for again; a row that never gets a valid one is among
-    the failures, with the reason. `output` of a result line is the tag.
+    If an answer is not valid, the model is asked again; a row without a valid answer is among the
+    failures, with the reason. `output` of a result line is the tag.
 
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl
 
-    How good are the tags? Compare them with a column of labels, as often as you like: what is
-    tagged already is not asked again.
+    How good are the tags? Compare them with a column of labels, as often as you like: rows that are
+    already tagged are not sent again.
 
         redline tag test.csv --schema labels.json --gold category -o tagged.jsonl
 

@@ -48,8 +48,8 @@ PARAMS = (
 def report(ctx: Context, results: Sequence[str] | None) -> None:
     """Report on a job: what bound it, how fast it was, what it cost, and what failed.
 
-    A page loads nothing and can be sent to anyone. It quotes the prompt and a few errors, and no
-    key. A job that runs is reported as it is now.
+    A page loads nothing and can be sent to anyone. It quotes the prompt and a few errors, but no
+    key. If the job is running, the report shows its present state.
 
         redline report labels.jsonl -o page.html
         redline report labels.jsonl -o chart.svg
@@ -58,7 +58,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
     Without -o the report goes to standard output. A page needs plotly: pip install
     'redline[report]'.
 
-    Exit status: 0 done, 2 nothing is recorded of it, or bad usage, 3 a defect in redline.
+    Exit status: 0 done, 2 nothing was recorded, or bad usage, 3 a defect in redline.
     """
     given = stated(ctx)
     if not results:

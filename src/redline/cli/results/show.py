@@ -56,10 +56,9 @@ PARAMS = (
 
 
 def show(ctx: Context, results: str) -> None:
-    """Show what is in OUT: how rows ended, with examples, and tokens, cost and latency.
+    """Show the contents of OUT: how rows ended, with examples, and tokens, cost and latency.
 
-    Failures count as well as results, of all runs, and each row once. A job may be running
-    meanwhile.
+    Results and failures of all runs count, each row once. The job may still be running.
 
         redline show labels.jsonl
         redline show labels.jsonl --failed --sample 5

@@ -34,15 +34,16 @@ _NARROWEST, _WIDEST = 40, 120
 
 
 def status(ctx: Context, results: str) -> None:
-    """Show how a job is: what is done of it, how fast, and what holds it back.
+    """Show the state of a job: its progress, its speed, and what holds it back.
 
-    From another terminal while it runs, or afterwards; that its process has died is shown, too.
+    Use it from another terminal while the job runs, or afterwards; it also shows whether the job's
+    process has died.
 
         redline status labels.jsonl
         redline status labels.jsonl --watch
 
-    Exit status: 0 it runs or is finished, 1 it has died or ended early, 2 nothing is known of it,
-    or bad usage, 3 a defect in redline.
+    Exit status: 0 it runs or is finished, 1 it has died or ended early, 2 nothing was recorded, or
+    bad usage, 3 a defect in redline.
     """
     given = stated(ctx)
     output = Output.at(results)

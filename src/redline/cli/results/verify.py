@@ -26,7 +26,7 @@ PARAMS = (
 def verify(ctx: Context, results: str) -> None:
     """Prove that every row of the input is in OUT, or in its failures, exactly once.
 
-    Each line's checksum is tested as well.
+    Each line's checksum is verified as well.
 
         redline verify labels.jsonl
 
