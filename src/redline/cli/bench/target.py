@@ -169,7 +169,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
 
 
 async def _never(row: object) -> None:
-    """Stands in for a user's function, so that the job has no endpoint."""
+    """A placeholder for a user's function, so that the job has no endpoint."""
 
 
 @asynccontextmanager

@@ -172,7 +172,7 @@ def _base(path: str | None) -> list[dict[str, Any]]:
     with first_rows(path, _MOST_BASE + 1) as found_rows:
         rows = list(found_rows)
     if len(rows) > _MOST_BASE:
-        raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="take a part of them")
+        raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="use fewer rows")
     found = []
     for row in rows:
         if row.data is None:

@@ -131,7 +131,7 @@ def _input_fields(report: Report) -> dict[str, object] | None:
 
 
 def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
-    """The numbers of successes that are cut, empty or refused, and what to do about them."""
+    """Returns how many successes are cut, empty or refused, and what to do about them."""
     if not report.flawed:
         return []
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
@@ -143,7 +143,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
 
 
 def _endpoint_lines(report: Report) -> list[str]:
-    """Which endpoints answered, which were taken out, and how long each was down."""
+    """Returns which endpoints answered, which were taken out, and how long each was down."""
     lines, each = [], report.endpoints
     if any(one.answered for one in each):
         lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
@@ -155,7 +155,7 @@ def _endpoint_lines(report: Report) -> list[str]:
 
 
 def _cache_lines(report: Report) -> list[str]:
-    """The calls that the cache saved, why it did not save more, and what happened to it."""
+    """Returns the calls that the cache saved, why it did not save more, and its notes."""
     use, lines = report.cache, []
     if use is not None and (use.spared or use.misses):
         share = f"{100 * use.share:.0f} % of rows without a request"
@@ -172,7 +172,7 @@ def _cache_lines(report: Report) -> list[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """The parts of the run that were not recorded, or not sent to their receiver, and why."""
+    """Returns the parts of the run that were not recorded, or not sent on, and why."""
     missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
     lines = [
         f"the {what} ends early, results are not affected: {why}"
@@ -184,7 +184,7 @@ def _trace_lines(report: Report) -> list[str]:
 
 
 def _batch_lines(report: Report) -> list[str]:
-    """The rows that went through batches, and those still there."""
+    """Returns the rows that went through batches, and those still at the provider."""
     use = report.batches
     if use is None:
         return []
@@ -192,8 +192,9 @@ def _batch_lines(report: Report) -> list[str]:
     lines = [f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"]
     if use.running:
         lines.append(
-            f"{counted(use.running, 'batch', 'batches')} of {counted(use.rows, 'row')} run on at "
-            "the provider; the same command reads them, with --via live it cancels them"
+            f"still at the provider: {counted(use.running, 'batch', 'batches')} of "
+            f"{counted(use.rows, 'row')}; the same command reads their answers, or cancels them "
+            "with --via live"
         )
     return lines
 
@@ -255,7 +256,7 @@ def _untried(report: Report) -> str:
 
 
 def _spent(report: Report) -> str:
-    """The spending, and an estimate for all rows if some are left."""
+    """Returns the spending, and an estimate for all rows if some are left."""
     is_of_all = not report.skipped or report.spent.is_of_all_runs
     line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left
