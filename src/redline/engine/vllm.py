@@ -113,7 +113,7 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
 
 @contextmanager
 def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A command in a process group of its own, and which of SIGINT and SIGTERM have come since.
+    """Runs a command in its own process group; yields it, and the SIGINT and SIGTERM received.
 
     At the end it is sent the first of them, or SIGTERM, and all that it has started is killed once
     it has ended, after a second signal, or _GRACE_S later.

@@ -231,7 +231,7 @@ class Load:
         return True
 
     def _count_unsent(self, at_s: float, schedule: Iterable[float]) -> None:
-        """The call of at_s, and all that are due by the end, were not made."""
+        """Counts the call of at_s, and all that are due by the end, as not made."""
         plan, missing = self._plan, 1
         left = None if plan.most is None else plan.most - self._sent
         for later_s in islice(schedule, _MOST_COUNTED):

@@ -179,7 +179,7 @@ def _seconds(value_s: float) -> str:
 
 
 def _time(value_s: float) -> str:
-    """`3.21 s`, `45.6 ms` or `0.12 ms`."""
+    """Formats a duration as `3.21 s`, `45.6 ms` or `0.12 ms`."""
     if value_s >= 1:
         return f"{value_s:,.2f} s"
     return f"{1000 * value_s:.1f} ms" if value_s >= 0.01 else f"{1000 * value_s:.2f} ms"

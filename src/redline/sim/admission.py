@@ -143,7 +143,7 @@ class SlidingCounter(_Counting):
     _previous = 0
 
     def _roll(self, now_s: float) -> float:
-        """Seconds since the current window began, after the counters have moved to it."""
+        """Moves the counters to the current window, and returns the seconds since it began."""
         index = math.floor(now_s / self._rate.window_s)
         if index > self._index:
             self._previous = self._count if index == self._index + 1 else 0

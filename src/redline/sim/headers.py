@@ -50,7 +50,7 @@ def retry_headers(style: str, wait_s: float) -> dict[str, str]:
 
 
 def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
-    """`error.details` in the body of a 429: RetryInfo for style `gemini`, otherwise nothing.
+    """Returns `error.details` for the body of a 429: RetryInfo for `gemini`, otherwise nothing.
 
     Nothing for a request that will never fit.
     """

@@ -116,7 +116,7 @@ class Stats:
         self.settle(ticket, "answered", 200, now_s)
 
     def wrote_text(self, ticket: Ticket, before_s: float, now_s: float) -> None:
-        """A piece of a stream's text was written; before_s: when the one before was, 0 if none."""
+        """Records a piece of a stream's text. before_s: when the previous one was, 0 if none."""
         if before_s:
             self._gaps_s.append(now_s - before_s)
         else:
@@ -141,7 +141,7 @@ class Stats:
         self._serving -= 1
 
     def as_dict(self) -> dict[str, Any]:
-        """The counters, as `GET /sim/stats` shows them. Times are monotonic seconds.
+        """Returns the counters as `GET /sim/stats` shows them. Times are monotonic seconds.
 
         `rejected` and `faults` are totals; `rejected_by_limit`, `faults_by_kind` split them.
         `serving`: those past the queue. `tokens`: of answered requests.

@@ -97,7 +97,7 @@ def _of_rows(target: Target, place: str) -> Asked:
 def _synthetic(
     target: Target, tokens: int, seed: int, sizes: list[tuple[int | None, int | None]] | None
 ) -> Asked:
-    """Synthetic prompts of this many tokens, or of recorded sizes."""
+    """Returns synthetic prompts of this many tokens, or of recorded sizes."""
     bound = _Bound(target)
     renderer = Renderer(bound.prompting)
     prompts = Prompts(seed)

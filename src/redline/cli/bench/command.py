@@ -123,7 +123,7 @@ def _status(found: Sequence[Figures]) -> int:
 async def _measure(
     bench: _Bench, what: Measuring, progress: Progress, *, is_json: bool
 ) -> tuple[list[Figures], Knee | None]:
-    """The figures of the load, or of each level, printed as it comes. Raises RedlineError."""
+    """Measures the load, or each level, printed as it comes. Raises RedlineError."""
     if not bench.is_sweep:
         figures = await measured(what, bench.plan, bench.asked.requests)
         if (reason := nothing_measured(figures)) is not None and not figures.is_interrupted:

@@ -212,7 +212,7 @@ def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
 
 @asynccontextmanager
 async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
-    """The endpoints within their limits and the job's budget. Nothing is retried."""
+    """Calls the endpoints within their limits and the job's budget. Nothing is retried."""
     backend: Backend
     if len(endpoints) == 1:
         backend = HttpBackend(endpoints[0])

@@ -41,7 +41,7 @@ PARAMS = (
 
 
 def run_flags(*left_out: str) -> list[Option]:
-    """The flags of `redline run`, for a command that does without some of them."""
+    """Returns the flags of `redline run`, for a command that does without some of them."""
     return [option for option in _FLAGS if option.key not in left_out]
 
 

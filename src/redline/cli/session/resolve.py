@@ -154,7 +154,7 @@ def _one_of_several(
     *,
     is_sending: bool,
 ) -> tuple[Endpoint, str | None]:
-    """One of several endpoints, and the model that its table names."""
+    """Returns one of several endpoints, and the model that its table names."""
     table = server.table
     # On the command line it is that of all together.
     own = {name: table[name] for name in ("concurrency",) if name in table}
@@ -171,7 +171,10 @@ def _one_of_several(
 def _of_several(
     options: Options, made: list[tuple[Endpoint, str | None]], configuration: Configuration
 ) -> Options:
-    """The options of a run with these endpoints. Raises ConfigError if their models differ."""
+    """Returns the options of a run with several endpoints.
+
+    Raises ConfigError if their models differ.
+    """
     (first, model), *others = made
     where = configuration.where_endpoint
     for endpoint, other in others:
@@ -214,7 +217,7 @@ def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
 
 
 def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
-    """The place of the setting that an error names: a flag, a table of redline.toml, or nothing."""
+    """Returns where an error's setting was stated: a flag or a table; empty if unknown."""
     if what.startswith(("a base URL", "not a base URL")):
         return server.origin
     if what.startswith("the proxy"):

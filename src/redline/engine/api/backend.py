@@ -204,7 +204,7 @@ class _Reader:
             pass  # and holds no request while it waits for the next
 
     def _has_read(self, read: Callable[[Request], _Read]) -> bool:
-        """False once it was closed."""
+        """Reads the next request; returns False after `close`."""
         if (given := self._inbox.get()) is None:
             return False
         found, request = given

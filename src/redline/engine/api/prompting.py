@@ -88,7 +88,10 @@ class Asked(NamedTuple):
     max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
-        """The most tokens of prompt and answer. Without max_tokens, a chat gets all that fits."""
+        """Returns the most tokens of prompt and answer.
+
+        Without max_tokens, a chat gets all that fits.
+        """
         asked = self.params.max_tokens
         if asked is None and self.form.is_chat:
             return self.max_model_len
@@ -134,7 +137,7 @@ def read_request(
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """The parameters that are given and say something, all of them known."""
+    """Returns the parameters that are given and have an effect, all of them known."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _IGNORED:
@@ -155,7 +158,7 @@ _Shape = TypeVar("_Shape")
 
 
 def _typed(value: Any, kind: type[_Shape], where: str = "", hint: str = "") -> _Shape:
-    """The value as this type. where: its own name in the request."""
+    """Converts the value to this type. where: its name in the request."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:

@@ -55,7 +55,7 @@ class _Mean:
         self._sum = self._weight = 0.0
 
     def value(self, hope: float, trust: float) -> float:
-        """The mean, as if `trust` measurements had been `hope`."""
+        """Returns the mean, as if `trust` measurements had been `hope`."""
         return (trust * hope + self._sum) / (trust + self._weight)
 
     def add(self, total: float, weight: float, most: float) -> None:
@@ -107,7 +107,7 @@ class DraftLength:
         self._levels: dict[int, _Level] = {}
 
     def choose(self, batch: int) -> int:
-        """The number of tokens to draft for each of `batch` rows, at least 1; 0 for no drafts."""
+        """Returns how many tokens to draft per row, 0 for none. batch: rows, at least 1."""
         level = self._level(batch)
         if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
             return 0

@@ -25,7 +25,7 @@ class Lookup:
         self._earlier = array("i", [-1])
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that may come next, none if the last two are new.
+        """Returns up to `most` tokens that may come next, none if the last two are new.
 
         tokens: those of the call before, and any more. If the match runs into the end, it
         continues with what it has just proposed, so that a repetition is continued whole. Costs

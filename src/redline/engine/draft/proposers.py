@@ -126,7 +126,7 @@ class ModelDrafter:
 
 
 def _drawn(law: Tensor, asked: list[Sequence], step: int) -> list[int]:
-    """One token of each law, `step` tokens after the next one."""
+    """Draws one token of each law, `step` tokens after the next one."""
     if all(one.params.is_greedy for one in asked):
         return law.argmax(-1).tolist()
     return sample(law, noise_of(asked, law.device, step), Purpose.DRAFT).tolist()

@@ -135,7 +135,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
 
 
 def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
-    """`auto` is the model's own, but float32 in place of float16 on a CPU, which has none."""
+    """Returns the dtype: `auto` is the model's own, but float32 for float16 on a CPU."""
     if name != "auto":
         return _DTYPES[name]
     own = getattr(config, "dtype", None) or torch.float32
@@ -192,7 +192,7 @@ def _check(config: Any, name: str) -> None:
 
 
 def unfit(name: str, kind: str, words: str) -> ConfigError:
-    """For a model that has what these words say."""
+    """Returns the error for a model that has what `words` describe."""
     what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
     return ConfigError(what, hint=OTHERS)
 

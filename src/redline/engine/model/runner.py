@@ -50,7 +50,7 @@ class Runner:
         self._logits = self.run(work)
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the step that was submitted."""
+        """Returns (heard, vocabulary) float32 logits of the submitted step."""
         logits, self._logits = self._logits, None
         assert logits is not None
         return logits
@@ -63,7 +63,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, work: Work, states: Tensor | None = None) -> Tensor:
-        """(heard, vocabulary) float32 logits; of a stage that is not the last, (tokens, hidden).
+        """Returns (heard, vocabulary) float32 logits; before the last stage, (tokens, hidden).
 
         states: (tokens, hidden) from the stage before; None in the first.
         """

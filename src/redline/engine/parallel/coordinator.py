@@ -40,7 +40,7 @@ _HINT = "start the engine again; if memory is short, the system ends processes w
 
 
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
-    """The model in this process, or in as many ranks as the settings want. Raises ConfigError.
+    """Opens the model in this process, or in the ranks of the settings. Raises ConfigError.
 
     capacity: tokens a slot. device: `cpu` or `cuda`.
     """
@@ -93,7 +93,7 @@ class Ranks:
         self._tell(work)
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the oldest step that was not returned yet.
+        """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
         Raises EngineFailed.
         """

@@ -94,7 +94,7 @@ def weight_files(name: str) -> list[str]:
 def load_shard(
     source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
 ) -> Loaded:
-    """The part with its weights on `device`. group: the ranks of its stage, which sum and gather.
+    """Loads the part's weights on `device`. group: the ranks of its stage, which sum and gather.
 
     Raises ConfigError if the model cannot be split so.
     """
@@ -143,7 +143,7 @@ def load_shard(
 
 
 def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Placement) -> Tensor:
-    """What the part holds of a tensor; only that is read. Raises ConfigError.
+    """Reads the part's share of a tensor, and nothing more of it. Raises ConfigError.
 
     Of words it is as many rows for every share, and then rows of zeros, at least one.
     """
@@ -166,7 +166,7 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
 def _plan(
     source: Source, part: Placement, plan: dict[str, str] | None, layers: int
 ) -> dict[str, str]:
-    """How each module is split, by its name with * for numbers. Raises ConfigError."""
+    """Returns how each module is split, by its name with * for numbers. Raises ConfigError."""
     config = source.config
     if part.stages > layers:
         raise ConfigError(

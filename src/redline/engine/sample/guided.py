@@ -49,7 +49,7 @@ class Guide:
         return fitting
 
     def masks(self, drafted: list[int], count: int) -> list[bytes]:
-        """The tokens that may come at `count` places, a bit each; the last is behind all drafts.
+        """Returns the tokens allowed at `count` places, a bit each; the last is behind all drafts.
 
         The bits are in order, the lowest of a byte first. Behind a draft that does not fit any
         token may come: nothing is asked of that place.
@@ -132,7 +132,7 @@ class Grammars:
 
 
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
-    """(R, V) logits with -inf for what may not come; `logits` itself if all may.
+    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself if all are.
 
     rows: of each sequence in turn its guide, its drafts, and how many rows it has, of which the
     last is behind all of its drafts.

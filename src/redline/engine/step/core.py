@@ -38,7 +38,7 @@ class Computer(Protocol):
         """Begins to compute a step. Raises EngineFailed if it cannot be computed."""
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the oldest step that was not returned yet.
+        """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
         Raises EngineFailed.
         """
@@ -57,7 +57,7 @@ class Asker(Protocol):
         """Takes new tokens. Returns why the sequence is over by them; None while it continues."""
 
     def ended(self, reason: str | RedlineError) -> None:
-        """The sequence is over: `stop`, `length`, or an error."""
+        """Receives the end of the sequence: `stop`, `length`, or an error."""
 
 
 class Ask(NamedTuple):
@@ -226,7 +226,7 @@ class Core:
 
 
 def _work(plan: Plan) -> Work:
-    """The plan as tensors are made of it."""
+    """Converts a plan to the work of a step."""
     pieces: list[Piece] = []
     tokens: list[int] = []
     heard: list[int] = []

@@ -44,7 +44,7 @@ class EngineThread:
         self.failure: EngineFailed | None = None
 
     def start(self) -> None:
-        """Begins; from now on it reports to the running event loop."""
+        """Starts the thread, which reports to the running event loop from now on."""
         self._loop = asyncio.get_running_loop()
         self._core.computer.watch(lambda error: self._inbox.put(partial(self._fail, error)))
         self._thread.start()

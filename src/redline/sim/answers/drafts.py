@@ -65,10 +65,10 @@ class Draft(Protocol):
     def is_long(self) -> bool: ...
 
     def whole(self, number: int, created_s: int) -> Object:
-        """The JSON object of the whole reply to request `number`."""
+        """Returns the JSON object of the whole reply to request `number`."""
 
     def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
-        """The events of a stream."""
+        """Yields the events of a stream."""
 
 
 class _Generated:

@@ -185,7 +185,7 @@ class Provider:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
     def _admitted(self, exchange: Exchange, ticket: Ticket, draft: Draft | BadCall) -> Draft | None:
-        """The draft if the limits admit the request; None if it has got its refusal."""
+        """Returns the draft if the limits admit the request; None if it was refused."""
         if isinstance(draft, BadCall):
             self._reply(exchange, ticket, refusal(draft), "refused")
             return None
@@ -240,7 +240,7 @@ class Provider:
             self._answer(exchange, ticket, draft)
 
     def _draft(self, exchange: Exchange, raw: bytes) -> Draft | BadCall:
-        """The draft of the answer, or the reason why there is none."""
+        """Returns the draft of the answer, or the reason why there is none."""
         path, method = exchange.path, exchange.method
         try:
             self.refuse_key(exchange)
@@ -365,7 +365,7 @@ class Provider:
         return msgspec.json.encode(draft.whole(ticket.number, int(self._clock.wall_s())))
 
     def _fields(self, exchange: Exchange, content_type: bytes, ticket: Ticket) -> bytes:
-        """The header lines of an answer."""
+        """Returns the header lines of an answer."""
         fields = content_type + request_id(ticket.number)
         if self._accounts.has_limits:
             account = self._account(exchange)

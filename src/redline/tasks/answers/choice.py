@@ -131,7 +131,7 @@ def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
 
 
 def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
-    """Places and letters that are said to be chosen or to be right."""
+    """Yields places and letters that are said to be chosen or to be right."""
     for pattern in _CALLED:
         for found in islice(pattern.finditer(text), _MOST_CHOSEN):
             start, letter = found.start("letter"), found["letter"].upper()
@@ -142,7 +142,7 @@ def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
 
 
 def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]:
-    """Places and letters in a sentence that are neither denied nor supposed."""
+    """Yields places and letters in a sentence that are neither denied nor supposed."""
     for found in _MENTIONED.finditer(page.text, *span):
         start, letter = found.start("letter"), found["letter"]
         if letter in letters and not _NOT_BEFORE.search(page.text, span.start, found.end()):

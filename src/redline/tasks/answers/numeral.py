@@ -275,7 +275,7 @@ def _value_of(run: str, points_group: bool) -> Fraction | None:
 
 
 def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
-    """The value with what follows its digits and belongs to them; None for a time or a date."""
+    """Returns the value with the suffix of its digits applied; None for a time or a date."""
     tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
     top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
     below = int((tail["below"] or "1").replace(",", ""))
