@@ -1,4 +1,4 @@
-"""Drafts without a draft model: the tokens that followed the same ones in prompt and answer.
+"""Drafts without a draft model: the tokens that followed the same ones earlier in the sequence.
 
 Prompt lookup (Saxena 2023), with the index of deflate (RFC 1951): places that end with the same
 two tokens are chained from the latest back, and among the last of them the longest match wins.

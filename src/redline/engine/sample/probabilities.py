@@ -75,7 +75,7 @@ def _adjust(logits: Tensor, params: SamplingParams, past: Past) -> None:
 
 
 def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
-    """Returns (R, V) float32: each row's law of its token. Rows sum to 1 within 1e-5.
+    """Returns (R, V) float32: the law of each row's token. Rows sum to 1 within 1e-5.
 
     logits (R, V), any float dtype. In this order, as transformers' `generate` does it: bias and
     penalties (`adjusted`), temperature, top-k, top-p, min-p, each renormalised. Tokens exactly as
