@@ -338,7 +338,7 @@ def test_a_run_that_is_interrupted_and_killed_while_it_waits_goes_on_with_its_ba
             if number == signal.SIGINT:
                 assert process.returncode == 130
                 assert "30 rows = 0 succeeded + 0 failed + 30 unfinished" in err
-                assert "1 batch of 30 rows run on at the provider" in err
+                assert "still at the provider: 1 batch of 30 rows" in err
         done = subprocess.run(
             command(sim, "--via", "batch"), capture_output=True, text=True, timeout=LIMIT_S
         )

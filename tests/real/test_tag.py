@@ -141,7 +141,7 @@ def test_banking77_is_tagged_through_every_kind_of_bad_answer_and_a_death(
     assert [list(map(int, line[1:])) for line in matrix] == (
         confusion_matrix(gold, said, labels=names).tolist()
     )
-    assert "the endpoint does not take response_format" in told.stdout
+    assert "the endpoint does not accept response_format" in told.stdout
 
     # The table has the rows that have a tag, and says which it has not.
     table = pyarrow.parquet.read_table(tmp_path / "tagged.parquet").to_pylist()

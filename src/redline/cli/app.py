@@ -75,7 +75,7 @@ _HELP = """Run very many LLM calls as fast as their limits allow, and lose none 
 
 
 def program() -> Group:
-    """The command and, under their names, its subcommands."""
+    """Returns the command with its subcommands by name."""
     params: list[click.Parameter] = [
         Option(
             ["-V", "--version"],
@@ -104,7 +104,7 @@ def _show_version(ctx: Context, param: click.Parameter, is_wanted: bool) -> None
 
 
 def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> None:
-    """The script of the shell that $SHELL names."""
+    """Returns the completion script for the shell that $SHELL names."""
     if not is_wanted or ctx.resilient_parsing:
         return
     shell = Path(os.environ.get("SHELL", "")).stem
@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _status(arguments: list[str]) -> int:
-    """The exit status of one command; errors are reported on stderr."""
+    """Runs one command, reports its errors on stderr, and returns the exit status."""
     command = program()
     try:
         _start.give_way()
@@ -190,7 +190,7 @@ def _command_hint(name: str, context: Context | None) -> str:
 
 
 def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
-    """A usage error of the parser in redline's words, with the nearest name for an unknown one."""
+    """Converts a usage error of the parser, with the nearest name for an unknown one."""
     context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
     help_hint = f"see {path} --help"

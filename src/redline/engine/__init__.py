@@ -1,7 +1,7 @@
 """The local engine: a causal LM on this machine, batched, with speculative decoding.
 
-Importing this part does not import torch; its modules that compute do, and are imported only
-where an engine starts.
+Importing this package does not import torch; the modules that compute do, and are imported only
+when an engine starts.
 """
 
 from redline.engine.settings import DTYPES, LEAST, LONGEST_WAIT_S, EngineSettings

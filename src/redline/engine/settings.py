@@ -1,4 +1,4 @@
-"""Settings of an engine."""
+"""The settings of an engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from redline.errors import ConfigError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-# The least that each number may be.
+# The minimum of each number.
 LEAST = {
     **{"threads": 1, "draft_tokens": 0, "max_batch_size": 1, "max_step_tokens": 2},
     **{"max_model_len": 2, "max_cache_tokens": 2, "max_waiting": 1},
@@ -19,18 +19,19 @@ LONGEST_WAIT_S = 60.0
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One local model, and how it is run.
+    """The settings of one local model.
 
-    model: a folder, or a name on the hub. draft_model: likewise, a smaller model that speaks the
-    same tokens. draft_tokens: drafted at once at most, 0 for none; how many follows what pays.
-    has_lookup: without a draft model, drafts are what followed the last tokens when they occurred
-    in the sequence before. max_batch_size: sequences at once. max_step_tokens: tokens that one step
-    computes at most. max_wait_s: how long an idle engine waits for more requests before it begins.
-    max_model_len: tokens of a sequence, prompt and answer; None takes what the model was made for,
-    up to 4,096. max_cache_tokens: that the cache has room for; as each sequence takes max_model_len
-    of them, it lowers how many are computed at once. None for max_batch_size sequences.
-    max_waiting: requests in the queue. threads: of PyTorch in each process.
-    Raises ConfigError for values that cannot be.
+    model: a folder, or a name on the hub. draft_model: likewise, a smaller model with the same
+    tokens. draft_tokens: the most tokens drafted at once, 0 for none; the number adapts to what
+    pays off. has_lookup: without a draft model, drafts are the tokens that followed the last ones
+    when these occurred earlier in the sequence. max_batch_size: the most sequences at once.
+    max_step_tokens: the most tokens that one step computes. max_wait_s: how long an idle engine
+    waits for more requests before it begins. max_model_len: the most tokens of a sequence, prompt
+    and answer; None takes what the model was made for, up to 4,096. max_cache_tokens: the tokens
+    that the cache has room for; as each sequence takes max_model_len of them, it lowers the number
+    computed at once. None for max_batch_size sequences. max_waiting: the most requests in the
+    queue. threads: PyTorch's threads in each process.
+    Raises ConfigError for values that are not valid.
     """
 
     model: str
@@ -51,7 +52,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What clients call the model: its folder's name, or its own on the hub."""
+        """The model's name for clients: that of its folder, or its own on the hub."""
         folder = Path(self.model)
         if not folder.is_dir():
             return self.model

@@ -85,7 +85,7 @@ def launch(
 
 
 def command(settings: EngineSettings, host: str, port: int) -> list[str]:
-    """The command line that runs vLLM with these settings. Raises ConfigError for one it lacks."""
+    """Returns the command line of vLLM with these settings. Raises ConfigError for one it lacks."""
     defaults = EngineSettings(model=settings.model)
     for name, flag in _OWN_SETTINGS.items():
         if getattr(settings, name) != getattr(defaults, name):
@@ -113,7 +113,7 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
 
 @contextmanager
 def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
-    """A command in a process group of its own, and which of SIGINT and SIGTERM have come since.
+    """Runs a command in its own process group; yields it, and the SIGINT and SIGTERM received.
 
     At the end it is sent the first of them, or SIGTERM, and all that it has started is killed once
     it has ended, after a second signal, or _GRACE_S later.
@@ -153,7 +153,7 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
 
 
 def _free(host: str, port: int) -> int:
-    """A port that can be listened on: this one, or any for 0. Raises ConfigError."""
+    """Returns a port that can be listened on: this one, or any for 0. Raises ConfigError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.create_server((host, port), family=family) as listener:
@@ -164,7 +164,7 @@ def _free(host: str, port: int) -> int:
 
 
 def url_host(host: str) -> str:
-    """The host where clients of this machine reach it, as a URL has it."""
+    """Returns the host as clients on this machine write it in a URL."""
     reached = _REACHED_AT.get(host, host)
     return f"[{reached}]" if ":" in reached else reached
 

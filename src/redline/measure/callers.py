@@ -1,4 +1,4 @@
-"""One way to call what is measured: a backend, a client, or a user's function."""
+"""A common interface for targets of a load: a backend, a client, or a user's function."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _FORM = "give a Backend, a Client, or a function of one request, async or plain"
 
 
 class Answer(msgspec.Struct, kw_only=True):
-    """What became of one call; its times are monotonic.
+    """The result of one call; its times are monotonic.
 
-    weight: requests that it answered. sent_s: when it was written, None if it was not. held_s: how
-    long it waited for a slot and for the limits of this client. first_s: when the first chunk came,
-    texts_s: when those with text came; of a stream. kind, example: of its error, empty for an
-    answer. error: if it has one of redline's.
+    weight: the number of requests in the call. sent_s: when it was written, None if it was not.
+    held_s: the wait for a slot and for the limits of this client. first_s: when the first chunk of
+    a stream arrived; texts_s: when each chunk with text did. kind, example: those of the error,
+    empty for an answer. error: the error, if it is one of redline's.
     """
 
     weight: int = 1
@@ -48,27 +48,27 @@ class Answer(msgspec.Struct, kw_only=True):
 class Caller(Protocol):
     """A target that answers calls.
 
-    label: who answers, as figures name it. takes: requests that one call takes at most.
+    label: the target's name in figures. takes: the most requests that one call takes.
     """
 
     label: str
     takes: int
 
     async def ask(self, requests: Sequence[Any]) -> Answer:
-        """One call with these requests, at most `takes`.
+        """Makes one call with these requests, at most `takes`.
 
         Raises ConfigError for what is not a request, and CancelledError.
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
-        """Seconds after which a user whose call has failed so asks again; 0 or less for at once."""
+        """Returns the seconds until a user asks again after a failure; 0 or less for at once."""
 
     def close(self) -> None:
-        """Ends what was made for it."""
+        """Releases what the caller made for its calls."""
 
 
 class _Stamps(Sink):
-    """A sink that notes when what came, and keeps nothing."""
+    """A sink that records the times of chunks, not the chunks."""
 
     def __init__(self, clock: Clock) -> None:
         self._now_s = clock.now_s
@@ -84,7 +84,7 @@ class _Stamps(Sink):
 
 
 class BackendCaller:
-    """A backend, asked for streams if its API has them. It stays its owner's."""
+    """Calls a backend, by streams if its API has them. The backend remains its owner's to close."""
 
     takes = 1
 
@@ -112,16 +112,16 @@ class BackendCaller:
         return answer
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
-        """A user looks at an error before the next request: endpoints are not flooded with them."""
+        """Returns at least a short pause, so that failing requests do not flood an endpoint."""
         least_s = _LIMITED_S if isinstance(answer.error, RateLimited) else _FAILED_S
         return max(least_s, self._backend.load(now_s).parked_until_s - now_s)
 
     def close(self) -> None:
-        """Nothing was made."""
+        """Does nothing: the backend is closed by its owner."""
 
 
 def _request(given: Any) -> Request:
-    """A Request, the body of a chat completion, or the text of its one message."""
+    """Converts a Request, the body of a chat completion, or the text of its only message."""
     if isinstance(given, Request):
         return given
     if isinstance(given, str):
@@ -153,11 +153,11 @@ def _answered(outcome: Outcome) -> Answer:
 
 
 class FunctionCaller:
-    """A function of the user's, called with one request, or with a list of at most `takes`.
+    """Calls a user's function with one request, or with a list of at most `takes`.
 
-    is_of_lists: it takes a list and returns a list as long. A coroutine function is awaited, an
-    async generator's items are the pieces of a streamed answer, and a plain function runs in one of
-    `threads` threads.
+    is_of_lists: the function takes a list and returns one of the same length. A coroutine function
+    is awaited, an async generator's items are the pieces of a streamed answer, and a plain function
+    runs in one of `threads` threads.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class FunctionCaller:
         self._function = function
         self._is_of_lists = is_of_lists
         self._clock = clock
-        # An object that can be called is of the kind of its method.
+        # A callable object is of the same kind as its `__call__`.
         method = function if inspect.isroutine(function) else type(function).__call__
         if isinstance(function, partial):
             method = function.func
@@ -193,12 +193,12 @@ class FunctionCaller:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # Not this call but something inside it was cancelled.
+            # Something inside this call was cancelled, not the call itself.
             _fail(answer, error)
         except Exception as error:
-            # The row boundary: what the function raises is this call's failure.
+            # The row boundary: whatever the function raises is this call's failure.
             _fail(answer, error)
-        # A function that waits for nothing would keep all others from their turn.
+        # A function that never waits would otherwise block all other calls.
         await asyncio.sleep(0)
         return answer
 
@@ -220,7 +220,7 @@ class FunctionCaller:
         return 0.0
 
     def close(self) -> None:
-        """Ends its threads; one whose function does not return is left behind."""
+        """Ends the threads, except those whose function does not return."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -234,7 +234,7 @@ def _fail(answer: Answer, error: BaseException) -> None:
 
 
 def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
-    """Takes the tokens from what a function has returned. Raises ValueError for a short list."""
+    """Adds the tokens of a function's result. Raises ValueError for a list of the wrong length."""
     parts = [result]
     if is_of_lists:
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
@@ -254,7 +254,7 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
 
 
 def _tokens(part: Any) -> tuple[int, int] | None:
-    """Input and output tokens of an answer that says so: a Reply, or one with an OpenAI usage."""
+    """Returns the input and output tokens of a Reply, or of an answer with an OpenAI usage."""
     if isinstance(part, Reply):
         return part.input_tokens or 0, part.output_tokens or 0
     usage = part.get("usage") if isinstance(part, Mapping) else getattr(part, "usage", None)
@@ -267,7 +267,7 @@ def _tokens(part: Any) -> tuple[int, int] | None:
 
 
 def takes_requests(handler: Any) -> bool:
-    """Whether it is a Backend or a Client, and no function."""
+    """Returns whether `handler` is a Backend or a Client rather than a function."""
     if isinstance(handler, Client):
         return True
     parts = (getattr(handler, name, None) for name in ("send", "load", "aclose"))
@@ -282,7 +282,7 @@ def caller_of(
     is_streamed: bool = True,
     clock: Clock = SYSTEM,
 ) -> Caller:
-    """The caller for what the user gives. Raises ConfigError if it cannot be called.
+    """Returns the caller for a user's handler. Raises ConfigError if it cannot be called.
 
     batch_size: the function takes lists of at most this many requests.
     """

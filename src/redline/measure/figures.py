@@ -1,4 +1,4 @@
-"""What a load has measured."""
+"""The figures that a load has measured."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redline.measure.spread import Quantiles
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):
-    """Calls that failed in one way. kind: `rate_limited`, or a function's exception by its name."""
+    """Failed calls of one kind. kind: such as `rate_limited`, or the name of an exception."""
 
     kind: str
     count: int
@@ -19,7 +19,7 @@ class Failures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that kept the objectives. share: of all calls, failed ones included; 0 to 1."""
+    """Answers that met the objectives. share: of all calls, including failed ones; 0 to 1."""
 
     objectives: str
     rate: Rate
@@ -27,12 +27,12 @@ class Goodput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What the load cost this process.
+    """The resources that the load took in this process.
 
-    cpu: of a core that the thread of the event loop was busy; process_cpu: all threads together.
-    loop_lag_s: how late the event loop was, 99th percentile. late_s: how late calls were made that
-    did not wait for a place, 99th percentile; 0 for a closed loop. bottleneck: why the figures are
-    this client's and not the target's; empty if they are not.
+    cpu: the share of a core that the event loop's thread used; process_cpu: that of all threads
+    together. loop_lag_s: the delay of the event loop, 99th percentile. late_s: the delay of calls
+    that did not wait for a place, 99th percentile; 0 for a closed loop. bottleneck: why the figures
+    are this client's and not the target's; empty if they are the target's.
     """
 
     cpu: float
@@ -43,20 +43,21 @@ class ClientUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """One load in figures; docs/metrics.md has the formula and the source of each.
+    """The figures of one load; docs/metrics.md has the formula and the source of each.
 
-    load: what it was, in words. concurrency: most calls in flight. seconds: the window measured,
-    without the warm-up. scheduled: calls due in it; succeeded and failed: of these, those that
-    ended; unsent: were due and not made; cut: were ended by an interrupt. warm_up: calls before it.
-    input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not say what they
-    used; is_token_count_estimated: some did not, and their chunks were counted. in_flight: on
-    average. latency: from the scheduled time to the end of the answer; from_send: from the write of
+    load: a description in words. concurrency: the most calls in flight. seconds: the measured
+    window, without the warm-up. scheduled: calls due in the window, which are the sum of succeeded,
+    failed, unsent (never made) and cut (ended by an interrupt). warm_up: calls before the window.
+
+    input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not report their
+    usage; is_token_count_estimated: the chunks of some answers were counted instead. in_flight: the
+    mean. latency: from the scheduled time to the end of the answer; from_send: from the write of
     the request. ttft: from the scheduled time to the first text; inter_token: between two pieces of
-    text; tpot: of an answer, per token after the first. waited: for a place or a limit of this
-    client's. batch_efficiency: share of the places offered that were taken, 0 to 1; None for calls
-    that come when they come. gpu_utilization: of this machine's GPUs, 0 to 1; None without NVML.
-    concurrent_users: that the throughput supports. spent_usd: None if no price is known. ended: why
-    before its time.
+    text; tpot: the time per token of an answer after the first. waited: for a place or a limit of
+    this client. batch_efficiency: the share of offered places that were taken, 0 to 1; None for
+    calls on a schedule. gpu_utilization: of this machine's GPUs, 0 to 1; None without NVML.
+    concurrent_users: the number that the throughput supports. spent_usd: None if no price is known.
+    ended: why the load ended before its time.
     """
 
     target: str
@@ -93,10 +94,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def requests_per_s(self) -> float:
-        """Requests that succeeded, per second."""
+        """The successful requests per second."""
         return self.requests.per_s
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """Returns all figures as JSON values."""
         fields: dict[str, Any] = msgspec.to_builtins(self)
         return {**fields, "requests_per_s": self.requests_per_s}

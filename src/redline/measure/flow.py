@@ -1,7 +1,7 @@
-"""Work over time: how much of it lies in a window, and how sure its rate is.
+"""Work over time: the amount within a window, and the rate with its confidence interval.
 
-A call counts in a window by the share of its time that lies in it. So calls that begin or end
-outside do not blur the rate, even if only a few are as long as the window.
+A call counts in a window by the share of its time within it. So calls that begin or end outside do
+not blur the rate, even if calls are as long as the window and few.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ _FIRST_WIDTH_S = 1e-4
 # call lies in few of them.
 _MOST_BATCHES, _LEAST_BATCHES = 10, 5
 _CALLS_A_BATCH = 2.0
-# Of fewer calls, the means of the parts say nothing.
+# With fewer calls per part, the means of the parts are meaningless.
 _LEAST_A_BATCH = 3
 # Student's t, two-sided 95 %, for 4 to 9 degrees of freedom.
 _T = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """per_s, and half the width of its 95 % interval; None if the window is too short."""
+    """A rate. error: half the width of its 95 % interval; None if the window is too short."""
 
     per_s: float
     error: float | None = None
 
 
 class Flow:
-    """Amounts that calls bring, each spread evenly over its call's time, in slices of time.
+    """The amounts of calls in slices of time, each spread evenly over its call's duration.
 
-    There are 1,024 to 2,048 slices up to the end of the latest call, of any number of calls and any
-    length of time: slices are joined in pairs as time goes on. Adding takes the same time for a
-    short call and a long one.
+    There are 1,024 to 2,048 slices up to the end of the latest call, for any number of calls and
+    any length of time: slices are joined in pairs as time goes on. Adding a call takes constant
+    time, however long the call.
     """
 
     def __init__(self) -> None:
         self.width_s = _FIRST_WIDTH_S
-        # What calls bring to the slices of their begin and end, and by how much what they bring to
-        # a whole slice is above that of the slice before.
+        # The amounts of calls in their first and last slices, and the difference of their amounts
+        # per whole slice from one slice to the next.
         self._edges = array("d", bytes(8 * _SLICES))
         self._steps = array("d", bytes(8 * (_SLICES + 1)))
 
     def add(self, begin_s: float, end_s: float, amount: float) -> None:
-        """An amount that comes between begin_s and end_s, which are seconds since the start."""
+        """Adds an amount between begin_s and end_s, in seconds since the start."""
         while end_s >= self.width_s * _SLICES:
             self._join()
         width_s = self.width_s
@@ -64,13 +64,13 @@ class Flow:
         self._steps[last] -= density * width_s
 
     def slices(self) -> list[float]:
-        """What came in each slice."""
-        # Sums of floats leave a rest of some 1e-15 if there is nothing.
+        """Returns the amount in each slice."""
+        # Sums of floats leave a residue of about 1e-15 in an empty slice.
         sums = zip(self._edges, accumulate(self._steps), strict=False)
         return [max(0.0, edge + whole) for edge, whole in sums]
 
     def _join(self) -> None:
-        """Makes one slice of two. Calls are added when they have ended, so none reaches further."""
+        """Joins slices in pairs. Calls are added after their end, so none extends further."""
         slices = self.slices()
         joined = [one + other for one, other in zip(slices[::2], slices[1::2], strict=True)]
         self.width_s *= 2
@@ -79,7 +79,7 @@ class Flow:
 
 
 def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
-    """Per second from begin_s to end_s, rounded to slices. call_s: how long a call takes."""
+    """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's duration."""
     cut = _cut(flow, begin_s, end_s)
     seconds = len(cut) * flow.width_s
     per_s = math.fsum(cut) / seconds
@@ -97,7 +97,7 @@ def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
 
 
 def _cut(flow: Flow, begin_s: float, end_s: float) -> Sequence[float]:
-    """The slices between two times, one or more."""
+    """Returns the slices between two times, one or more."""
     first = round(begin_s / flow.width_s)
     slices = flow.slices()
     first = min(first, len(slices) - 1)

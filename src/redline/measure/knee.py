@@ -1,9 +1,9 @@
-"""Which concurrency is enough: the knee of throughput over calls in flight.
+"""Finds the concurrency that is enough: the knee of throughput over calls in flight.
 
 The knee is the smallest level whose throughput is within 5 % of the best one. Beyond it throughput
-rises slowly, and latency fast (Chiu and Jain, Analysis of the Increase and Decrease Algorithms for
-Congestion Avoidance in Computer Networks, 1989, figure 1). A difference below 5 % is one that does
-not matter: an indifference zone (Bechhofer, A Single-Sample Multiple Decision Procedure, 1954).
+rises slowly and latency fast (Chiu and Jain, Analysis of the Increase and Decrease Algorithms for
+Congestion Avoidance in Computer Networks, 1989, figure 1). Differences below 5 % do not matter: an
+indifference zone (Bechhofer, A Single-Sample Multiple Decision Procedure, 1954).
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ import msgspec
 from redline.measure.figures import Figures
 
 ENOUGH = 0.95
-# A level is of no use if it fails as often.
+# A level is useless if more than this share of its calls fails.
 _MOST_FAILED = 0.5
 
 
 class Knee(msgspec.Struct, frozen=True, kw_only=True):
-    """The smallest concurrency that is enough.
+    """The knee: the smallest concurrency that is enough.
 
-    concurrency: of the knee; best: with the highest throughput. share: of that, what the knee
-    has. unsure: smaller levels that may be enough as well, by their intervals.
-
-    is_open: the throughput still rose at the highest level.
+    concurrency: that of the knee; best: the one with the highest throughput. share: the knee's
+    throughput as a share of the best. unsure: smaller levels that may be enough as well, given
+    their intervals. is_open: the knee is the highest level, so throughput may rise further.
     """
 
     concurrency: int
@@ -36,7 +35,7 @@ class Knee(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def levels(most: int) -> Iterator[int]:
-    """1, 2, 4, ... and `most` itself."""
+    """Yields 1, 2, 4, ... below `most`, then `most` itself."""
     level = 1
     while level < most:
         yield level
@@ -45,9 +44,10 @@ def levels(most: int) -> Iterator[int]:
 
 
 def rises_no_more(measured: Sequence[Figures]) -> bool:
-    """Whether the last two levels bring less than 5 % more than those before, or the last fails.
+    """Returns whether throughput has stopped rising, or too many calls of the last level failed.
 
-    One such level alone may be noise.
+    It has stopped if neither of the last two levels exceeds the best before them by 5 %; one such
+    level alone may be noise.
     """
     if not measured:
         return False
@@ -61,14 +61,14 @@ def rises_no_more(measured: Sequence[Figures]) -> bool:
 
 
 def knee_of(measured: Sequence[Figures]) -> Knee | None:
-    """The knee of levels in ascending order; None if none of them has any throughput."""
+    """Returns the knee of levels in ascending order; None if none has any throughput."""
     best = max(measured, key=lambda one: one.requests_per_s, default=None)
     if best is None or best.requests_per_s <= 0:
         return None
     enough = ENOUGH * best.requests_per_s
     at = next(at for at, one in enumerate(measured) if one.requests_per_s >= enough)
     found = measured[at]
-    # What the best one may have at least, and those before the knee at most.
+    # The lower bound of the best level, against the upper bounds of levels below the knee.
     least = ENOUGH * (best.requests_per_s - (best.requests.error or 0.0))
     unsure = tuple(
         one.concurrency

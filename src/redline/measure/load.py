@@ -1,4 +1,4 @@
-"""Makes the calls of one load: when they are due, or when the call before has ended."""
+"""Makes the calls of one load, each when it is due or when the previous call has ended."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from redline.measure.tally import Ended, Tally
 _HOPELESS = 20
 # A call that is due within this time is made now: event loops wake to the millisecond.
 _DUE_S = 0.0005
-# Calls of a schedule that are counted as not made, so that its end is seen at once.
+# The most calls of a schedule that are counted as not made, so that the load ends at once.
 _MOST_COUNTED = 1_000_000
 _NOT_ONE = object()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """A load to be made.
+    """The plan of a load.
 
-    schedule: when calls are due, since the start; None for a closed loop, in which each of
-    `concurrency` users makes the next call when the last one has ended.
+    schedule: the times at which calls are due, in seconds since the start; None for a closed loop,
+    in which each of `concurrency` users makes the next call when the last one has ended.
 
-    concurrency: most calls in flight, also of a schedule; what is due beyond waits, and its latency
-    counts from when it was due. duration_s: calls are made so long, of which the first warm_up_s
-    are not measured. most: requests at most; None for no bound but the time.
+    concurrency: the most calls in flight, also for a schedule; further calls wait, and their
+    latency counts from when they were due. duration_s: how long calls are made, of which the first
+    warm_up_s are not measured. most: the most requests; None for no limit besides the duration.
     """
 
     concurrency: int
@@ -43,9 +43,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load:
-    """One load on its way. `run` once; `interrupt` at any time.
+    """A load in progress. Call `run` once; `interrupt` may be called at any time.
 
-    requests: what is asked, in this order; the load ends with them. tally: gets each call.
+    requests: the requests in order; the load ends when they run out. tally: records each call.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Load:
         self._is_stopped = self._is_interrupted = False
         self._why = ""
         self._makers: list[asyncio.Task[None]] = []
-        # What a call raised, which none should.
+        # An exception of a call, which is a defect: no call should raise.
         self._defect: BaseException | None = None
         self.in_flight = 0
         self.stopped: RedlineError | None = None
 
     async def run(self) -> Ended:
-        """Returns when all calls have ended. Signals are the caller's."""
+        """Returns when all calls have ended. The caller handles signals."""
         plan = self._plan
         if plan.schedule is None:
             users = min(plan.concurrency, plan.most or plan.concurrency)
@@ -115,14 +115,14 @@ class Load:
         )
 
     def interrupt(self) -> None:
-        """Makes no further call, and gives up those in flight."""
+        """Stops making calls, and cancels those in flight."""
         self._is_interrupted = True
         self._stop("it was interrupted")
         for task in (*self._makers, *self._tasks):
             task.cancel()
 
     def _stop(self, why: str) -> None:
-        """Makes no further call. Those in flight continue."""
+        """Stops making calls. Those in flight continue."""
         if self._is_stopped:
             return
         self._is_stopped, self._why = True, why
@@ -132,13 +132,13 @@ class Load:
                 task.cancel()
 
     def _is_over(self) -> None:
-        """The load is not kept up any longer."""
+        """Records when the load is no longer kept up."""
         if self._full_s is None:
             self._full_s = min(self._clock.now_s(), self._end_s)
             self._watch.stop()
 
     async def _warm_up(self) -> None:
-        """The watch begins again when the warm-up is over."""
+        """Restarts the watch when the warm-up is over."""
         self._watch.start()
         await asyncio.sleep(self._plan.warm_up_s)
         if self._full_s is None:
@@ -148,7 +148,7 @@ class Load:
         return at_s - self._begun_s
 
     def _take(self) -> list[Any]:
-        """The requests of the next call; none if there are no more to be made."""
+        """Returns the requests of the next call; none if there are no more."""
         most = self._caller.takes
         if self._plan.most is not None:
             most = min(most, self._plan.most - self._sent)
@@ -162,7 +162,7 @@ class Load:
         return taken
 
     async def _user(self) -> None:
-        """Makes a call, and when it has ended the next one."""
+        """Makes one call after the other."""
         while not self._is_stopped and (now_s := self._clock.now_s()) < self._end_s:
             requests = self._take()
             if not requests:
@@ -171,7 +171,7 @@ class Load:
             try:
                 answer = await self._call(now_s, requests)
             except Exception as error:
-                # The other users need not go on to the end.
+                # The other users need not continue to the end.
                 self._stop(str(error))
                 raise
             if answer.kind:
@@ -182,7 +182,7 @@ class Load:
                     return
 
     async def _dispatch(self, schedule: Iterable[float]) -> None:
-        """Makes each call when it is due, or as soon after as there is a place for it."""
+        """Makes each call when it is due, or as soon afterwards as a place is free."""
         clock, is_behind = self._clock, False
         for at_s in schedule:
             due_s = self._begun_s + at_s
@@ -218,7 +218,7 @@ class Load:
             await asyncio.sleep(wait_s)
 
     async def _room(self) -> bool:
-        """Waits for a place; False if the time is over before."""
+        """Waits for a place; returns False if the duration is over first."""
         while self.in_flight >= self._plan.concurrency:
             left_s = self._end_s - self._clock.now_s()
             if left_s <= 0:
@@ -231,7 +231,7 @@ class Load:
         return True
 
     def _count_unsent(self, at_s: float, schedule: Iterable[float]) -> None:
-        """The call of at_s, and all that are due by the end, were not made."""
+        """Counts the call of at_s, and all that are due by the end, as not made."""
         plan, missing = self._plan, 1
         left = None if plan.most is None else plan.most - self._sent
         for later_s in islice(schedule, _MOST_COUNTED):
@@ -253,7 +253,7 @@ class Load:
     async def _call(
         self, scheduled_s: float, requests: Sequence[Any], *, is_counted: bool = False
     ) -> Answer:
-        """One call from its due time to its place in the tally. is_counted: in `in_flight`."""
+        """Makes one call and adds it to the tally. is_counted: `in_flight` includes it already."""
         clock, tally = self._clock, self._tally
         if not is_counted:
             self.in_flight += 1
@@ -270,13 +270,13 @@ class Load:
         done_s = clock.now_s()
         self._answered_s = max(self._answered_s, self._since(done_s))
         if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
-            # What a budget does not allow is no failure of the target.
+            # A call that the budget does not allow is not a failure of the target.
             tally.add(scheduled_s, begun_s, done_s, answer)
         self._judge(answer)
         return answer
 
     def _judge(self, answer: Answer) -> None:
-        """Ends the load after a failure that no other call can get around."""
+        """Ends the load after a failure that no other call can avoid."""
         error, tally = answer.error, self._tally
         if error is not None and error.stops_run:
             if not isinstance(error, BudgetSpent) or not tally.succeeded:

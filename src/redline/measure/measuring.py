@@ -1,4 +1,4 @@
-"""One load, or one after the other at rising concurrency, from the plan to the figures."""
+"""Measures one load, or several at rising concurrency, from the plan to the figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A load that has begun: for those who show it, or end it."""
+    """A load that has begun, for a progress display and for interrupts."""
 
     load: Load
     tally: Tally
@@ -34,10 +34,10 @@ class Started(msgspec.Struct, frozen=True):
 
 
 class Measuring(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured, and how.
+    """A measurement's target and settings.
 
-    words: of the load, for people. on_start: gets each load as it begins. cost_of: picodollars of
-    an answer, None if they are not known.
+    words: the load in words. on_start: called with each load as it begins. cost_of: returns the
+    picodollars of an answer, or None if they are unknown.
     """
 
     caller: Caller
@@ -50,9 +50,9 @@ class Measuring(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figures:
-    """The figures of one load with these requests, which end it if they end.
+    """Measures one load with these requests; it ends early if they run out.
 
-    Raises RedlineError if an error that no call can get around has ended it before any answer.
+    Raises RedlineError if an error that no call can avoid has ended it before any answer.
     """
     clock, watch = what.clock, Watch(what.clock)
     begun_s = clock.now_s()
@@ -80,10 +80,10 @@ async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figu
 
 
 async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIterator[Figures]:
-    """The figures of closed loops of 1, 2, 4, ... users, at most the plan's concurrency.
+    """Measures closed loops of 1, 2, 4, ... users, up to the plan's concurrency.
 
-    Each takes the plan's time; `most` is for all together. Ends when throughput rises no more, the
-    requests are used up, or a level was ended before its time.
+    Each takes the plan's duration; `most` applies to all together. Ends when throughput stops
+    rising, the requests are used up, or a level ended before its time.
     """
     done = list[Figures]()
     left = plan.most
@@ -101,7 +101,7 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM of a load: the first ends it with its figures, the second at once."""
+    """Ctrl-C and SIGTERM during a load: the first ends it with its figures, the second at once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -109,13 +109,16 @@ class Interrupts:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def watch(self, started: Started) -> None:
-        """Interrupts are for this load from now on."""
+        """Directs interrupts at this load from now on."""
         self._load, self._loop = started.load, asyncio.get_running_loop()
         if self.count:
             self._loop.call_soon(self._load.interrupt)
 
     def interrupt(self) -> None:
-        """From any thread. Raises KeyboardInterrupt if there is no load yet, or again."""
+        """Interrupts the load, from any thread.
+
+        Raises KeyboardInterrupt if there is no load yet, or from the second call on.
+        """
         self.count += 1
         if self._load is None or self._loop is None or self.count > 1:
             raise KeyboardInterrupt
@@ -123,7 +126,7 @@ class Interrupts:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Signals interrupt meanwhile. Does nothing outside the main thread."""
+        """Makes signals interrupt within the block. Does nothing outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -140,7 +143,7 @@ class Interrupts:
 
 
 def in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """The result of `work`, run to its end in a fresh event loop of this thread."""
+    """Runs `work` to its end in a new event loop of this thread, and returns its result."""
     with interrupts.handled(), asyncio.Runner(loop_factory=_new_loop) as runner:
         return runner.run(work())
 
@@ -154,7 +157,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def nothing_measured(figures: Figures) -> RedlineError | None:
-    """Why the figures say nothing; None if they do."""
+    """Returns why the figures are meaningless; None if they are not."""
     if figures.succeeded:
         return None
     if figures.failures:

@@ -1,10 +1,10 @@
-"""Prompts of a stated length that mean nothing, no two of which begin alike."""
+"""Meaningless prompts of a given length, no two of which begin alike."""
 
 from __future__ import annotations
 
 from random import Random
 
-# Each is one token of the usual tokenizers with the space before it, and so it is of the simulated
+# With the space before it, each is one token to the usual tokenizers, and to the simulated
 # provider, which counts four bytes as a token.
 _WORDS = (
     *("the", "and", "for", "not", "you", "all", "can", "had", "her", "was", "one", "our", "out"),
@@ -12,19 +12,19 @@ _WORDS = (
     *("who", "did", "its", "let", "put", "say", "she", "too", "use", "air", "are", "but", "car"),
     *("end", "eye", "far", "few", "got", "job", "key", "law", "lot", "low", "own", "run", "set"),
 )
-# Words at the beginning that differ: 52^8 are 5e13 beginnings, so none is met in a prefix cache.
+# Random words at the beginning: 52^8 is 5e13 beginnings, so that no prefix cache has one of them.
 _OWN = 8
 
 
 class Prompts:
-    """Prompts by number; the same seed gives the same ones."""
+    """A generator of prompts; the same seed gives the same sequence."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = Random(f"prompts {seed}")
         self._tails = dict[int, str]()
 
     def next(self, tokens: int) -> str:
-        """Another prompt of about this many tokens, 1 or more; a chat's frame comes on top."""
+        """Returns a prompt of about `tokens` tokens, 1 or more, besides those of a chat's frame."""
         own = self._random.choices(_WORDS, k=min(tokens, _OWN))
         left = tokens - len(own)
         if left not in self._tails:

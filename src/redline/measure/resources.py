@@ -1,4 +1,4 @@
-"""What a load costs its own process, and what this machine's GPUs do meanwhile."""
+"""Measures what a load costs its own process, and how busy this machine's GPUs are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from redline.measure.spread import Quantiles, Spread
 
 _TICK_S = 0.05
 _GPU_S = 0.5
-# An event loop that is busy for this share of its time delays what comes; at 0.9, a call of random
-# arrivals finds it busy nine times in ten.
+# An event loop that is busy for this share of its time delays calls: at 0.9, a random arrival
+# finds it busy nine times in ten.
 _BUSY = 0.9
-# A delay of its own that is this share of a typical latency, and worth speaking of at all.
+# The client's own delay matters from this share of a typical latency, and from this duration.
 _DELAY_SHARE, _LEAST_DELAY_S = 0.1, 0.01
 
 
 class Watch:
-    """Looks at this process and at the GPUs, from `start` to `stop`, in the loop that starts it."""
+    """Observes this process and the GPUs from `start` to `stop`, in the loop that starts it."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class Watch:
         self._begun = self._ended = (0.0, 0.0, 0.0)
 
     def start(self) -> None:
-        """Starts over, because the warm-up is over."""
+        """Starts, or starts over when the warm-up is over."""
         self._lag, self.late = Spread(), Spread()
         self._gpu_sum, self._gpu_count = 0.0, 0
         self._begun = _used(self._clock)
@@ -42,7 +42,7 @@ class Watch:
             self._tasks = [asyncio.create_task(one) for one in work]
 
     def stop(self) -> None:
-        """Ends it; may be repeated."""
+        """Stops observing; may be called repeatedly."""
         if self._tasks:
             self._ended = _used(self._clock)
         for task in self._tasks:
@@ -50,7 +50,7 @@ class Watch:
         self._tasks = []
 
     def use(self) -> ClientUse:
-        """The measurements between the last start and the stop, without a judgement."""
+        """Returns the measurements from the last start to the stop, without a bottleneck."""
         thread_s, process_s, wall_s = (
             after - before for before, after in zip(self._begun, self._ended, strict=True)
         )
@@ -63,7 +63,7 @@ class Watch:
 
     @property
     def gpu_utilization(self) -> float | None:
-        """Mean over the GPUs and the time, 0 to 1; None without NVML or a GPU."""
+        """The mean over all GPUs and the time, 0 to 1; None without NVML or a GPU."""
         return self._gpu_sum / self._gpu_count if self._gpu_count else None
 
     async def _watch_loop(self) -> None:
@@ -73,7 +73,7 @@ class Watch:
             self._lag.add(max(0.0, self._clock.now_s() - due_s))
 
     async def _watch_gpus(self) -> None:
-        # The library of the driver is loaded and asked in a thread: either may take long.
+        # The driver's library is loaded and queried in a thread, since both may take long.
         read = await asyncio.to_thread(gpu_reader)
         while read is not None:
             used = await asyncio.to_thread(read)
@@ -88,13 +88,13 @@ def _used(clock: Clock) -> tuple[float, float, float]:
 
 
 def gpu_reader() -> Callable[[], float | None] | None:
-    """What reads how busy the GPUs are on average, 0 to 1; None if there is none to be read.
+    """Returns a function that reads the mean utilization of the GPUs, 0 to 1; None without any.
 
-    By NVML's utilization.gpu: the share of the driver's last sample, 1/6 to 1 s, in which one or
+    It is NVML's utilization.gpu: the share of the driver's last sample, 1/6 to 1 s, in which one or
     more kernels ran (NVML API reference, nvmlUtilization_t).
     """
     try:
-        # Of the package nvidia-ml-py.
+        # From the package nvidia-ml-py.
         nvml: Any = import_module("pynvml")
     except ImportError:
         return None
@@ -115,9 +115,9 @@ def gpu_reader() -> Callable[[], float | None] | None:
 
 
 def bottleneck(use: ClientUse, typical: Quantiles | None) -> str:
-    """Why the figures are this client's own; empty if they are not.
+    """Returns why the figures are this client's own; empty if they are not.
 
-    typical: of the time to the first token, or of the latency if answers come whole.
+    typical: quantiles of the time to first token, or of the latency if answers are not streamed.
     """
     if use.cpu >= _BUSY:
         return (

@@ -1,4 +1,4 @@
-"""When calls are due: seconds since the load began, as plain functions of rate, seed or record."""
+"""Schedules: when calls are due, in seconds since the load began."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from random import Random
 
 
 def constant(rate_per_s: float) -> Iterator[float]:
-    """Calls at equal distances, without end; the first one at 0. rate_per_s: above 0."""
-    # By division and not by adding up, so that the rate is kept for any number of calls.
+    """Returns endless calls at equal intervals from 0 on. rate_per_s: above 0."""
+    # By division, since sums would drift from the rate as the number of calls grows.
     return (number / rate_per_s for number in count())
 
 
 def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
-    """Calls of a Poisson process, without end: the time to the next one is exponential.
+    """Yields the endless calls of a Poisson process, whose intervals are exponential.
 
-    rate_per_s: above 0, on average. The same seed gives the same times.
+    rate_per_s: the mean rate, above 0. The same seed gives the same times.
     """
     draw = Random(seed).expovariate
     at_s = 0.0
@@ -26,6 +26,6 @@ def poisson(rate_per_s: float, seed: int) -> Iterator[float]:
 
 
 def recorded(arrivals_s: Sequence[float]) -> list[float]:
-    """The recorded times, in order, since the first of them."""
+    """Returns the recorded times in order, relative to the first."""
     ordered = sorted(arrivals_s)
     return [at_s - ordered[0] for at_s in ordered]

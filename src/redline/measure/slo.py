@@ -1,6 +1,6 @@
-"""Service level objectives: what an answer must keep to count as good.
+"""Service level objectives, which an answer must meet to count as good.
 
-Goodput is the rate of answers that keep all of them (Zhong et al., DistServe: Disaggregating
+Goodput is the rate of answers that meet all of them (Zhong et al., DistServe: Disaggregating
 Prefill and Decoding for Goodput-optimized Large Language Model Serving, OSDI 2024).
 """
 
@@ -19,10 +19,7 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, None: 1.0}
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """One objective of the goodput.
-
-    figure: one of FIGURES, to be at most `most_s`.
-    """
+    """One objective of the goodput: `figure`, one of FIGURES, is at most `most_s` seconds."""
 
     figure: str
     most_s: float
@@ -35,7 +32,7 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
-    """The objectives in `ttft<500ms,latency<3s`. Raises ConfigError."""
+    """Parses objectives such as `ttft<500ms,latency<3s`. Raises ConfigError."""
     found = list[Objective]()
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ONE.fullmatch(part)
@@ -60,10 +57,10 @@ def keeps(
     ttft_s: float | None,
     tpot_s: float | None,
 ) -> bool:
-    """An answer with these figures keeps all objectives.
+    """Returns whether an answer with these figures meets all objectives.
 
-    An answer that did not come as a stream has no first token before its last; an answer of one
-    token has no time per further token, and keeps any bound on that.
+    Without a stream, the first token arrives with the last, so the latency counts as ttft. An
+    answer of one token has no tpot, and meets any bound on it.
     """
     taken = {
         "latency": latency_s,

@@ -1,4 +1,4 @@
-"""Quantiles of durations: exact for the first 100,000, from then on from a sketch."""
+"""Quantiles of durations: exact up to 100,000 of them, then estimated by a sketch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import msgspec
 from redline.timeline import EMPTY, SKETCH_ERROR, Sketch, merged_sketches
 
 MOST_EXACT = 100_000
-# Durations that wait to be taken into the sketch, as many at once.
+# The number of durations that are added to the sketch at once.
 _GROUP = 10_000
-# A sketch takes what is shorter than a millisecond for one. Two pieces of a text may come closer
-# together, so it is given milliseconds in place of seconds: its least is then a microsecond.
+# A sketch counts anything shorter than a millisecond as one. Two pieces of a text may arrive closer
+# together, so it gets milliseconds instead of seconds: its minimum is then a microsecond.
 _FACTOR = 1000.0
 
 
 class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
     """Quantiles of `count` durations, in seconds.
 
-    error: how far a quantile may be off, in proportion; 0 if it is exact.
+    error: the relative error that a quantile may have; 0 if it is exact.
     """
 
     count: int
@@ -34,7 +34,7 @@ class Quantiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spread:
-    """Durations in seconds, each 0 or more and finite."""
+    """A distribution of durations in seconds, each finite and 0 or more."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -45,11 +45,11 @@ class Spread:
         self._sketch: Sketch | None = None
 
     def add(self, value_s: float) -> None:
-        """Adds one value."""
+        """Adds one duration."""
         self.extend((value_s,))
 
     def extend(self, values_s: Iterable[float]) -> None:
-        """All of these."""
+        """Adds several durations."""
         added = array("d", values_s)
         if not added:
             return
@@ -66,9 +66,9 @@ class Spread:
         return merged_sketches((self._sketch or EMPTY, rest))
 
     def quantile(self, q: float) -> float:
-        """The duration that a share `q` of them, 0 to 1, does not exceed; 0 if there are none.
+        """Returns the duration that a share `q` of all, 0 to 1, does not exceed; 0 without any.
 
-        Between two values it is interpolated, as numpy does (Hyndman and Fan, Sample Quantiles in
+        It is interpolated between two values, as in numpy (Hyndman and Fan, Sample Quantiles in
         Statistical Packages, The American Statistician 1996, definition 7).
         """
         if not self.count:
@@ -83,7 +83,7 @@ class Spread:
         return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
 
     def quantiles(self) -> Quantiles | None:
-        """Their quantiles; None if there are none."""
+        """Returns the quantiles; None without durations."""
         if not self.count:
             return None
         return Quantiles(

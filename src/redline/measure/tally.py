@@ -1,4 +1,4 @@
-"""What the calls of a load come to."""
+"""Adds up the calls of a load to its figures."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OTHERS = "other errors"
 
 
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """How a load has ended, in seconds since its start.
+    """The end of a load, with times in seconds since its start.
 
-    full_s: until when it was kept up. answered_s: when its last answer came. unsent: calls that
-    were due by full_s and were not made. cut: calls that an interrupt ended. Calls of the warm-up
-    are in neither.
+    full_s: when the load was no longer kept up. answered_s: when the last answer arrived. unsent:
+    calls that were due by full_s but not made. cut: calls that an interrupt ended. Neither counts
+    calls of the warm-up.
     """
 
     full_s: float
@@ -36,10 +36,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tally:
-    """Adds up calls as they end; the first `warm_up_s` seconds apart.
+    """Adds up calls as they end, and keeps those of the first `warm_up_s` seconds apart.
 
-    begun_s: the load's start, monotonic; all other times are since then. cost_of: picodollars of an
-    answer, None if they are not known.
+    begun_s: the load's start, monotonic. cost_of: returns the picodollars of an answer, or None if
+    they are unknown.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Tally:
         self._good_count = 0
         self._picodollars: int | None = 0
         self._has_tokens = self._is_estimated = False
-        # Of all time, for those who watch.
+        # Including the warm-up, for the progress display.
         self.ended = self.failed = self.succeeded = 0
         self._measured = self._measured_failed = 0
-        # Calls and what they took, and what they could have.
+        # The requests that calls took, and those they could have taken.
         self._places_taken = self._places = 0
 
     def add(self, scheduled_s: float, begun_s: float, done_s: float, answer: Answer) -> None:
-        """A call has ended, whose times are monotonic; it was due at scheduled_s."""
+        """Adds a call that was due at scheduled_s and has ended. All times are monotonic."""
         weight = answer.weight
         self.ended += weight
         # A backend of the user's may have a coarser clock.
@@ -108,7 +108,7 @@ class Tally:
             self._tpot.add(tpot_s)
 
     def give_up(self, begun_s: float, now_s: float, weight: int) -> None:
-        """A call that began at begun_s was ended by an interrupt."""
+        """Adds a call that began at begun_s and was ended by an interrupt at now_s."""
         at_s, now_at_s = begun_s - self._begun_s, now_s - self._begun_s
         self._busy.add(at_s, now_at_s, (now_s - begun_s) * weight)
 
@@ -121,7 +121,7 @@ class Tally:
         self._examples.setdefault(kind, answer.example)
 
     def _count_tokens(self, answer: Answer, begin_s: float, end_s: float) -> int:
-        """The output tokens of an answer: of its usage, otherwise as many as chunks with text."""
+        """Returns an answer's output tokens: those of its usage, or its chunks with text."""
         if self._picodollars is not None and self._cost_of is not None:
             cost = self._cost_of(answer)
             self._picodollars = None if cost is None else self._picodollars + cost
@@ -137,19 +137,19 @@ class Tally:
         return output or 0
 
     def offered(self, taken: int, places: int) -> None:
-        """A call was made with `taken` requests that could have had `places`."""
+        """Records a call with `taken` requests that could have had `places`."""
         self._places_taken += taken
         self._places += places
 
     def batch_fill(self) -> float | None:
-        """Share of the places in calls that were taken; None before the first call."""
+        """Returns the share of the places in calls that were taken; None before the first call."""
         return self._places_taken / self._places if self._places else None
 
     def window_s(self, ended: Ended) -> tuple[float, float]:
-        """From when to when the load is measured.
+        """Returns the begin and end of the measured window.
 
-        Until it could not be kept up any longer; but if that is soon, as for a limit of few
-        requests, to the last answer, so that there is something in it.
+        It ends when the load was no longer kept up; or, if that is soon, as with a limit of few
+        requests, with the last answer, so that the window is not empty.
         """
         end_s = ended.full_s
         if end_s - self._warm_up_s < (ended.answered_s - self._warm_up_s) / 2:
@@ -159,7 +159,7 @@ class Tally:
     def figures(
         self, target: str, load: str, concurrency: int, ended: Ended, client: ClientUse | None
     ) -> Figures:
-        """All of it in figures."""
+        """Returns the figures of all calls so far."""
         begin_s, end_s = self.window_s(ended)
         latency, from_send = self._latency.quantiles(), self._from_send.quantiles()
         call_s = 0.0 if from_send is None else from_send.mean_s

@@ -1,4 +1,4 @@
-"""Figures as a person reads them, in lines of at most 80 columns but for errors."""
+"""Formats figures for a reader, in lines of at most 80 columns except for errors."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from redline.measure.knee import ENOUGH, Knee
 from redline.process import counted
 
 _LEVEL = "{:>9}  {:>15}  {:>12}  {:>9}  {:>9}  {:>9}  {:>7}"
-# Shares of calls and of time from which on it is said.
+# The share of the typical latency from which waits for this client's limits are noted.
 _WAITED_SHARE = 0.05
 _EXAMPLE_CHARS = 300
 
 
 def figures_lines(figures: Figures) -> list[str]:
-    """Everything that was measured."""
+    """Returns the lines for everything that was measured."""
     lines = [
         f"requests    {_rate(figures.requests)} requests/s: {_counts(figures)} in "
         f"{_seconds(figures.seconds)}",
@@ -35,7 +35,7 @@ def figures_lines(figures: Figures) -> list[str]:
 
 
 def notes(figures: Figures) -> list[str]:
-    """What one must know to read the figures."""
+    """Returns the notes that a reader of the figures needs."""
     found = list[str]()
     client = figures.client
     if client is not None and client.bottleneck:
@@ -119,7 +119,7 @@ def _times(figures: Figures) -> list[str]:
 
 
 def level_lines(measured: Sequence[Figures]) -> list[str]:
-    """The head of the table of levels, and a line for each."""
+    """Returns the header of the table of levels, and a line for each level."""
     lines = [
         _LEVEL.format(*("in flight", "requests/s", "tokens/s", "p50", "p99", "first p50", "failed"))
     ]
@@ -141,7 +141,7 @@ def level_lines(measured: Sequence[Figures]) -> list[str]:
 
 
 def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
-    """Which level is enough, by which rule, and how sure that is."""
+    """Returns the lines about the knee: the level, the rule, and how certain it is."""
     found = next(one for one in measured if one.concurrency == knee.concurrency)
     lines = [
         f"knee: {knee.concurrency:,} in flight, {_rate(found.requests)} requests/s: the smallest "
@@ -168,7 +168,7 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
 
 
 def _rate(found: Rate) -> str:
-    """`12.3 ± 0.4`, with as many decimals as say something."""
+    """Formats a rate, as `12.3 ± 0.4`, with as many decimals as are meaningful."""
     places = 0 if found.per_s >= 1000 else 1 if found.per_s >= 10 else 2
     shown = f"{found.per_s:,.{places}f}"
     return shown if found.error is None else f"{shown} ± {found.error:,.{places}f}"
@@ -179,7 +179,7 @@ def _seconds(value_s: float) -> str:
 
 
 def _time(value_s: float) -> str:
-    """`3.21 s`, `45.6 ms` or `0.12 ms`."""
+    """Formats a duration as `3.21 s`, `45.6 ms` or `0.12 ms`."""
     if value_s >= 1:
         return f"{value_s:,.2f} s"
     return f"{1000 * value_s:.1f} ms" if value_s >= 0.01 else f"{1000 * value_s:.2f} ms"

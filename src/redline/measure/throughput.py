@@ -1,4 +1,4 @@
-"""`ThroughputMetrics`: throughput of whatever answers, in Python."""
+"""`ThroughputMetrics`: measures the throughput of anything that answers requests, in Python."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from redline.process import DaemonThreads, is_in_loop
 
 ARRIVALS = ("constant", "poisson")
 MOST_CONCURRENCY = 100_000
-# As the usual peers have it: enough to keep a small server busy, and no flood.
+# The default of the usual peers: enough to keep a small server busy without flooding it.
 USUAL_CONCURRENCY = 16
-# Calls in flight that a schedule may have, beyond which they wait.
+# The default limit of calls in flight for a schedule; further calls wait.
 SCHEDULE_CONCURRENCY = 1000
 _LONGEST_S = 31 * 86_400.0
 
 
 class LoadOptions(TypedDict, total=False):
-    """How the load is made, and what of it counts.
+    """The options of a load.
 
-    concurrency: calls at once, 16 by default, and 1 for functions of lists; of a schedule, the most
-    in flight, 1,000 by default. rate_per_s: calls are due at this rate, whatever became of those
-    before. arrivals: "constant", the default with a rate, or "poisson". seed: of the arrivals.
-    warm_up_s: of the duration, not measured. limit: requests at most. batch_size: the handler takes
-    lists of at most this many. stream: False asks an endpoint for whole answers. slo: objectives
-    such as "ttft<500ms,latency<3s". think_time_s: of a user between two requests, for
-    `concurrent_users`.
+    concurrency: concurrent calls, 16 by default, and 1 for functions of lists; for a schedule, the
+    most in flight, 1,000 by default. rate_per_s: the rate at which calls are due, regardless of
+    earlier ones. arrivals: "constant", the default with a rate, or "poisson". seed: the seed of the
+    arrivals. warm_up_s: the first part of the duration, which is not measured. limit: the most
+    requests. batch_size: the handler takes lists of at most this length. stream: False asks an
+    endpoint for whole answers. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
+    user's pause between two requests, for `concurrent_users`.
     """
 
     concurrency: int
@@ -53,7 +53,7 @@ class LoadOptions(TypedDict, total=False):
 
 
 class ThroughputMetrics(Figures, frozen=True, kw_only=True):
-    """What a load has measured; see Figures for the fields.
+    """The figures of a load; see Figures for the fields.
 
     metrics = redline.ThroughputMetrics.measure(handler, requests, duration_s=60)
     print(metrics.requests_per_s, metrics.tokens_per_s)
@@ -67,16 +67,17 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         duration_s: float = 60.0,
         **options: Unpack[LoadOptions],
     ) -> Self:
-        """The throughput of `handler` over duration_s seconds, above 0.
+        """Measures the throughput of `handler` over duration_s seconds, above 0.
 
         handler: a Backend, a Client, or a function of one request, async or plain; with
-        `batch_size`, of a list of requests, which returns a list as long. An async generator's
-        items are the pieces of a streamed answer. A plain function runs in threads.
-        requests: a list is asked again from its beginning when it ends; any other iterable ends the
+        `batch_size`, of a list of requests, which returns a list of the same length. The items of
+        an async generator are the pieces of a streamed answer. A plain function runs in threads.
+        requests: a list is repeated from its beginning; the end of any other iterable ends the
         load. For a backend: Requests, bodies of chat completions, or texts.
         options: see LoadOptions. Works in a script and in a notebook; in other code with a running
-        event loop, use `await ThroughputMetrics.ameasure(...)`. Ctrl-C ends it with what was
-        measured. Failures are figures; raises ConfigError for options that cannot be.
+        event loop, use `await ThroughputMetrics.ameasure(...)`. Ctrl-C ends the load and returns
+        its figures so far. Failed calls are counted in the figures; raises ConfigError for options
+        that are not valid.
         """
         interrupts = Interrupts()
 
@@ -104,7 +105,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         duration_s: float = 60.0,
         **options: Unpack[LoadOptions],
     ) -> Self:
-        """As `measure`, in the running event loop. Signals are left alone."""
+        """Measures as `measure` does, in the running event loop. Does not handle signals."""
         return await cls._measured(handler, requests, duration_s, options, None)
 
     @classmethod
@@ -148,7 +149,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
 
 
 def load_words(plan: Plan, rate_per_s: float | None, arrivals: str | None) -> str:
-    """The load in words."""
+    """Describes the load in words."""
     if rate_per_s is not None:
         kind = "Poisson arrivals" if arrivals == "poisson" else "constant rate"
         return f"{rate_per_s:g} requests/s, {kind}, at most {plan.concurrency:,} in flight"
@@ -158,7 +159,7 @@ def load_words(plan: Plan, rate_per_s: float | None, arrivals: str | None) -> st
 
 
 def checked_plan(plan: Plan) -> Plan:
-    """The plan. Raises ConfigError for one that cannot be."""
+    """Returns the plan. Raises ConfigError if it is not valid."""
     if not 0 < plan.duration_s <= _LONGEST_S:
         raise ConfigError(f"the duration must be above 0 s, not {plan.duration_s:g} s")
     if plan.warm_up_s < 0:
@@ -177,7 +178,7 @@ def checked_plan(plan: Plan) -> Plan:
 
 
 def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
-    """When calls are due. Raises ConfigError for a rate that is none."""
+    """Returns the times of calls. Raises ConfigError for a rate or arrivals that are not valid."""
     if not 0 < rate_per_s <= 1e6:
         raise ConfigError(
             f"a rate must be above 0 and at most 1,000,000 requests/s, not {rate_per_s:g}",
@@ -221,7 +222,7 @@ def _check(options: LoadOptions) -> None:
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
-    """A list again and again; anything else once. Raises ConfigError for an empty list."""
+    """Repeats a list endlessly, anything else once. Raises ConfigError for an empty list."""
     if isinstance(requests, str | bytes | dict | msgspec.Struct):
         raise ConfigError("requests must be a list, or another iterable, of requests")
     if not isinstance(requests, Sequence):
@@ -232,7 +233,7 @@ def _endless(requests: Iterable[Any]) -> Iterator[Any]:
 
 
 def _refuse_to_block() -> None:
-    """Raises ConfigError in code of a running event loop, but for a notebook's cells."""
+    """Raises ConfigError inside a running event loop, except in a notebook's cells."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     if shell is None or shell() is None:
         raise ConfigError(

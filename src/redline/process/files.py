@@ -1,9 +1,9 @@
 """Files that survive sudden death: replaced in one step, made durable, held by one process.
 
-A lock lasts as long as the process that took it, whatever that process forks. An flock belongs to
-an open file, which a forked process has open as well: a pool's workers outlive a killed run, and
-its locks with them. So they are closed in every forked process, and unlocked by the one that closes
-them.
+A lock lasts as long as the process that took it, whatever that process forks. But an flock belongs
+to an open file, which a forked process shares: a pool's workers may outlive a killed run, and with
+them its locks. So locked files are closed in every forked process, and only the process that took a
+lock unlocks it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LockedFile:
         _OPEN.add(self)
 
     def try_lock(self) -> bool:
-        """Takes the lock; False if another one has it. Raises OSError for a lack of locks."""
+        """Takes the lock; False if another process has it. Raises OSError if locks do not work."""
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -57,7 +57,7 @@ class LockedFile:
         try:
             fcntl.flock(fd, fcntl.LOCK_UN)
         except OSError:
-            # A file system without locks: there was none.
+            # On a file system without locks there was none.
             pass
         os.close(fd)
 
@@ -66,7 +66,7 @@ _OPEN: set[LockedFile] = set()
 
 
 def _close_in_child() -> None:
-    """Closes the copies without unlocking: the lock is the parent's."""
+    """Closes the copies without unlocking, since the lock is the parent's."""
     for file in _OPEN:
         fd, file.fd = file.fd, -1
         if fd >= 0:
@@ -79,10 +79,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def open_alone(path: Path, flags: int) -> LockedFile:
-    """The file at `path`, which no other redline has open so, whatever name it knows it by.
+    """Opens and locks the file at `path`, which no other redline may hold under any name.
 
-    The output's lock does not see that two names, such as a link and its target, are one file, nor
-    that a folder was moved and another one made in its place. Raises JournalError.
+    The output's lock does not detect that two names, such as a link and its target, are one file,
+    nor that a folder was moved and another one made in its place. Raises JournalError.
     """
     try:
         file = LockedFile(os.open(path, flags | os.O_CLOEXEC, 0o666))
@@ -102,11 +102,11 @@ def open_alone(path: Path, flags: int) -> LockedFile:
 def _hold(file: LockedFile, path: Path) -> None:
     try:
         is_alone = file.try_lock()
-        # Another one may have put its own file in place since this one was opened.
+        # Another process may have replaced the file since it was opened.
         is_alone = is_alone and os.path.exists(path)
         is_alone = is_alone and os.path.samestat(os.stat(path), os.fstat(file.fd))
     except OSError:
-        # A file system without locks; the lock in the output's folder has been had.
+        # On a file system without locks, the lock in the output's folder has to do.
         return
     if not is_alone:
         raise JournalError(
@@ -116,7 +116,7 @@ def _hold(file: LockedFile, path: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Makes the name of `path`, or that it has none any more, durable; its fsync does not."""
+    """Makes the creation or removal of the name `path` durable, which its own fsync does not."""
     fd = os.open(_real(path).parent, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -125,10 +125,10 @@ def sync_name(path: Path) -> None:
 
 
 def replace_file(path: Path, write: Callable[[int], None]) -> None:
-    """Puts a new file in place of `path` at once: a reader sees the old one or the new one.
+    """Replaces the file at `path` atomically: a reader sees either the old file or the new one.
 
-    A link stays, and what it leads to is replaced. write: gets the descriptor of a file beside it.
-    Raises JournalError.
+    If `path` is a link, its target is replaced. write: called with the descriptor of a new file
+    beside it. Raises JournalError.
     """
     with telling(path):
         beside = _beside(path)
@@ -141,26 +141,26 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
                 os.close(fd)
             os.replace(beside, _real(path))
         except OSError:
-            # On a full disk, the unfinished file is what takes the room.
+            # On a full disk, the unfinished file takes up space.
             beside.unlink(missing_ok=True)
             raise
         sync_name(path)
 
 
 def drop_unfinished(path: Path) -> None:
-    """Removes what a death in `replace_file` left beside `path`. Raises JournalError."""
+    """Removes what a crash in `replace_file` left beside `path`. Raises JournalError."""
     with telling(path):
         _beside(path).unlink(missing_ok=True)
 
 
 def free_name(path: Path, word: str) -> Path:
-    """The first free name beside `path`, such as labels.damaged-1.jsonl."""
+    """Returns the first free name beside `path`, such as labels.damaged-1.jsonl."""
     names = (path.with_name(f"{path.stem}.{word}-{n}{path.suffix}") for n in count(1))
     return next(name for name in names if not os.path.lexists(name))
 
 
 def copy_mode(fd: int, new_fd: int) -> None:
-    """What only its owner may read stays so. Does nothing if a file system knows no modes."""
+    """Copies the permissions of `fd` to `new_fd`, if the file system supports and permits it."""
     try:
         os.fchmod(new_fd, stat.S_IMODE(os.fstat(fd).st_mode))
     except PermissionError:
@@ -168,7 +168,7 @@ def copy_mode(fd: int, new_fd: int) -> None:
 
 
 def write_all(fd: int, pieces: Iterable[bytes]) -> None:
-    """Writes the pieces as one; a disk may take a part of them at a time. Raises OSError."""
+    """Writes all pieces, in several writes if the disk takes only a part. Raises OSError."""
     data = memoryview(b"".join(pieces))
     while data:
         data = data[os.write(fd, data) :]
@@ -176,7 +176,7 @@ def write_all(fd: int, pieces: Iterable[bytes]) -> None:
 
 @contextmanager
 def telling(path: Path) -> Iterator[None]:
-    """Turns an OSError of the block into the JournalError that `path` cannot be written."""
+    """Converts an OSError in the block to a JournalError: `path` cannot be written."""
     try:
         yield
     except OSError as error:
@@ -184,7 +184,7 @@ def telling(path: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> JournalError:
-    """The error that `path` cannot be written, and what to do about it."""
+    """Returns the error that `path` cannot be written, with a hint on what to do."""
     hint = _HINTS.get(error.errno or 0, f"check that disk, {_AGAIN}")
     return JournalError(f"cannot write {path}: {error.strerror}", hint=hint)
 

@@ -1,4 +1,4 @@
-"""Objects of the user's own modules, by name."""
+"""Loads objects of the user's own modules by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _LONGEST_LINE = 100
 
 
 def load_object(name: str, hint: str = "") -> Any:
-    """What `module:name` names, of a module in this folder or installed.
+    """Loads the object `module:name` from a module in this folder or an installed one.
 
-    name: may have dots on both sides of the colon. hint: what else could have been meant, for a
-    module that does not exist. Raises ConfigError for what cannot be loaded, and says which of the
-    user's own lines has failed.
+    name: may have dots on both sides of the colon. hint: what else may have been meant, if the
+    module does not exist. Raises ConfigError if it cannot be loaded, with the line of the user's
+    own code that failed.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -54,7 +54,7 @@ def _not_imported(name: str, module: str, error: Exception, hint: str) -> Config
 
 
 def _own_line(error: Exception) -> str:
-    """The last line of the user's own code, in this folder, that led to the error."""
+    """Returns the last line of the user's own code in this folder that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"see {_shown(error.filename)}:{error.lineno}: {(error.text or '').strip()}"[:200]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)]

@@ -1,4 +1,4 @@
-"""Open files: one per connection, so the process's limit must allow for the concurrency."""
+"""Limits of open files: each connection is one, so the limit must allow for the concurrency."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from redline.errors import ConfigError
 
 # Results, failures, lock, input, event loop, standard streams, and a margin.
 _OTHER_FILES = 64
-# Of these, what a run opens itself beside its connections, with the margin.
+# Those of them that a run opens itself besides its connections, with the margin.
 _OWN_FILES = 48
 
 
 def raise_limit(connections: int) -> None:
-    """Makes room for this many connections; the soft limit is raised as far as is needed.
+    """Raises the soft limit as far as this many connections need.
 
     Raises ConfigError if the hard limit does not allow it.
     """
@@ -33,7 +33,7 @@ def raise_limit(connections: int) -> None:
 
 
 def _open_files() -> int:
-    """How many this process has open: in a program of the user's it may be many."""
+    """Counts the open files of this process, which a user's program may have many of."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:
@@ -41,7 +41,7 @@ def _open_files() -> int:
 
 
 def raise_limit_fully() -> None:
-    """Allows as many open files as the system does: each connection of a server is one."""
+    """Raises the soft limit to the hard one: each connection of a server is an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

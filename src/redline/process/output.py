@@ -1,6 +1,6 @@
-"""Text for a person, which must change neither the work nor the exit status.
+"""Prints text for a reader, without an effect on the work or the exit status.
 
-Text of others is made safe to print: nothing in it moves a cursor or turns the direction.
+Text from others is made safe to print: it can neither move a cursor nor change the direction.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _SEQUENCES = re.compile(
     r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"
     r"|\x1b[ -/]*[0-~]"
 )
-# Other control characters but line feed and tab; marks, embeddings, overrides and isolates of
-# direction (Unicode, UAX 9); characters without a width that hide in text, and tags.
+# Other control characters except line feed and tab; marks, embeddings, overrides and isolates of
+# direction (Unicode, UAX 9); zero-width characters that hide in text, and tags.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f"
     "\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -27,7 +27,7 @@ _HIDDEN_IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x08\x0b-\x1f", ""))
 
 
 class _Lasting:
-    """A stream that loses what cannot be written: on a full disk, or when its terminal is gone."""
+    """A stream that drops what cannot be written, on a full disk or after its terminal closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -39,7 +39,7 @@ class _Lasting:
         try:
             return self._stream.write(text)
         except (OSError, ValueError):
-            # ValueError: it was closed.
+            # ValueError: the stream was closed.
             return len(text)
 
     def flush(self) -> None:
@@ -50,17 +50,17 @@ class _Lasting:
 
 
 def lasting(stream: TextIO) -> TextIO:
-    """`stream`, whose errors are passed over."""
+    """Wraps `stream` so that errors of writing to it are ignored."""
     return stream if isinstance(stream, _Lasting) else cast("TextIO", _Lasting(stream))
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """`1 row`, `2,000 rows`; many: the plural if it is not `one` with an s."""
+    """Formats a count: `1 row`, `2,000 rows`. many: the plural if it is not `one` with an s."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def duration(seconds: float) -> str:
-    """`under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
+    """Formats as `under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
     if seconds < 0.1:
         return "under 0.1 s"
     if seconds < 9.95:
@@ -76,12 +76,12 @@ def duration(seconds: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """`0.00`, `0.120`, `1.50`, `44.1` or `9,312`: three digits or more, of a value of 0 or more."""
+    """Formats a value of 0 or more with at least three digits, as `0.120`, `44.1` or `9,312`."""
     return f"{value:#.3g}" if value < 99.95 else f"{value:,.0f}"
 
 
 def cells(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+    """Returns the number of terminal columns that the text takes."""
     if text.isascii():
         return len(text)
     wide = sum(unicodedata.east_asian_width(one) in "WF" for one in text)
@@ -89,14 +89,14 @@ def cells(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """The text without control sequences, control characters and characters of direction."""
+    """Removes control sequences, control characters and characters of direction."""
     if text.isascii() and text.isprintable():
         return text
     return _HIDDEN.sub("", _SEQUENCES.sub("", text))
 
 
 def printable_json(data: bytes) -> bytes:
-    """The same JSON, with every such character written as an escape."""
+    """Escapes the characters in JSON that `printable` would remove."""
     if data.isascii() and b"\x7f" not in data:
         return data
     return _HIDDEN_IN_JSON.sub(_escaped, data.decode("utf-8", "surrogatepass")).encode()

@@ -1,10 +1,10 @@
-"""Numbers in memory that several processes of one command share, under one lock.
+"""Numbers in memory that several processes of one command share under one lock.
 
-The memory has no name: a process gets it by inheriting its descriptor, and it is gone with the last
-one that has it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one open
-file), so a holder that is killed lets it go. What it was changing must make sense at every moment:
-each number is written in one step, and a row of numbers has one word for each process, written by
-that process alone.
+The memory has no name: a process gets it by inheriting its descriptor, and it ends with the last
+process that has it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one open
+file), so that a killed holder releases it. Its changes must be consistent at every moment: each
+number is written in one step, and a row of numbers has one word for each process, written by that
+process alone.
 
 kind     a region                         when a process is lost
 plain    any words                        stays as it is
@@ -25,16 +25,16 @@ from typing import Self
 from redline.errors import ConfigError, RedlineError
 
 MOST_PROCESSES = 64
-# Only what is written takes memory.
+# Only pages that are written take memory.
 _SIZE_BYTES = 1 << 30
 _WORD_BYTES = 8
 _END, _PROCESSES, _FIRST = 0, 1, 8
-# Of a region: size, kind, and a digest of its name in two words.
+# The head of a region: size, kind, and a digest of its name in two words.
 _HEAD_WORDS = 4
 
 
 class Kind(IntEnum):
-    """What becomes of a region's words when a process is lost."""
+    """The kinds of regions, by what happens to their words when a process is lost."""
 
     PLAIN = 0
     COUNTS = 1
@@ -42,9 +42,9 @@ class Kind(IntEnum):
 
 
 class SharedTable:
-    """Regions of words by name. words: whole numbers; reals: the same words as floats.
+    """Named regions of words. words: integers; reals: the same words as floats.
 
-    fd: of the memory. Use it in a `with` block to be alone with it for a few microseconds; blocks
+    fd: the memory's descriptor. Hold the lock with a `with` block, for a few microseconds; blocks
     may be nested. For one thread.
     """
 
@@ -59,7 +59,7 @@ class SharedTable:
 
     @classmethod
     def make(cls, processes: int) -> Self:
-        """A new one for this many processes. Raises ConfigError if there is no memory for it."""
+        """Makes a table for this many processes. Raises ConfigError if there is no memory."""
         if not 1 <= processes <= MOST_PROCESSES:
             raise ConfigError(f"1 to {MOST_PROCESSES} processes, not {processes}")
         try:
@@ -88,10 +88,10 @@ class SharedTable:
             fcntl.lockf(self.fd, fcntl.LOCK_UN)
 
     def region(self, name: str, size: int, kind: Kind = Kind.PLAIN) -> int:
-        """The index of the first word of a region, which is made if there is none, full of zeros.
+        """Returns the index of a region's first word; a new region is filled with zeros.
 
-        name: the same for all processes, as are its size in words and its kind. Raises
-        RedlineError if the memory is full.
+        name, size in words and kind must be the same in all processes. Raises RedlineError if the
+        memory is full.
         """
         digest = blake2b(name.encode(), digest_size=16).digest()
         key = (_word(digest[:8]), _word(digest[8:]))
@@ -104,15 +104,15 @@ class SharedTable:
         return self._known[key]
 
     def counts(self, name: str) -> int:
-        """A row of counts."""
+        """Returns the index of a row of counts."""
         return self.region(name, self.processes, Kind.COUNTS)
 
     def amounts(self, name: str) -> int:
-        """A row of amounts; the word of the first process is the second one."""
+        """Returns the index of a row of amounts; the first process has the second word."""
         return self.region(name, 1 + self.processes, Kind.AMOUNTS)
 
     def forget(self, process: int) -> None:
-        """A process is lost: nothing is in flight of it, and what it used stays used."""
+        """Removes a lost process: its counts become 0, and its amounts remain used."""
         words = self.words
         with self:
             at, end = _FIRST, words[_END]
@@ -127,7 +127,7 @@ class SharedTable:
                 at = start + size
 
     def _look(self) -> None:
-        """Takes up the regions that others have made."""
+        """Reads the regions that other processes have made."""
         words, end = self.words, self.words[_END]
         while self._seen < end:
             at = self._seen
@@ -141,7 +141,7 @@ class SharedTable:
             raise RedlineError("the memory that workers share is full", hint="restart the gateway")
         words[at], words[at + 1] = size, kind
         words[at + 2], words[at + 3] = key
-        # From here on it is there.
+        # From here on the region exists.
         words[_END] = start + size
         self._look()
 
@@ -151,7 +151,7 @@ def _word(data: bytes) -> int:
 
 
 def _memory() -> int:
-    """A new file without a name."""
+    """Returns the descriptor of a new file without a name."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("redline")
     # Imported here: only systems without memfd need it.

@@ -1,4 +1,4 @@
-"""A program that runs until Ctrl-C or SIGTERM."""
+"""Runs a program until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def on_signals(told: Callable[[int], object]) -> None:
 
 
 def end_at_once(number: int) -> None:
-    """Ends the process as the signal of this number would, whatever its threads are in."""
+    """Exits with the status of a process that this signal ended, whatever its threads do."""
     os._exit(128 + number)
 
 
 def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main` to its end; its event is set by Ctrl-C or SIGTERM."""
+    """Runs `main` to its end; Ctrl-C or SIGTERM sets its event."""
 
     async def told() -> None:
         stop = asyncio.Event()

@@ -1,7 +1,7 @@
-"""Threads that do not hold up the end of the process, unlike the standard library's pools.
+"""Threads that do not delay the exit of the process, unlike the standard library's pools.
 
-A user's function may never return, and a name server may take minutes: a run that has given them up
-must not wait for them once more when the program ends.
+A user's function may never return, and a name server may take minutes: a run that has given up on
+them must not wait for them again when the program exits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """A pool of at most `most` daemon threads, made when they are needed.
+    """A pool of at most `most` daemon threads, started when they are needed.
 
-    A ThreadPoolExecutor by name, for event loops take no other; nothing of it is used.
+    It derives from ThreadPoolExecutor only because event loops require one.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -51,7 +51,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Takes no more work; `wait` for what was submitted. May be repeated."""
+        """Accepts no more work; `wait` waits for what was submitted. May be called repeatedly."""
         with self._turn:
             self._is_shut = True
             while cancel_futures and not self._queue.empty():
@@ -82,7 +82,7 @@ class DaemonThreads(ThreadPoolExecutor):
 
 
 def is_in_loop() -> bool:
-    """This thread runs an event loop."""
+    """Returns whether this thread runs an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The limits of each key: providers count the requests of an account, not those of all."""
+"""The limits of each key, since providers count the requests of each account separately."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from collections import OrderedDict
 from redline.limits.rule import Rate
 from redline.sim.admission import Admission, Rates
 
-# Beyond them, the one that has asked longest ago is forgotten, with what it has counted.
+# Beyond this number, the least recently used account is forgotten with its counts.
 _MOST_ACCOUNTS = 10_000
 
 
 class Account:
-    """The counters of one key. parked_until_s: it is refused before; monotonic."""
+    """The counters of one key. parked_until_s: its requests are refused until then; monotonic."""
 
     def __init__(self, admission: Admission) -> None:
         self.admission = admission
         self.parked_until_s = -math.inf
 
     def park(self, until_s: float) -> None:
-        """Refuses its requests until then."""
+        """Refuses the account's requests until then."""
         self.parked_until_s = until_s
 
 
 class Accounts:
-    """The accounts of a provider, all with the same limits; one for each key, as it first comes.
+    """The accounts of a provider, one per key, all with the same limits.
 
     rates: the limits by kind; the kinds are those of redline.sim.admission.KINDS.
     """
@@ -37,16 +37,16 @@ class Accounts:
 
     @property
     def rates(self) -> dict[str, list[Rate]]:
-        """The limits by kind, every kind named."""
+        """Returns the limits by kind, with every kind present."""
         return self._model.rates
 
     @property
     def has_limits(self) -> bool:
-        """Any request may be over a limit."""
+        """Whether there is a limit that a request may exceed."""
         return self._model.has_limits
 
     def of(self, key: str) -> Account:
-        """The account of this key, as it is in the `Authorization` header; empty for none."""
+        """Returns the account of a key as in the `Authorization` header; empty for no key."""
         account = self._accounts.get(key)
         if account is None:
             account = Account(Admission(self.rates, self._algorithm))
@@ -58,7 +58,7 @@ class Accounts:
         return account
 
     def change(self, rates: Rates, now_s: float) -> None:
-        """Replaces the limits of the kinds in `rates`, of every account; see Admission."""
+        """Replaces the limits of the kinds in `rates` for every account; see Admission."""
         self._model.change(rates, now_s)
         for account in self._accounts.values():
             account.admission.change(rates, now_s)

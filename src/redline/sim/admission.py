@@ -1,6 +1,6 @@
-"""Rate limits as providers keep them: four algorithms, several limits at once.
+"""Rate limits as providers enforce them: four algorithms, several limits at once.
 
-Everything here decides at once and takes `now_s`, so that tests turn the clock by hand.
+Everything here decides immediately and takes `now_s`, so that tests can set the time.
 
 | algorithm | a request is admitted while                                                       |
 |-----------|-----------------------------------------------------------------------------------|
@@ -12,8 +12,8 @@ Everything here decides at once and takes `now_s`, so that tests turn the clock 
 `fixed` and the rounding down in `counter` are those of the Python package `limits`, on which
 slowapi and flask-limiter are built. Windows of `counter` begin at whole multiples of W.
 
-If an answer is counted when it ends, a count may rise above its limit. Then nothing
-fits until it is back.
+If an answer is counted when it ends, a count may rise above its limit. Then nothing fits until the
+count is back below it.
 """
 
 from __future__ import annotations
@@ -42,23 +42,23 @@ class Window(Protocol):
     """One limit. `now_s` never decreases from call to call."""
 
     def wait_s(self, amount: int, now_s: float) -> float:
-        """Seconds until `amount` fits; 0 now, inf when it is larger than the limit."""
+        """Returns the seconds until `amount` fits: 0 for now, inf if it exceeds the limit."""
 
     def take(self, amount: int, now_s: float) -> None:
-        """Counts `amount`, whether it fits or not."""
+        """Counts `amount`, even if it does not fit."""
 
     def resize(self, rate: Rate, now_s: float) -> None:
-        """Allows `rate`, of the same window_s, from now on. What is counted stays counted."""
+        """Sets a new `rate` with the same window_s. Earlier counts remain."""
 
     def left(self, now_s: float) -> int:
-        """The largest amount that would fit now, 0 to N."""
+        """Returns the largest amount that would fit now, 0 to N."""
 
     def reset_s(self, now_s: float) -> float:
-        """Seconds until the whole limit is free again, if nothing more comes."""
+        """Returns the seconds until the whole limit is free again without further requests."""
 
 
 class _Counting(ABC):
-    """The common part of the windows that count what they admit."""
+    """The common base of windows that count what they admit."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -143,7 +143,7 @@ class SlidingCounter(_Counting):
     _previous = 0
 
     def _roll(self, now_s: float) -> float:
-        """Seconds since the current window began, after the counters have moved to it."""
+        """Moves the counters to the current window, and returns the seconds since it began."""
         index = math.floor(now_s / self._rate.window_s)
         if index > self._index:
             self._previous = self._count if index == self._index + 1 else 0
@@ -209,7 +209,7 @@ class TokenBucket:
         self._level -= amount
 
     def resize(self, rate: Rate, now_s: float) -> None:
-        """A larger bucket is not fuller at once, a smaller one spills (Go's x/time/rate)."""
+        """Keeps the level of a larger bucket, and cuts that of a smaller one (Go's x/time/rate)."""
         self._roll(now_s)
         self._level = min(float(rate.count), self._level)
         self._capacity = rate.count
@@ -233,9 +233,9 @@ _WINDOWS: dict[str, Callable[[Rate], Window]] = {
 
 
 class Rejection(msgspec.Struct, frozen=True):
-    """The limit that refused a request, and when the same request would be admitted.
+    """The limit that refused a request, and the time until the request would be admitted.
 
-    wait_s: inf if the request is larger than the limit.
+    wait_s: in seconds; inf if the request exceeds the limit.
     """
 
     what: str
@@ -246,7 +246,7 @@ class Rejection(msgspec.Struct, frozen=True):
 
     @property
     def limit(self) -> str:
-        """The limit's name in the statistics, like `requests 2/1s`."""
+        """The limit's name in the statistics, such as `requests 2/1s`."""
         return f"{self.what} {self.rate}"
 
 
@@ -279,7 +279,7 @@ Rates = Mapping[str, Sequence[Rate]]
 
 
 class Admission:
-    """All limits of one provider: a request is counted by every one of them, or by none.
+    """All limits of one provider: a request is counted by all of them or by none.
 
     rates: the limits by kind; the kinds are those of KINDS.
     """
@@ -320,7 +320,7 @@ class Admission:
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
         """None if the charge is admitted, which counts it.
 
-        Otherwise nothing is counted, and the limit with the longest wait is returned.
+        Otherwise counts nothing, and returns the limit with the longest wait.
         """
         worst: Rejection | None = None
         for what, rate, window in self._limits:
@@ -333,13 +333,13 @@ class Admission:
         return worst
 
     def count(self, charge: Charge, now_s: float) -> None:
-        """Counts the charge, whether it fits or not."""
+        """Counts the charge, even if it does not fit."""
         for what, _, window in self._limits:
             if amount := charge.amount(what):
                 window.take(amount, now_s)
 
     def readings(self, now_s: float) -> list[Reading]:
-        """At most one reading of each kind: that of the limit with the least left."""
+        """Returns at most one reading per kind: that of the limit with the least left."""
         least: dict[str, Reading] = {}
         for what, rate, window in self._limits:
             left = window.left(now_s)

@@ -51,7 +51,7 @@ class Faults(msgspec.Struct, frozen=True):
         return sum(share for _, share in self.shares)
 
     def draw(self, rng: Random) -> str | None:
-        """The kind of fault this request meets, or None. Draws once, whatever the shares."""
+        """Draws the kind of fault that a request meets, or None. One draw, whatever the shares."""
         point = rng.random()
         for kind, share in self.shares:
             if point < share:
@@ -64,7 +64,7 @@ class Faults(msgspec.Struct, frozen=True):
 
 
 def parse_faults(texts: Sequence[str]) -> Faults:
-    """Faults from `["0.05"]` (spread evenly over all kinds) or `["429=0.02", "stall=0.01"]`.
+    """Parses `["0.05"]` (spread evenly over all kinds) or `["429=0.02", "stall=0.01"]`.
 
     Raises ConfigError for an unknown kind, a share outside 0 to 1, or both forms together.
     """

@@ -10,7 +10,7 @@ from redline.sim.admission import Reading
 
 
 def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dict[str, str]:
-    """The headers that state how much of each limit is left.
+    """Returns the headers that state how much of each limit is left.
 
     style: `openai` (resets as durations like `6m0s`), `azure` (the same names, resets in whole
     seconds), `anthropic` (resets as RFC 3339 times, for which wall_s is the time now), `ietf`
@@ -36,7 +36,7 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
 
 
 def retry_headers(style: str, wait_s: float) -> dict[str, str]:
-    """`retry-after` in whole seconds and `retry-after-ms`; after either the request fits.
+    """Returns `retry-after` in whole seconds and `retry-after-ms`; after either the request fits.
 
     No milliseconds for `envoy`, `ietf` and `slowapi`, where it is plain HTTP. Nothing for style
     `none`, nor for `gemini` (see `retry_details`), nor for a request that will never fit.
@@ -50,7 +50,7 @@ def retry_headers(style: str, wait_s: float) -> dict[str, str]:
 
 
 def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
-    """`error.details` in the body of a 429: RetryInfo for style `gemini`, otherwise nothing.
+    """Returns `error.details` for the body of a 429: RetryInfo for `gemini`, otherwise nothing.
 
     Nothing for a request that will never fit.
     """
@@ -88,7 +88,7 @@ def _ietf(readings: Sequence[Reading]) -> dict[str, str]:
 
 
 def duration(seconds_s: float) -> str:
-    """The time as OpenAI writes it: `0s`, `114ms`, `8.64s`, `6m0s`, `24h0m0s`. Rounded up."""
+    """Formats a time as OpenAI does, rounded up: `0s`, `114ms`, `8.64s`, `6m0s`, `24h0m0s`."""
     millis = whole(seconds_s * 1000)
     if 0 < millis < 1000:
         return f"{millis}ms"
@@ -101,10 +101,10 @@ def duration(seconds_s: float) -> str:
 
 
 def rfc3339(wall_s: float) -> str:
-    """The moment as `2030-01-02T03:04:05Z`, rounded up to the second."""
+    """Formats a moment as `2030-01-02T03:04:05Z`, rounded up to the second."""
     return datetime.fromtimestamp(whole(wall_s), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def whole(value: float) -> int:
-    """The value rounded up, but not for float noise below a millionth."""
+    """Rounds up, except for float noise below a millionth."""
     return math.ceil(round(value, 6))

@@ -27,7 +27,7 @@ class Constant(msgspec.Struct, frozen=True):
         _check(self.seconds_s)
 
     def draw_s(self, rng: Random) -> float:
-        """The latency of one request, in seconds. Draws nothing from `rng`."""
+        """Returns the latency of one request, in seconds. Draws nothing from `rng`."""
         return self.seconds_s
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Constant(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Every answer takes between `low_s` and `high_s`, each as likely as the other."""
+    """Every answer takes between `low_s` and `high_s`, uniformly distributed."""
 
     low_s: float
     high_s: float
@@ -50,7 +50,7 @@ class Uniform(msgspec.Struct, frozen=True):
             )
 
     def draw_s(self, rng: Random) -> float:
-        """The latency of one request, in seconds. Draws once from `rng`."""
+        """Draws the latency of one request, in seconds, once from `rng`."""
         return rng.uniform(self.low_s, self.high_s)
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Lognormal(msgspec.Struct, frozen=True):
             )
 
     def draw_s(self, rng: Random) -> float:
-        """The latency of one request, in seconds, at most an hour. Draws from `rng`."""
+        """Draws the latency of one request from `rng`, in seconds, at most an hour."""
         return min(rng.lognormvariate(self.mu, self.sigma), MAX_LATENCY_S)
 
     def __str__(self) -> str:
@@ -82,10 +82,10 @@ Latency = Constant | Uniform | Lognormal
 
 
 def parse_latency(text: str) -> Latency:
-    """A latency from `0.2` (constant), `2-5` (uniform) or `lognormal:1.2,0.4`.
+    """Parses a latency: `0.2` (constant), `2-5` (uniform) or `lognormal:1.2,0.4`.
 
     The two numbers of a lognormal are mu and sigma of the logarithm of the seconds.
-    Raises ConfigError that shows the right forms.
+    Raises ConfigError that shows the valid forms.
     """
     text = text.strip()
     if match := _CONSTANT.fullmatch(text):

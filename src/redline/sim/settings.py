@@ -1,4 +1,4 @@
-"""What a simulated provider is to be: its limits, its speed, its faults, its answers."""
+"""The settings of a simulated provider: its limits, latency, faults and answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     jitter_s: each request is delayed by 0 to this many seconds before the limits are checked.
     concurrency: requests served at once; further ones wait in arrival order. None for no cap.
     latency: seconds before the first byte; per_token_s: seconds more per completion token.
-    faults: the share of admitted requests that goes wrong, by kind.
+    faults: the share of admitted requests that fails, by kind.
     headers: whose limit headers to imitate. `none` sends no limit headers and no Retry-After.
     replay: a file of `question` and `answer` lines to answer from.
     stories: answers are made-up stories, by the question and the seed of the request.
@@ -42,8 +42,8 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     seed: fixes latencies, faults and jitter, in the order of arrival, and the stories.
     api_key: if set, the key every request must carry.
     batch_latency: seconds from the making of a batch to the answer of each of its lines.
-    batch_window_s: a batch expires after so long. batch_tokens: that batches may have waiting, at a
-        token for four bytes; a batch beyond that fails. None for no limit.
+    batch_window_s: the seconds after which a batch expires. batch_tokens: the most tokens that
+        batches may have waiting, one for four bytes; a batch beyond that fails. None for no limit.
     Raises ConfigError for a value that cannot work.
     """
 

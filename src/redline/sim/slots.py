@@ -1,4 +1,4 @@
-"""The concurrency cap: a bounded number of requests is served, others wait in arrival order."""
+"""The concurrency cap: serves a bounded number of requests; others wait in arrival order."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Slots:
 
     @property
     def is_full(self) -> bool:
-        """Whether one more request could neither be served nor wait."""
+        """Whether another request could neither be served nor wait."""
         return self._free is not None and self.waiting >= self._max_waiting and self._free.locked()
 
     async def acquire(self) -> None:
-        """Waits for a slot, first come first served. Every slot got is given back by `release`."""
+        """Waits for a slot, first come, first served. Call `release` for every slot acquired."""
         if self._free is None:
             return
         self.waiting += 1
@@ -34,6 +34,6 @@ class Slots:
             self.waiting -= 1
 
     def release(self) -> None:
-        """Gives a slot back, to the one who has waited longest."""
+        """Releases a slot, to the request that has waited longest."""
         if self._free is not None:
             self._free.release()

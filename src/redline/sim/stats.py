@@ -1,4 +1,4 @@
-"""What the simulated provider has seen. Every request ends in exactly one class.
+"""Statistics of the simulated provider. Every request ends in exactly one class.
 
 | class        | the request                                                             |
 |--------------|-------------------------------------------------------------------------|
@@ -10,8 +10,8 @@
 | `abandoned`  | was given up by the client, or cut off by the end, before its reply     |
 | `in_flight`  | is not over yet                                                         |
 
-`received` is their sum at every moment. Looking at /health, /metrics, /sim/... or GET /v1/models is
-not received, and neither is what is no HTTP at all.
+`received` is their sum at every moment. It counts neither requests for /health, /metrics, /sim/...
+or GET /v1/models, nor anything that is not HTTP.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT_GAPS = 100_000
 
 
 class Ticket(msgspec.Struct, gc=False):
-    """One request, on its way through or over.
+    """One request, in progress or over.
 
     number: from 1, in the order of arrival.
     arrival_s: monotonic; when the request had been read and the limits were asked.
@@ -73,7 +73,7 @@ class Stats:
         self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
 
     def receive(self, now_s: float) -> Ticket:
-        """The ticket of a request that has just come; it is in flight from now on."""
+        """Returns the ticket of a request that has just arrived; it is in flight from now on."""
         self._received += 1
         self._in_flight += 1
         if self._in_flight > self._most_in_flight:
@@ -86,7 +86,7 @@ class Stats:
     def settle(
         self, ticket: Ticket, outcome: str, status: int | None, now_s: float, detail: str = ""
     ) -> None:
-        """Puts the request into its class, once; a second call changes nothing.
+        """Puts the request into its class; a second call has no effect.
 
         detail: the limit's name for `rejected`, the kind for `faults`. See `answer`.
         """
@@ -116,32 +116,32 @@ class Stats:
         self.settle(ticket, "answered", 200, now_s)
 
     def wrote_text(self, ticket: Ticket, before_s: float, now_s: float) -> None:
-        """A piece of a stream's text was written; before_s: when the one before was, 0 if none."""
+        """Records a piece of a stream's text. before_s: when the previous one was, 0 if none."""
         if before_s:
             self._gaps_s.append(now_s - before_s)
         else:
             ticket.first_token_s = now_s
 
     def last_gaps_s(self, limit: int) -> list[float]:
-        """The last `limit` times between two pieces of a stream's text, in seconds."""
+        """Returns the last `limit` times between two pieces of a stream's text, in seconds."""
         return list(islice(reversed(self._gaps_s), max(0, limit)))
 
     def begin_serving(self) -> None:
-        """A request has got its slot."""
+        """Records that a request has received its slot."""
         self._serving += 1
         self._most_serving = max(self._most_serving, self._serving)
 
     def serve_at_once(self) -> None:
-        """A request has got its slot, and gives it back before any other request is seen."""
+        """Records that a request received a slot and released it before any other request."""
         if self._serving >= self._most_serving:
             self._most_serving = self._serving + 1
 
     def end_serving(self) -> None:
-        """A request has given its slot back."""
+        """Records that a request has released its slot."""
         self._serving -= 1
 
     def as_dict(self) -> dict[str, Any]:
-        """The counters, as `GET /sim/stats` shows them. Times are monotonic seconds.
+        """Returns the counters as `GET /sim/stats` shows them. Times are monotonic seconds.
 
         `rejected` and `faults` are totals; `rejected_by_limit`, `faults_by_kind` split them.
         `serving`: those past the queue. `tokens`: of answered requests.
@@ -167,7 +167,7 @@ class Stats:
         }
 
     def last(self, limit: int) -> list[Ticket]:
-        """The last `limit` requests to end, by their numbers."""
+        """Returns the last `limit` requests to end, by their numbers."""
         newest = islice(reversed(self._records), max(0, limit))
         return sorted(newest, key=lambda ticket: ticket.number)
 

@@ -1,4 +1,4 @@
-"""Replies of the simulated provider: whole, halved, or streamed with each token at its time."""
+"""Sends the simulated provider's replies: whole, halved, or streamed with timed tokens."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from redline.httpserver import JSON, Exchange, header_lines
 
 HTML = header_lines({"content-type": "text/html; charset=utf-8"})
 HTML_PAGE = b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n"
-# What is due at once goes out in one write, up to the size of a socket buffer.
+# Events that are due together go out in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536
 # A request that stalls has its client leave, or ends after so long.
 MAX_STALL_S = 3600.0
 
 
 class Reply(msgspec.Struct, frozen=True, gc=False):
-    """One reply. fields: header lines, such as `header_lines` makes."""
+    """One reply. fields: header lines, as `header_lines` returns them."""
 
     status: int
     body: bytes
@@ -28,7 +28,7 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
 
 
 def send(exchange: Exchange, reply: Reply, number: int = 0) -> None:
-    """Sends the reply, all at once. number: of the request, for its id; 0 for none."""
+    """Sends the reply at once. number: that of the request, for its id; 0 for none."""
     status, fields = reply.status, reply.fields
     if number:
         fields += request_id(number)
@@ -36,7 +36,7 @@ def send(exchange: Exchange, reply: Reply, number: int = 0) -> None:
 
 
 def request_id(number: int) -> bytes:
-    """The header line with the id of a request."""
+    """Returns the header line with the id of a request."""
     return b"x-request-id: req-sim%d\r\n" % number
 
 
@@ -60,7 +60,7 @@ def error_reply(
     code: str | None = None,
     headers: Mapping[str, str] = {},
 ) -> Reply:
-    """An error as `error_body` writes it. headers: beyond the content type."""
+    """Returns an error as `error_body` writes it. headers: those besides the content type."""
     body = msgspec.json.encode(error_body(message, kind, code=code))
     return Reply(status, body, JSON + header_lines(headers))
 

@@ -1,4 +1,4 @@
-"""A backend whose answers are written down: no network, and no time but the loop's."""
+"""A backend with scripted answers, without a network; it takes only the loop's time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Step = Outcome | Reply | CallError | NoEndpoint
 class Send(msgspec.Struct, frozen=True):
     """One send as the backend saw it.
 
-    number: of this send among all, from 1. attempt: of its call, from 1. at_s: the loop's time.
+    number: the place among all sends, from 1. attempt: the place in its call, from 1. at_s: the
+    loop's time.
     """
 
     request: Request
@@ -28,12 +29,12 @@ class Send(msgspec.Struct, frozen=True):
 
 
 class ScriptedBackend:
-    """Ends each send as the script says, and records it in `sends`.
+    """A backend that ends each send as the script says, and records it in `sends`.
 
-    script: what becomes of send 1, 2, ... (the last step is repeated), or a function of the Send.
-    A Reply succeeds, an error fails, an Outcome is returned as a copy.
+    script: the steps for send 1, 2, ... (the last one is repeated), or a function of the Send. A
+    Reply succeeds, an error fails, an Outcome is returned as a copy.
     latency_s: seconds of the loop's time that a send takes, 0 or more; or a function of the Send.
-    room_s: for how long it is parked, as its load says; it can be set at any time.
+    room_s: seconds for which `load` reports it as parked; can be set at any time.
     Given a sink, a reply's text goes there as one chunk before the outcome.
     Raises ConfigError for an empty script.
     """
@@ -95,7 +96,7 @@ class ScriptedBackend:
         self.is_closed = True
 
     def _outcome(self, send: Send) -> Outcome:
-        # The caller may write into an outcome and its error: each is a fresh copy.
+        # The caller may modify an outcome and its error, so each is a fresh copy.
         step = copy.copy(self._step(send))
         if isinstance(step, Outcome):
             step.error = copy.copy(step.error)

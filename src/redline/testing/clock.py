@@ -1,4 +1,4 @@
-"""Clocks for tests: one that is turned by hand, one that follows an event loop."""
+"""Clocks for tests: one advanced by hand, one that follows an event loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ManualClock:
         return self._wall_s
 
     def advance(self, by_s: float) -> float:
-        """The new `now_s`. by_s: 0 or more. Raises ConfigError below 0: it never goes back."""
+        """Moves the time by by_s, 0 or more; returns the new time. Raises ConfigError below 0."""
         if not by_s >= 0:
             raise ConfigError(
                 f"a monotonic clock cannot be moved by {by_s:g} s",
@@ -36,7 +36,7 @@ class ManualClock:
 
 
 class VirtualClock:
-    """The time of `loop`, a VirtualLoop as a rule; wall time is `wall_start_s` at its zero."""
+    """The time of `loop`, usually a VirtualLoop; wall time is `wall_start_s` at its zero."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wall_start_s: float = WALL_START_S) -> None:
         self._loop = loop

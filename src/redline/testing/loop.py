@@ -1,7 +1,7 @@
 """An event loop whose time is virtual: a test of an hour of waiting runs in milliseconds.
 
-When nothing is ready the loop does not wait for its next timer, it moves its time to it. What
-happens outside the loop still takes real time:
+When nothing is ready, the loop does not wait for its next timer but advances its time to it. Work
+outside the loop still takes real time:
 
   outside work                 what the loop does when nothing else is ready
   executor work                waits for it in real time, up to `THREAD_GRACE_S`; work that takes
@@ -10,8 +10,8 @@ happens outside the loop still takes real time:
   nothing, but a timer         moves on to the timer
   nothing, and no timer        raises Deadlock, which names the tasks and where each one waits
 
-So one process may talk to itself over loopback in virtual time; a test that waits for another
-process, or for a thread it started by itself, needs a real loop.
+So a process may talk to itself over loopback in virtual time; a test that waits for another
+process, or for a thread that it started itself, needs a real loop.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ _ASYNCIO = str(Path(asyncio.__file__).parent)
 
 
 class Deadlock(RedlineError):
-    """Nothing can ever happen again in this loop, or its time limit is passed."""
+    """Nothing can ever happen again in this loop, or its time limit has passed."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop that never waits for time; `time()` starts at `start_s`.
 
-    limit_s: virtual seconds after which a run is taken for one that never ends.
+    limit_s: virtual seconds after which a run is considered endless.
     Raises Deadlock out of `run_until_complete` and `run_forever`.
     """
 
     def __init__(self, *, start_s: float = 0.0, limit_s: float = LIMIT_S) -> None:
         self._jumping = _JumpingSelector(start_s, limit_s)
         super().__init__(self._jumping)
-        # The loop wakes itself through a socket of its own, which is not the test's.
+        # The loop wakes itself through its own socket, which is not the test's.
         self._jumping.own_sockets = len(self._jumping.get_map())
 
     def time(self) -> float:
-        """Virtual seconds: they move only when nothing is left to do."""
+        """Returns virtual seconds, which advance only when nothing is left to do."""
         return self._jumping.now_s
 
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """The function's result; virtual time is stopped meanwhile (see THREAD_GRACE_S)."""
+        """Runs a function in a thread; virtual time stops meanwhile (see THREAD_GRACE_S)."""
         future = super().run_in_executor(executor, func, *args)
         self._jumping.threads.add(future)
         future.add_done_callback(self._jumping.threads.discard)
         return future
 
     async def shutdown_default_executor(self, *args: Any, **options: Any) -> None:
-        """Returns once the executor's threads have ended, in real time."""
+        """Waits in real time until the executor's threads have ended."""
         self._jumping.is_closing_executor = True
         try:
             await super().shutdown_default_executor(*args, **options)
@@ -77,7 +77,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 def virtual_run(
     main: Coroutine[Any, Any, T], *, start_s: float = 0.0, limit_s: float = LIMIT_S
 ) -> T:
-    """What `main` returns, run to its end in a VirtualLoop of its own.
+    """Runs `main` to its end in a VirtualLoop of its own, and returns its result.
 
     `asyncio.sleep`, `timeout` and `wait_for` are virtual inside. Tasks left over are cancelled.
     Raises what `main` raises, and Deadlock.
@@ -89,7 +89,7 @@ def virtual_run(
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """The selector that moves time instead of waiting."""
+    """A selector that advances time instead of waiting."""
 
     def __init__(self, start_s: float, limit_s: float) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self._stuck: set[asyncio.Future[Any]] = set()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Events that are there now, or come from outside work; otherwise time has moved.
+        """Returns events that are ready or come from outside work; otherwise advances time.
 
         timeout: seconds to the next timer, or None if there is none.
         """
@@ -129,7 +129,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         return events
 
     def _outside(self, *, has_timer: bool) -> list[tuple[selectors.SelectorKey, int]]:
-        """What executor threads and sockets bring, after a wait in real time."""
+        """Waits in real time for executor threads and sockets, and returns their events."""
         self._stuck &= self.threads
         if self.threads - self._stuck:
             events = super().select(THREAD_GRACE_S)
@@ -144,7 +144,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 def _waiting() -> str:
-    """The unfinished tasks of the running loop by name, each with the line it waits at."""
+    """Lists the unfinished tasks of the running loop, each with the line where it waits."""
     tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
     shown = [f"{task.get_name()} at {_line(task)}" for task in tasks[:_NAMED_TASKS]]
     if len(tasks) > _NAMED_TASKS:
@@ -153,7 +153,7 @@ def _waiting() -> str:
 
 
 def _line(task: asyncio.Task[Any]) -> str:
-    """`file:line` where `task` waits: the innermost line that is not asyncio's own."""
+    """Returns `file:line` where `task` waits: the innermost line that is not asyncio's own."""
     place = "an unknown line"
     is_asyncio = True
     step: object = task.get_coro()

@@ -30,7 +30,7 @@ _MOST_RECORDED = 100_000
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a load.
 
-    words: a description for people. input_tokens: of a request, None if unknown.
+    words: a description for a reader. input_tokens: those of one request, None if unknown.
     """
 
     requests: Iterator[Any]
@@ -40,7 +40,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recorded_calls(text: str) -> list[CallEnded]:
-    """The calls of the last run in a trace that has any, in the order in which they came."""
+    """Returns the calls of the last run in a trace that has any, in order of arrival."""
     path = Path(local_path(text))
     trace = read_trace(path, _MOST_RECORDED)
     runs = [run.calls for run in trace.runs if run.calls]
@@ -97,7 +97,7 @@ def _of_rows(target: Target, place: str) -> Asked:
 def _synthetic(
     target: Target, tokens: int, seed: int, sizes: list[tuple[int | None, int | None]] | None
 ) -> Asked:
-    """Synthetic prompts of this many tokens, or of recorded sizes."""
+    """Returns synthetic prompts of this many tokens, or of recorded sizes."""
     bound = _Bound(target)
     renderer = Renderer(bound.prompting)
     prompts = Prompts(seed)

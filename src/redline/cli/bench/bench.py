@@ -1,4 +1,4 @@
-"""`redline bench`: the throughput of whatever answers, under a stated load."""
+"""`redline bench`: measures the throughput and latency of a target under a stated load."""
 
 from __future__ import annotations
 
@@ -100,17 +100,18 @@ PARAMS = (
 
 
 def bench(ctx: Context, targets: list[str] | None) -> None:
-    r"""Measure how much a target answers, how fast, under a load that you state.
+    r"""Measure the throughput and latency of a target under a load that you state.
 
-    By default 16 users ask, each again when its answer is complete (-c N). Answers are streamed,
-    so the times to the first token and between tokens are measured. Nothing is retried, and
-    limits and budgets hold. Requests may cost money: what will be sent is printed first.
+    By default 16 users send requests, each the next one when its answer is complete (-c N).
+    Answers are streamed, which shows the times to the first token and between tokens. Nothing is
+    retried, and limits and budgets apply. Requests may cost money, so a summary of them is printed
+    first.
 
         redline bench sim --duration 5s
         redline bench http://127.0.0.1:8000/v1 --model m -c 32 --warm-up 10s
 
-    At a given rate, latency counts from when a request was due, so a server that stops for 5 s is
-    not spared the requests of these 5 s:
+    At a given rate, latency counts from when a request was due, so the figures include the requests
+    that waited while a server stopped for 5 s:
 
         redline bench http://127.0.0.1:8000/v1 --model m --poisson 20 \
             --slo 'ttft<500ms,latency<3s'

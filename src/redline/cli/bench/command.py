@@ -55,7 +55,7 @@ _RATES = ("constant", "poisson", "replay")
 
 
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is asked for on the command line."""
+    """A benchmark as the command line describes it."""
 
     target: Target
     plan: Plan
@@ -66,7 +66,7 @@ class _Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags) -> int:
-    """The exit status, after the figures are printed. Raises RedlineError if there are none."""
+    """Prints the figures and returns the exit status. Raises RedlineError if there are none."""
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()
     place = None if "output" not in options else _place(options["output"])
     bench = _bench(folder, targets, options, flags)
@@ -123,7 +123,7 @@ def _status(found: Sequence[Figures]) -> int:
 async def _measure(
     bench: _Bench, what: Measuring, progress: Progress, *, is_json: bool
 ) -> tuple[list[Figures], Knee | None]:
-    """The figures of the load, or of each level, printed as it comes. Raises RedlineError."""
+    """Measures the load, or each level, printed as it comes. Raises RedlineError."""
     if not bench.is_sweep:
         figures = await measured(what, bench.plan, bench.asked.requests)
         if (reason := nothing_measured(figures)) is not None and not figures.is_interrupted:
@@ -144,7 +144,7 @@ async def _measure(
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
-    """The benchmark that the flags describe. Raises ConfigError."""
+    """Returns the benchmark that the flags describe. Raises ConfigError."""
     if flags.get("concurrency") == "auto":
         raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
     kinds = [name for name in _RATES if name in options]
@@ -211,7 +211,7 @@ def _duration_s(options: Flags, schedule: list[float] | None) -> float:
 
 
 def _rate(options: Flags, name: str) -> float:
-    """Requests a second, of `20`, `2.5` or `90/60s`."""
+    """Parses `20`, `2.5` or `90/60s` as requests per second."""
     text, flag = str(options[name]).strip(), values.flag_of(name)
     try:
         per_s = float(text)
@@ -290,7 +290,7 @@ def _place(text: str) -> Path:
 
 
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
-    """The saved JSON: the figures and the settings of the load."""
+    """Returns the JSON to save: the figures and the settings of the load."""
     fields: dict[str, Any] = {
         _MARK: 1,
         "version": __version__,

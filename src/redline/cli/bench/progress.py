@@ -1,4 +1,4 @@
-"""A load on its way, in a line."""
+"""Shows the progress of a load in one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TICK_S, _CALM_S = 0.5, 10.0
 
 
 class Progress:
-    """A line on stderr: redrawn on a terminal, a calm one every 10 s otherwise."""
+    """A line on stderr: redrawn on a terminal, otherwise written every 10 s."""
 
     def __init__(self, *, is_shown: bool) -> None:
         self.is_shown = is_shown
@@ -28,7 +28,7 @@ class Progress:
             self._task = asyncio.get_running_loop().create_task(self._show(started))
 
     def end(self) -> None:
-        """Takes the line away."""
+        """Removes the line."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -53,7 +53,7 @@ class Progress:
 
 
 def _write(text: str) -> None:
-    """Writes to stderr as it is. A failed write is no error."""
+    """Writes the text unchanged to stderr. A failed write is not an error."""
     stream = lasting(sys.stderr)
     stream.write(text)
     stream.flush()

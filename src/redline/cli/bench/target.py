@@ -39,7 +39,7 @@ CALLING = (
 )
 
 
-# What they say if a load is not a run.
+# Their help texts for a load, if those for a run do not fit.
 _HELP = {
     "constant_prompt": "The prompt or body uses no column on purpose.",
     "endpoint": "Another target, of a pool. Repeatable.",
@@ -63,14 +63,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> Price | None:
-        """The price of the job's model at its first endpoint; None if free or unknown."""
+        """Returns the price of the job's model at its first endpoint; None if free or unknown."""
         job = self.job
         if not job.endpoints or job.embedded is not None:
             return None
         return job.price_table().at(job.endpoints[0].label, job.prompting.model)
 
     def cost(self, answer: Answer) -> int | None:
-        """Picodollars of an answer; None if they are not known."""
+        """Returns the picodollars of an answer; None if they are unknown."""
         job, reply = self.job, answer.reply
         usage = None if reply is None else read_usage(reply.usage, has_output=False)
         if reply is None or usage is None or job.embedded is not None:
@@ -84,7 +84,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 def target_of(
     names: Sequence[str], rows: object, given: Flags, configuration: Configuration
 ) -> Target:
-    """The target that is named.
+    """Returns the target that is named.
 
     rows: as for `resolve_run`. given: flags of PROMPTING and CALLING, by their keys.
     Raises ConfigError that names the mistake.
@@ -169,14 +169,14 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
 
 
 async def _never(row: object) -> None:
-    """Takes the place of a user's function, so that the job has no endpoint."""
+    """A placeholder for a user's function, so that the job has no endpoint."""
 
 
 @asynccontextmanager
 async def answering(
     target: Target, concurrency: int, *, batch_size: int | None, is_streamed: bool
 ) -> AsyncIterator[Caller]:
-    """The target while entered: starts built-in servers, and closes connections at the end.
+    """Opens the target for the block: starts built-in servers, and closes connections at its end.
 
     concurrency: calls at once, for endpoints that do not state their own.
     """
@@ -203,7 +203,7 @@ async def answering(
 
 
 def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
-    """The endpoint with room for all calls, unless it states how many it takes."""
+    """Returns the endpoint with room for all calls, unless it states its own concurrency."""
     if endpoint.limits.concurrency is not None:
         return endpoint
     limits = msgspec.structs.replace(endpoint.limits, concurrency=concurrency)
@@ -212,7 +212,7 @@ def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
 
 @asynccontextmanager
 async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
-    """The endpoints within their limits and the job's budget. Nothing is retried."""
+    """Calls the endpoints within their limits and the job's budget. Nothing is retried."""
     backend: Backend
     if len(endpoints) == 1:
         backend = HttpBackend(endpoints[0])
@@ -227,7 +227,7 @@ async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Bac
 
 
 def run_options() -> list[Option]:
-    """The options of `redline run` that a load has a use for."""
+    """Returns the options of `redline run` that apply to a load."""
     return [
         msgspec.structs.replace(FLAGS[name], help=_HELP.get(name, FLAGS[name].help))
         for name in (*PROMPTING, *CALLING)

@@ -125,7 +125,7 @@ def engine(ctx: Context, model: str) -> None:
 
 
 def _serve(model: str, flags: Flags) -> int:
-    """Serves until it is interrupted, and says the exit status. Raises RedlineError."""
+    """Serves until it is interrupted, and returns the exit status. Raises RedlineError."""
     settings, host = settings_of(model, flags), flags.get("host", "127.0.0.1")
     port = values.whole(flags, "port", 0, 65_535) or 0
 

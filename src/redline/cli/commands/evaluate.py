@@ -63,15 +63,15 @@ PARAMS = (
 
 
 def evaluate(ctx: Context, words: list[str] | None) -> None:
-    r"""Ask a model every question of a test set, and say how many answers are right.
+    r"""Ask a model every question of a test set, and report how many answers are right.
 
-    Each question gets one line in the results with correct, strict, extracted and verdict. An
-    evaluation that was interrupted continues by the same command, and ends with the same score.
+    Each question gets one line in the results with correct, strict, extracted and verdict. The same
+    command continues an evaluation that was interrupted, which ends with the same score.
 
         redline eval gsm8k --data test.jsonl --model gpt-4o-mini --rpm 500
 
-    Anything else is described by a file: prompt, gold (the column of the right answer), and metric
-    (number, choice, exact, regex, json or judge), and if need be system, pattern, fields, judge,
+    A file describes any other evaluation: prompt, gold (the column of the right answer), and metric
+    (number, choice, exact, regex, json or judge), and optionally system, pattern, fields, judge,
     shots and params.
 
         redline eval --task capitals.toml --data capitals.csv
@@ -99,7 +99,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
 
 
 def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
-    """The evaluation to run: a built-in one or a file's, with the shots of the command line."""
+    """Returns the built-in evaluation or that of a file, with the shots of the command line."""
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(
@@ -134,7 +134,7 @@ def _carry_out(session: Session, evaluation: Evaluation, data: str) -> int:
 
 
 def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
-    """The job that asks, with the evaluation's prompt and grading."""
+    """Returns the job that asks, with the evaluation's prompt and grading."""
     if job.output is None:
         raise ConfigError("an evaluation's results need a file", hint="leave out -o -")
     prompting = Prompting(

@@ -57,7 +57,7 @@ def fleet_status(ctx: Context, where: str) -> None:
 
 
 def _page(where: str) -> bytes:
-    """The JSON of a fleet's page. Raises RedlineError if none runs there."""
+    """Fetches the JSON of a fleet's page. Raises RedlineError if no fleet runs there."""
     # Imported here: it takes longer than the rest.
     import http.client
     from urllib.parse import urlsplit

@@ -1,4 +1,4 @@
-"""`redline route replay`: what every strategy would have made of a recorded run."""
+"""`redline route replay`: scores every strategy on a recorded run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _services(found: Replay) -> list[str]:
 
 
 def _table(found: Replay) -> list[str]:
-    """A line for each strategy, those that are best by the figure compared first."""
+    """Returns a line for each strategy, the best by the compared figure first."""
     names = list(found.services)
     rows = [["", "mean s", "p50 s", "p99 s", "makespan s", "cost", *names]]
     rows.append(_row("as recorded", Scored(strategy="", runs=[found.recorded]), names))
@@ -116,7 +116,7 @@ def _end(found: Replay) -> list[str]:
 
 
 def _json(found: Replay) -> str:
-    """Everything, and means over the seeds."""
+    """Returns all results, and their means over the seeds."""
     fields: dict[str, Any] = msgspec.to_builtins(found)
     names = [name for name in Seeded.__struct_fields__ if name.endswith("_s")]
     for one, scored in zip(fields["scored"], found.scored, strict=True):

@@ -41,7 +41,7 @@ PARAMS = (
 
 
 def run_flags(*left_out: str) -> list[Option]:
-    """The flags of `redline run`, for a command that does without some of them."""
+    """Returns the flags of `redline run`, for a command that does without some of them."""
     return [option for option in _FLAGS if option.key not in left_out]
 
 
@@ -69,7 +69,7 @@ def run(ctx: Context, rows: str) -> None:
     [endpoints.NAME]: base_url, api_key_env, model and limits, and prices under [prices."MODEL"].
     Several endpoints share the rows, each within its own limits: --endpoint a --endpoint b.
 
-    Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not go
-    on, 3 a defect in redline, 130 interrupted.
+    Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not
+    continue, 3 a defect in redline, 130 interrupted.
     """
     raise Exit(run_command(ctx, rows))

@@ -148,7 +148,7 @@ def _say_url(url: str) -> None:
 
 
 def _settings(given: Flags) -> GatewaySettings:
-    """The settings from the flags and the file. Raises ConfigError that names the place."""
+    """Reads the settings from the flags and the file. Raises ConfigError that names the place."""
     from redline.serve.batches import parse_batches
     from redline.serve.gateway import GatewaySettings, parse_classes
     from redline.serve.keys import parse_tenants
@@ -221,7 +221,7 @@ def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
 
 
 def _configuration(given: Flags) -> Configuration:
-    """The file's, with the flags of its [serve] as defaults."""
+    """Reads the file's configuration, with the flags of its [serve] as defaults."""
     path = Path(given.get("config") or _FILE)
     if "config" in given and not path.is_file():
         raise ConfigError(
@@ -276,7 +276,7 @@ def _certificate(flags: Flags) -> Certificate | None:
 
 
 def _summary(settings: GatewaySettings) -> str:
-    """A summary of the gateway's settings, one line each."""
+    """Returns a summary of the gateway's settings, one line each."""
     lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
     if settings.function is not None:
         lines = [f"function: {settings.function.spec}"]

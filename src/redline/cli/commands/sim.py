@@ -1,4 +1,4 @@
-"""`redline sim`: a simulated provider to try things on."""
+"""`redline sim`: a simulated provider for trials."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def sim(ctx: Context) -> None:
 
 
 def _settings(flags: Flags) -> SimSettings:
-    """Raises ConfigError that names the flag."""
+    """Returns the simulator's settings. Raises ConfigError that names the flag."""
     usual = SimSettings()
     return SimSettings(
         port=values.whole(flags, "port", 0, 65_535) or 0,
@@ -182,7 +182,7 @@ def _settings(flags: Flags) -> SimSettings:
 
 
 def _parsed(flags: Flags, name: str, parse: Callable[..., T], usual: T) -> T:
-    """The value of a flag, read by the simulator's own reader; an error names the flag."""
+    """Parses the value of a flag with the simulator's own parser; an error names the flag."""
     if name not in flags:
         return usual
     try:

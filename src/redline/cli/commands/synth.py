@@ -67,17 +67,17 @@ PARAMS = (
 
 
 def synth(ctx: Context) -> None:
-    r"""Make texts by a prompt, as many as are asked for, no two nearly the same.
+    r"""Generate texts from a prompt, without near-duplicates.
 
     The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. Interrupt it and
-    give the same command again: it continues, and a larger --count adds to what is there.
+    give the same command again: it continues, and a larger --count adds to the existing texts.
 
         redline synth --count 1000 --prompt 'Write a story about {{ topic }}.' \
             --vary topic=@topics.txt --vary temperature=0.7,1 \
             --model gpt-4o-mini -o stories.jsonl
 
-    The last line on stdout says how many there are, as in: delivered: 1000/1000. Exit status: 0 as
-    many as were asked for, 1 fewer, with the reasons; otherwise as for `redline run`.
+    The last line on stdout states the number of texts, as in: delivered: 1000/1000. Exit status: 0
+    all texts delivered, 1 fewer, with the reasons; otherwise as for `redline run`.
     """
     raise Exit(_carry_out(Session(ctx)))
 
@@ -94,7 +94,7 @@ def _carry_out(session: Session) -> int:
     )
     job = _job(resolved.job, task, is_dry=session.is_dry)
     if not rows.has_columns:
-        # The same request again and again is what gives many texts.
+        # Repeating the same request is what gives many texts.
         prompting = msgspec.structs.replace(job.prompting, constant_prompt=True)
         job = msgspec.structs.replace(job, prompting=prompting)
     status = session.carry_out(msgspec.structs.replace(resolved, job=job))
@@ -106,7 +106,7 @@ def _carry_out(session: Session) -> int:
 
 
 def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
-    """The job that makes texts. Raises ConfigError if it could not."""
+    """Returns the job that makes texts. Raises ConfigError if its settings do not allow that."""
     if job.prompting.prompt is None:
         raise ConfigError(
             "say what to generate", hint="--prompt 'Write a story about {{ topic }}.'"
@@ -114,7 +114,7 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
     if job.prompting.params.get("n", 1) != 1:
         raise ConfigError("each text is requested on its own", hint="leave out --param n=...")
     if job.output is not None:
-        # redline.toml's [run] may say otherwise, for other commands.
+        # [run] in redline.toml may set it differently for other commands.
         output = msgspec.structs.replace(
             job.output, format="redline", ordered=False, keep_input=True
         )
@@ -140,7 +140,7 @@ def _variations(given: values.Flags, count: int) -> Variations:
 
 
 def _varied(text: str) -> tuple[str, list[Any]]:
-    """The column and its values: words between commas, or the lines of a file."""
+    """Parses a column and its values: words between commas, or the lines of a file."""
     name, equals, listed = text.partition("=")
     name = name.strip()
     if not equals or not name:
@@ -166,13 +166,13 @@ def _number(name: str, word: str) -> float:
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:
-    """The rows of a file, all of them. Raises ConfigError if one cannot be read."""
+    """Reads all rows of a file. Raises ConfigError if one cannot be read."""
     if path is None:
         return []
     with first_rows(path, _MOST_BASE + 1) as found_rows:
         rows = list(found_rows)
     if len(rows) > _MOST_BASE:
-        raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="take a part of them")
+        raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="use fewer rows")
     found = []
     for row in rows:
         if row.data is None:

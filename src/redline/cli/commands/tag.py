@@ -84,14 +84,14 @@ PARAMS = (
 def tag(ctx: Context, rows: str) -> None:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
-    An answer that is not valid is asked for again; a row that never gets a valid one is among
-    the failures, with the reason. `output` of a result line is the tag.
+    If an answer is not valid, the model is asked again; a row without a valid answer is among the
+    failures, with the reason. `output` of a result line is the tag.
 
         redline tag tickets.csv --schema labels.json --model gpt-4o-mini \
             --rpm 500 -o tagged.jsonl
 
-    How good are the tags? Compare them with a column of labels, as often as you like: what is
-    tagged already is not asked again.
+    How good are the tags? Compare them with a column of labels, as often as you like: rows that are
+    already tagged are not sent again.
 
         redline tag test.csv --schema labels.json --gold category -o tagged.jsonl
 
@@ -137,7 +137,7 @@ def _task(schema: Schema, given: values.Flags) -> Tagging:
 
 
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
-    """The job that tags, with a system message that describes the tags."""
+    """Returns the job that tags, with a system message that describes the tags."""
     # A template, so braces of the schema must be in a string of their own.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
@@ -151,7 +151,7 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
 
 
 def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path | None:
-    """Where --export goes. Raises ConfigError if it cannot, before anything is sent."""
+    """Returns the path of --export. Raises ConfigError, before anything is sent, if not usable."""
     if output is None:
         for name in ("gold", "export"):
             if name in given:
@@ -169,7 +169,7 @@ def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path |
 
 
 def _matrix_path(output: Output) -> Path:
-    """Named as the other files beside the output are."""
+    """Returns the path of the confusion matrix, named like the other files beside the output."""
     stem = output.failed_path.name.removesuffix("failed.jsonl")
     return output.path.with_name(f"{stem}confusion.csv")
 
@@ -182,7 +182,7 @@ def _tell(
     notes = []
     if task.is_format_refused:
         notes.append(
-            "the endpoint does not take response_format: the schema was sent in the prompt alone"
+            "the endpoint does not accept response_format: the schema was sent in the prompt alone"
         )
     if found.agreement is not None:
         matrix = _matrix_path(output)

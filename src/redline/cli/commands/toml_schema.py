@@ -23,7 +23,7 @@ _TYPES: dict[Kind, dict[str, Any]] = {
 
 
 def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
-    """The schema of the whole file. of_serve: the settings of [serve]."""
+    """Returns the schema of the whole file. of_serve: the settings of [serve]."""
     prices = _tables(_table(dict.fromkeys(PRICE_KEYS, Kind.TEXT), {}))
     endpoint = _table(ENDPOINT_KEYS, _help(OF_ENDPOINT.values()))
     endpoint["properties"]["prices"] = prices
@@ -53,12 +53,12 @@ def _help(options: Iterable[Option]) -> dict[str, str]:
 
 
 def _tables(each: dict[str, Any]) -> dict[str, Any]:
-    """A table of tables, by names that the file chooses."""
+    """Returns the schema of a table of tables, by names that the file chooses."""
     return {"type": "object", "additionalProperties": each}
 
 
 def _table(kinds: Mapping[str, Kind], about: Mapping[str, str]) -> dict[str, Any]:
-    """A table with these keys, which may have dashes."""
+    """Returns the schema of a table with these keys, which may have dashes."""
     properties: dict[str, Any] = {}
     for key, kind in kinds.items():
         properties[key] = dict(_TYPES[kind])

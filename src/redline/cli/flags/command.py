@@ -52,7 +52,7 @@ class Command(click.Command):
         )
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """The remaining arguments. Raises ConfigError for a flag that is given twice."""
+        """Returns the remaining arguments. Raises ConfigError for a flag that is given twice."""
         if not ctx.resilient_parsing:
             _, _, given = self.make_parser(ctx).parse_args(args=list(args))
             for param in given:
@@ -123,7 +123,7 @@ class Group(click.Group):
         self._known = known
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        # The bare name is a question, and not an error.
+        # The bare command asks for its help; that is not an error.
         return super().parse_args(ctx, args or ["--help"])
 
     def list_commands(self, ctx: Context) -> list[str]:
@@ -162,7 +162,7 @@ def _words(command: click.Command) -> list[Word]:
 
 
 def write_prose(text: str, formatter: click.HelpFormatter) -> None:
-    """Paragraphs, wrapped; an indented one is an example and stays as it is."""
+    """Writes wrapped paragraphs; an indented one is an example and is not wrapped."""
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         formatter.write_paragraph()
         if paragraph.startswith("  "):
@@ -172,7 +172,7 @@ def write_prose(text: str, formatter: click.HelpFormatter) -> None:
 
 
 def stated(ctx: Context) -> dict[str, Any]:
-    """The flags given on the command line, by name."""
+    """Returns the flags given on the command line, by name."""
     return {
         name: value
         for name, value in ctx.params.items()

@@ -18,7 +18,7 @@ _NAMES = (*LEAST, *_WORDS, *_SWITCHES, "max_wait_time")
 
 
 def settings_in(text: str) -> EngineSettings:
-    """The settings in `MODEL?name=value&...`, by the names of `redline engine`'s flags."""
+    """Parses the settings in `MODEL?name=value&...`, named as the flags of `redline engine`."""
     model, _, query = text.partition("?")
     flags: dict[str, Any] = {}
     for name, _, value in (part.partition("=") for part in query.split("&") if part):
@@ -27,7 +27,7 @@ def settings_in(text: str) -> EngineSettings:
             raise ConfigError(
                 f"engine:{model} has no setting {name}", hint=nearest(known, _NAMES) or _FORM
             )
-        # This is not form-encoded: a plus is a plus.
+        # This is not form-encoded, so a plus remains a plus.
         flags[known] = unquote(value)
     for name in _SWITCHES & flags.keys():
         value = flags.pop(name)
@@ -39,7 +39,7 @@ def settings_in(text: str) -> EngineSettings:
 
 
 def settings_of(model: str, flags: Flags) -> EngineSettings:
-    """The settings that the flags state. Raises ConfigError that names the flag."""
+    """Returns the settings of the flags. Raises ConfigError that names the flag."""
     if not model:
         raise ConfigError("no model is named", hint=_FORM)
     numbers = {name: values.whole(flags, name, least) for name, least in LEAST.items()}

@@ -1,7 +1,7 @@
-"""A command's parameters: words, given on the command line without a name, and flags.
+"""A command's parameters: positional arguments and flags.
 
-A flag is an `Option` as the options of a job are. The kind says what may be given: text once, a
-flag without a value, or text as often as wanted.
+A flag is an `Option`, as the options of a job are. Its kind says what may be given: text once, a
+flag without a value, or text any number of times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from redline.job.settings import Kind, Option, flag_of
 
 
 class Word(click.Argument):
-    """A positional argument. is_many: any number of them, also none."""
+    """A positional argument. is_many: it takes any number of values, including none."""
 
     def __init__(self, name: str, metavar: str, about: str, *, is_many: bool = False) -> None:
         nargs = -1 if is_many else 1
@@ -47,12 +47,12 @@ class Flag(click.Option):
 
 
 def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
-    """A flag of one command. section: of the help; that of the flag before it if it has none."""
+    """Returns a flag of one command. section: in the help; by default that of the previous flag."""
     return Option(key=key, metavar=metavar, help=about, **facts)
 
 
 def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
-    """The parameters for click."""
+    """Returns the parameters for click."""
     made: list[click.Parameter] = []
     section = ""
     for each in stated:
@@ -65,7 +65,7 @@ def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
 
 
 def values_of(ctx: click.Context) -> dict[str, Any]:
-    """The given values by parameter: a list for repeatable flags, None if not given."""
+    """Returns the given values by parameter: a list for repeatable flags, None if not given."""
     return {
         name: (list(value) or None) if isinstance(value, tuple) else value
         for name, value in ctx.params.items()

@@ -14,5 +14,5 @@ FILE = flag("file", "FILE", f"The file of keys; {_FILE} if it is not named.")
 
 
 def path_of(ctx: Context) -> Path:
-    """The file that a command is about."""
+    """Returns the path of the file of keys."""
     return Path(stated(ctx).get("file", _FILE)).expanduser()

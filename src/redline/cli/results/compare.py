@@ -38,9 +38,9 @@ PARAMS = (
 def compare(ctx: Context, first: str, second: str) -> None:
     """Compare two results files by the rows that both have.
 
-    Rows are matched by their custom_id, otherwise by their content. What is counted: rows that
-    finished in one and failed in the other, equal and different outputs, tokens, cost, latency; of
-    `redline eval`, scores as well.
+    Rows are matched by their custom_id, otherwise by their content. The comparison counts rows that
+    finished in one and failed in the other, equal and different outputs, tokens, cost and latency;
+    for `redline eval`, also scores.
 
         redline compare small.jsonl large.jsonl
         redline compare small.jsonl large.jsonl -o page.html
@@ -75,7 +75,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
 
 
 def _page_path(text: str) -> Path:
-    """Where the page goes. Raises ConfigError if that would replace anything but a page."""
+    """Returns the path of the page. Raises ConfigError if it would replace anything but a page."""
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
@@ -131,7 +131,7 @@ def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: l
 
 
 def _wrapped(line: str, width: int) -> list[str]:
-    """A line that is narrow enough stays as it is: its columns are aligned."""
+    """Wraps a line, unless it is narrow enough: then its aligned columns are kept."""
     return [line] if len(line) <= width else folded(line, width, 3)
 
 
@@ -143,7 +143,7 @@ def _figures(found: Comparison) -> Iterator[str]:
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
-    """The table of the common rows: a title, and the figure of each output."""
+    """Returns the table of the common rows: a title, and the figure of each output."""
     one, two = found.first, found.second
     yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
     yield "failed", f"{one.failed:,}", f"{two.failed:,}"
@@ -171,7 +171,7 @@ def _cost(figures: Figures) -> str:
 
 
 def _pairs(found: Comparison, width: int) -> Iterator[str]:
-    """The rows by what became of them, with the first few of each kind."""
+    """Returns the rows by their result in each output, with the first few of each kind."""
     answered = found.equal + found.different
     if answered:
         share = 100 * found.equal / answered
@@ -185,7 +185,7 @@ def _pairs(found: Comparison, width: int) -> Iterator[str]:
 
 
 def _scores(found: Comparison, one: Opened, two: Opened) -> str:
-    """The text of `redline eval compare`; empty for outputs that are not graded."""
+    """Returns the text of `redline eval compare`; empty for outputs that are not graded."""
     if not found.grades:
         return ""
     # Imported here: most outputs are not graded.

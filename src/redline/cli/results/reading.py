@@ -1,4 +1,4 @@
-"""Outputs that commands look at: found by their name, and the prices of their answers."""
+"""Opens the outputs that commands inspect, and the prices of their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The timeline of an output's job, or why there is none."""
+"""Reads the timeline of an output's job, or explains why there is none."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HINT = "name the file after -o of the run"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
-    """The output's timeline, with at least one run, and whether a process holds the output.
+    """Reads the output's timeline, with at least one run, and whether a process holds the output.
 
     Raises ConfigError if no timeline was recorded.
     """
@@ -31,7 +31,7 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
 
 
 def _is_running(output: Output, timeline: Timeline) -> bool:
-    """A process holds the output."""
+    """Returns whether a process holds the output."""
     try:
         held = is_held(output)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def _is_alive(facts: RunFacts) -> bool:
 
 
 def _unknown(output: Output) -> ConfigError:
-    """Why there is no timeline."""
+    """Returns the error that explains why there is no timeline."""
     if url_of(output.name) is not None and not output.state_path.is_dir():
         return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
     if not output.state_path.is_dir():

@@ -25,7 +25,7 @@ def repair(ctx: Context, results: str) -> None:
     These are lines that were damaged or cut short, lines of something else, and a second line for
     a row in OUT, of which the first stays. They go into a file beside theirs, such as
     labels.damaged-1.jsonl; all others stay as they are, byte for byte. Then run the same command
-    again: rows that have no line now are done again, and may be billed again.
+    again: rows that now lack a line are sent again, and may be billed again.
 
         redline repair labels.jsonl
 

@@ -48,8 +48,8 @@ PARAMS = (
 def report(ctx: Context, results: Sequence[str] | None) -> None:
     """Report on a job: what bound it, how fast it was, what it cost, and what failed.
 
-    A page loads nothing and can be sent to anyone. It quotes the prompt and a few errors, and no
-    key. A job that runs is reported as it is now.
+    A page loads nothing and can be sent to anyone. It quotes the prompt and a few errors, but no
+    key. If the job is running, the report shows its present state.
 
         redline report labels.jsonl -o page.html
         redline report labels.jsonl -o chart.svg
@@ -58,7 +58,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
     Without -o the report goes to standard output. A page needs plotly: pip install
     'redline[report]'.
 
-    Exit status: 0 done, 2 nothing is recorded of it, or bad usage, 3 a defect in redline.
+    Exit status: 0 done, 2 nothing was recorded, or bad usage, 3 a defect in redline.
     """
     given = stated(ctx)
     if not results:
@@ -99,7 +99,7 @@ def _drawn(reports: Sequence[JobReport], form: str) -> str:
 
 
 def _format(stated_format: str | None, output: str | None) -> str:
-    """The output format. Raises ConfigError if it is unknown."""
+    """Returns the output format. Raises ConfigError if it is unknown."""
     if stated_format is not None:
         if stated_format not in _FORMATS:
             raise ConfigError(
@@ -118,7 +118,7 @@ def _format(stated_format: str | None, output: str | None) -> str:
 
 
 def _checked_path(text: str, form: str) -> Path:
-    """Where the report goes. Raises ConfigError if that would replace anything but a report."""
+    """Returns the report's path. Raises ConfigError if it would replace anything but a report."""
     path = local_path(text)
     if path.is_dir() or not path.parent.is_dir():
         what = "is a folder" if path.is_dir() else "is in a folder that does not exist"

@@ -31,7 +31,7 @@ _MOST_SAMPLED = 100_000
 _MOST_SEED = 2**63 - 1
 # In a sample of up to this many rows, each is shown with its request, if necessary from the input.
 _FEW = 100
-# Lines of a text that is folded.
+# The most lines of a folded text.
 _TEXT_LINES, _MESSAGE_LINES = 6, 3
 
 PARAMS = (
@@ -56,10 +56,9 @@ PARAMS = (
 
 
 def show(ctx: Context, results: str) -> None:
-    """Show what is in OUT: how rows ended, with examples, and tokens, cost and latency.
+    """Show the contents of OUT: how rows ended, with examples, and tokens, cost and latency.
 
-    Failures count as well as results, of all runs, and each row once. A job may be running
-    meanwhile.
+    Results and failures of all runs count, each row once. The job may still be running.
 
         redline show labels.jsonl
         redline show labels.jsonl --failed --sample 5
@@ -85,7 +84,7 @@ def show(ctx: Context, results: str) -> None:
 
 
 def _selection(given: Mapping[str, Any]) -> Selection | None:
-    """The rows that are asked for; None for the numbers of all."""
+    """Returns the requested selection of rows; None for the numbers of all rows."""
     if not {"failed", "cut", "row", "sample"} & given.keys():
         if "seed" in given:
             raise ConfigError("--seed draws a sample", hint="add --sample 5")
@@ -128,7 +127,7 @@ def _asked(selection: Selection) -> tuple[tuple[str, bool], ...]:
 
 
 def _missing(found: Opened, row: str) -> ConfigError:
-    """Why a row is not there."""
+    """Returns the error that explains why a row is missing."""
     name = found.name
     rows = None if found.manifest is None else found.manifest.rows
     number = row_number(row)
@@ -232,7 +231,7 @@ def _errors(figures: Figures, width: int) -> Iterator[str]:
 
 
 def _counted(rows: int, total: int, text: str, width: int) -> Iterator[str]:
-    """`  1,234   12.3 %  stop`, with its further lines below the text."""
+    """Formats `  1,234   12.3 %  stop`, with further lines of the text aligned below it."""
     number = f"  {rows:>{len(f'{total:,}')},}  {100 * rows / total:5.1f} %  "
     first, *more = folded(text, width - len(number), _MESSAGE_LINES)
     yield f"{number}{first}"
@@ -255,7 +254,7 @@ def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    """`gpt-4o 900, gpt-4o-mini 100`, the most frequent first."""
+    """Lists the counts, the most frequent first: `gpt-4o 900, gpt-4o-mini 100`."""
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {count:,}" for name, count in ordered)
 
@@ -297,7 +296,7 @@ def cost_text(figures: Figures) -> str:
 
 
 def _spent_text(found: Opened, figures: Figures) -> str:
-    """The spending in the budget's own account; empty without a budget."""
+    """Returns the spending in the budget's own account; empty without a budget."""
     spent = found.spent
     if spent is None:
         return ""
@@ -322,14 +321,14 @@ def latency_text(figures: Figures) -> str:
 
 
 def seconds(value: float) -> str:
-    """`0.8 ms`, `12 ms` or `1.2 s`."""
+    """Formats a duration as `0.8 ms`, `12 ms` or `1.2 s`."""
     if value < 0.00995:
         return f"{1000 * value:.1f} ms"
     return f"{1000 * value:.0f} ms" if value < 0.9995 else duration(value)
 
 
 def _head(line: Line) -> str:
-    """The row and how it ended, on one line."""
+    """Returns the row and how it ended, on one line."""
     parts = [line.name]
     if line.error is not None:
         code = "" if line.error.status is None else f", HTTP {line.error.status}"

@@ -1,4 +1,4 @@
-"""`redline status`: how a job is, from another terminal, or how it was when it ended."""
+"""`redline status`: the state of a job, while it runs or when it ended."""
 
 from __future__ import annotations
 
@@ -34,15 +34,16 @@ _NARROWEST, _WIDEST = 40, 120
 
 
 def status(ctx: Context, results: str) -> None:
-    """Show how a job is: what is done of it, how fast, and what holds it back.
+    """Show the state of a job: its progress, its speed, and what holds it back.
 
-    From another terminal while it runs, or afterwards; that its process has died is shown, too.
+    Use it from another terminal while the job runs, or afterwards; it also shows whether the job's
+    process has died.
 
         redline status labels.jsonl
         redline status labels.jsonl --watch
 
-    Exit status: 0 it runs or is finished, 1 it has died or ended early, 2 nothing is known of it,
-    or bad usage, 3 a defect in redline.
+    Exit status: 0 it runs or is finished, 1 it has died or ended early, 2 nothing was recorded, or
+    bad usage, 3 a defect in redline.
     """
     given = stated(ctx)
     output = Output.at(results)
@@ -69,13 +70,13 @@ def status(ctx: Context, results: str) -> None:
 
 
 def _read(output: Output) -> Status:
-    """The present status of the job. Raises ConfigError if nothing was recorded."""
+    """Reads the present status of the job. Raises ConfigError if nothing was recorded."""
     timeline, is_running = read_recorded(output)
     return status_of(timeline, time.time(), is_running=is_running)
 
 
 def text_of(name: str, found: Status) -> str:
-    """The status in aligned lines, as wide as the terminal."""
+    """Formats the status in aligned lines, as wide as the terminal."""
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     lines = textwrap.wrap(f"{name}: {_state(found)}", width)
     for label, text in _facts(found):
@@ -104,7 +105,7 @@ def _state(found: Status) -> str:
 
 
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
-    """Label and text of each line."""
+    """Returns the label and text of each line."""
     totals = found.totals
     counts = InputCounts(
         rows=totals.rows,
@@ -174,7 +175,7 @@ def _speed(found: Status) -> Iterator[str]:
 
 
 def _time(phases: Mapping[str, float]) -> str:
-    """The share of each phase in the time of rows, if it is at least 1 %."""
+    """Returns the share of each phase in the time of rows, if it is at least 1 %."""
     in_hand = {name: seconds for name, seconds in phases.items() if name != "durable"}
     all_s = sum(in_hand.values()) or 1.0
     shares = [(name.replace("_", " "), seconds / all_s) for name, seconds in in_hand.items()]

@@ -1,4 +1,4 @@
-"""`redline verify`: is a results file complete?"""
+"""`redline verify`: checks whether a results file is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARAMS = (
 def verify(ctx: Context, results: str) -> None:
     """Prove that every row of the input is in OUT, or in its failures, exactly once.
 
-    Each line's checksum is tested as well.
+    Each line's checksum is verified as well.
 
         redline verify labels.jsonl
 
@@ -54,7 +54,7 @@ def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verif
 
 
 def results_path(name: str) -> Path:
-    """The path of a results file that is there. Raises ConfigError with the nearest name."""
+    """Returns the path of an existing results file. Raises ConfigError with the nearest name."""
     path = local_path(name)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"

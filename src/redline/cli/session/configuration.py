@@ -81,18 +81,18 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         return Environment(environ=self.environ, dotenv=self.dotenv, key_hint=_NAME_THE_KEY)
 
     def where_defaults(self) -> str:
-        """The name of the table of flags in errors."""
+        """Returns the name of the table of flags in errors."""
         return f"{self.file}, [{self.defaults}]"
 
     def where_endpoint(self, name: str) -> str:
-        """The name of the table of one endpoint in errors."""
+        """Returns the name of the table of one endpoint in errors."""
         return _where_endpoint(name, self.file)
 
 
 def load(
     folder: Path, run_kinds: Mapping[str, Kind] = RUN_KEYS, *, file: str = FILE
 ) -> Configuration:
-    """The settings in `redline.toml` and `.env` in `folder`; both may be missing.
+    """Reads the settings in `redline.toml` and `.env` in `folder`; both may be missing.
 
     run_kinds: the flags that `[run]` may set. file: another name. Raises ConfigError that names an
     unknown key and the nearest known one, or a value of the wrong kind.
@@ -128,14 +128,14 @@ def load(
 
 
 def _alerts(tables: dict[str, Any], file: str) -> AlertSettings | None:
-    """The settings of [alerts]; None without it."""
+    """Reads the settings of [alerts]; None without it."""
     if "alerts" not in tables:
         return None
     return parse_alerts(table_in(tables["alerts"], "alerts", file), f"{file}, [alerts]")
 
 
 def _otel(tables: dict[str, Any], file: str) -> OtelSettings | None:
-    """The settings of [otel]; None without it."""
+    """Reads the settings of [otel]; None without it."""
     if "otel" not in tables:
         return None
     return parse_otel(table_in(tables["otel"], "otel", file), f"{file}, [otel]")
@@ -183,7 +183,7 @@ def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _prices(tables: object, name: str, file: str) -> dict[str, Price]:
-    """The prices in a table of this name, by model."""
+    """Reads the prices in a table of this name, by model."""
     return {
         model: parse_price(
             model, table_in(table, f'{name}."{model}"', file), f'{file}, [{name}."{model}"]'

@@ -13,12 +13,12 @@ _LONGEST = 20_000
 
 
 def screen_width() -> int:
-    """Columns of the terminal, 40 to 200; 80 without one."""
+    """Returns the columns of the terminal, 40 to 200; 80 without one."""
     return min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
 
 
 def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str]:
-    """The text in at most `most_lines` lines of `width` columns, each after the indent.
+    """Folds the text to at most `most_lines` lines of `width` columns, each after the indent.
 
     The last line states how many characters are left out. Wide characters count as two columns.
     """
@@ -35,7 +35,7 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
 
 
 def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each line: broken at line feeds, otherwise after a space if there is one."""
+    """Yields each line's begin and end: broken at line feeds, otherwise after a space if any."""
     start = 0
     while start < len(text):
         newline = text.find("\n", start, start + width + 1)

@@ -15,15 +15,15 @@ from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
 from redline.process import lasting, printable, printable_json
 
-# Of a line of 10 MB, so much is written before the event loop has its turn again: about 1 ms.
+# The most bytes written before the event loop has its turn again, for lines of 10 MB: about 1 ms.
 _TURN_BYTES = 256 * 1024
-# A full pipe is looked at again after so long: soon, for a reader that is quick takes 64 KB in some
-# 0.1 ms, and then less and less often.
+# The pause before a full pipe is tried again: short at first, since a quick reader takes 64 KB in
+# about 0.1 ms, and then ever longer.
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 
 
 def tell(text: str) -> None:
-    """Writes to stderr. A failed write is no error: the exit status still shows the result."""
+    """Writes to stderr. A failed write is not an error: the exit status still shows the result."""
     if sys.stderr is None:
         return
     stream = lasting(sys.stderr)
@@ -48,7 +48,7 @@ def say(text: str = "") -> None:
 
 
 def lost_stdout(error: OSError) -> Exception:
-    """The error of a stdout that takes no more: its reader has gone, or its disk is full."""
+    """Returns the error of a failed stdout: its reader has gone, or its disk is full."""
     if isinstance(error, BrokenPipeError):
         # Without its number, on which the parser of flags would end the program by itself.
         return BrokenPipeError()
@@ -64,9 +64,9 @@ def forget_stdout() -> None:
 
 
 def hold_standard_streams() -> None:
-    """Puts the null device if stdin, stdout or stderr is closed.
+    """Opens the null device in place of a closed stdin, stdout or stderr.
 
-    Otherwise the next file or socket would take its number, and be read or written as that.
+    Otherwise the next file or socket would take its number, and be read or written instead of it.
     """
     for number in (0, 1, 2):
         try:
@@ -127,7 +127,7 @@ class Lines:
             tell(f"failed: {error}\n")
 
     async def _put(self, data: bytes) -> None:
-        """A reader that is slow holds back the results, and not the event loop."""
+        """Writes a result. A slow reader delays the results, but not the event loop."""
         fd, poll = self._stream.fileno(), select.poll()
         poll.register(fd, select.POLLOUT)
         # A view: slicing the bytes would copy the rest of a long line each time.

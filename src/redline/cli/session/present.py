@@ -29,7 +29,7 @@ _CREDENTIALS = re.compile("//.*@")
 
 
 def error_text(error: RedlineError, saved: str = "") -> str:
-    """The error as three short parts: what and where, what is safe, what to do."""
+    """Formats an error in three short parts: what and where, what is safe, what to do."""
     lines = [f"error: {error.what}"]
     if error.where:
         lines.append(f"where: {error.where}")
@@ -41,7 +41,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """The run in a few lines whose numbers add up, why it stopped, and how to continue."""
+    """Sums up a run in a few lines whose numbers add up: why it stopped, how to continue."""
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -86,7 +86,7 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
 
 
 def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """The summary for programs, one line of JSON, as `--log json` prints it."""
+    """Returns the summary for programs: one line of JSON, as `--log json` prints it."""
     is_open = report.output is not None and not report.is_complete
     fields: dict[str, object] = {
         "event": "summary",
@@ -131,7 +131,7 @@ def _input_fields(report: Report) -> dict[str, object] | None:
 
 
 def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
-    """The numbers of successes that are cut, empty or refused, and what to do about them."""
+    """Returns how many successes are cut, empty or refused, and what to do about them."""
     if not report.flawed:
         return []
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
@@ -143,7 +143,7 @@ def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
 
 
 def _endpoint_lines(report: Report) -> list[str]:
-    """Which endpoints answered, which were taken out, and how long each was down."""
+    """Returns which endpoints answered, which were taken out, and how long each was down."""
     lines, each = [], report.endpoints
     if any(one.answered for one in each):
         lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
@@ -155,7 +155,7 @@ def _endpoint_lines(report: Report) -> list[str]:
 
 
 def _cache_lines(report: Report) -> list[str]:
-    """The calls that the cache saved, why it did not save more, and what happened to it."""
+    """Returns the calls that the cache saved, why it did not save more, and its notes."""
     use, lines = report.cache, []
     if use is not None and (use.spared or use.misses):
         share = f"{100 * use.share:.0f} % of rows without a request"
@@ -172,7 +172,7 @@ def _cache_lines(report: Report) -> list[str]:
 
 
 def _trace_lines(report: Report) -> list[str]:
-    """The parts of the run that were not recorded, or not sent to their receiver, and why."""
+    """Returns the parts of the run that were not recorded, or not sent on, and why."""
     missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
     lines = [
         f"the {what} ends early, results are not affected: {why}"
@@ -184,7 +184,7 @@ def _trace_lines(report: Report) -> list[str]:
 
 
 def _batch_lines(report: Report) -> list[str]:
-    """The rows that went through batches, and those still there."""
+    """Returns the rows that went through batches, and those still at the provider."""
     use = report.batches
     if use is None:
         return []
@@ -192,14 +192,15 @@ def _batch_lines(report: Report) -> list[str]:
     lines = [f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"]
     if use.running:
         lines.append(
-            f"{counted(use.running, 'batch', 'batches')} of {counted(use.rows, 'row')} run on at "
-            "the provider; the same command reads them, with --via live it cancels them"
+            f"still at the provider: {counted(use.running, 'batch', 'batches')} of "
+            f"{counted(use.rows, 'row')}; the same command reads their answers, or cancels them "
+            "with --via live"
         )
     return lines
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
-    """A dry run's findings. has_output: the rows that are already done are known."""
+    """Describes a dry run's findings. has_output: the rows that are already done are known."""
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")
@@ -255,7 +256,7 @@ def _untried(report: Report) -> str:
 
 
 def _spent(report: Report) -> str:
-    """The spending, and an estimate for all rows if some are left."""
+    """Returns the spending, and an estimate for all rows if some are left."""
     is_of_all = not report.skipped or report.spent.is_of_all_runs
     line = f"spent{'' if is_of_all else ' by this run'}: {report.spent.text}"
     left = report.unfinished if report.input is None else report.input.left
@@ -284,7 +285,7 @@ def _files(report: Report, notes: Notes) -> list[str]:
 
 
 def _not_uploaded(report: Report) -> str:
-    """Why the object differs from the file; in full only if the reason is not shown below."""
+    """Says why the object differs from the file; in full only if no reason is shown below."""
     assert report.output is not None
     line = f"not uploaded: {report.output.name}"
     is_told_below = report.stopped is report.not_uploaded
@@ -314,7 +315,7 @@ def _saved(report: Report) -> str:
 
 
 def _command(report: Report, argv: Sequence[str]) -> str:
-    """The command that continues: the same, but it must not start over again.
+    """Returns the command that continues: the same one, but without a flag to start over.
 
     If only untried rows are left, it goes on to these. What may be a secret reads `...`.
     """
@@ -328,7 +329,7 @@ def _command(report: Report, argv: Sequence[str]) -> str:
 
 
 def _without_secret(flag: str, word: str) -> str:
-    """A word of the command line as it may be shown after `flag`."""
+    """Returns a word of the command line as it may be shown after `flag`."""
     if word.startswith(("--header=", "--proxy=")):
         flag, _, value = word.partition("=")
         return f"{flag}={_without_secret(flag, value)}"

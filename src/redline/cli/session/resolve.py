@@ -1,4 +1,4 @@
-"""Flags and redline.toml become options, and these a job."""
+"""Turns flags and redline.toml into options, and these into a job."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from redline.sources import open_source, opened, stream_of
 from redline.store import local_path, url_of
 
 _ENGINE = "engine:"
-# One of a pair on the command line takes the place of the other in redline.toml.
+# One of a pair on the command line replaces the other in redline.toml.
 _RIVALS = (
     *(("endpoint", "base_url"), ("body", "prompt"), ("body", "system")),
     *(("cache", "no_cache"), ("cache_dir", "no_cache")),
@@ -79,7 +79,7 @@ class _Server(msgspec.Struct, frozen=True, kw_only=True):
 def resolve_run(
     rows: object, given: Flags, configuration: Configuration, *, is_sending: bool = True
 ) -> Resolved:
-    """The job of `redline run`.
+    """Returns the job of `redline run`.
 
     given: the flags on the command line. They come before an endpoint's own settings, and these
     before redline.toml's [run]. is_sending: False for a dry run, which needs no key.
@@ -87,7 +87,7 @@ def resolve_run(
     """
     stated = {name: value for name, value in given.items() if value not in (None, [], False)}
     defaults = _defaults(stated, configuration)
-    # A wrong path is a commoner mistake than a missing key, so it is reported first.
+    # A wrong path is more common than a missing key, so it is reported first.
     found: object = rows
     follows = "follow" in stated
     if stream_of(rows) is None:
@@ -117,7 +117,7 @@ def resolve_run(
 
 
 def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
-    """The endpoints of a gateway: those that --endpoint names, otherwise all in the file.
+    """Returns the endpoints of a gateway: those that --endpoint names, otherwise all in the file.
 
     given: the flags on the command line; `configuration.run` has those of the gateway's own table.
     Raises ConfigError as `resolve_run` does.
@@ -154,7 +154,7 @@ def _one_of_several(
     *,
     is_sending: bool,
 ) -> tuple[Endpoint, str | None]:
-    """One of several endpoints, and the model that its table names."""
+    """Returns one of several endpoints, and the model that its table names."""
     table = server.table
     # On the command line it is that of all together.
     own = {name: table[name] for name in ("concurrency",) if name in table}
@@ -171,7 +171,10 @@ def _one_of_several(
 def _of_several(
     options: Options, made: list[tuple[Endpoint, str | None]], configuration: Configuration
 ) -> Options:
-    """The options of a run with these endpoints. Raises ConfigError if their models differ."""
+    """Returns the options of a run with several endpoints.
+
+    Raises ConfigError if their models differ.
+    """
     (first, model), *others = made
     where = configuration.where_endpoint
     for endpoint, other in others:
@@ -195,7 +198,7 @@ def _of_several(
 
 @contextmanager
 def _located(stated: Flags, servers: list[_Server], configuration: Configuration) -> Iterator[None]:
-    """The error, completed with the place where the setting that it names was stated."""
+    """Completes an error with the place where the setting that it names was stated."""
     try:
         yield
     except ConfigError as error:
@@ -204,7 +207,7 @@ def _located(stated: Flags, servers: list[_Server], configuration: Configuration
 
 
 def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
-    """The settings of [run] that the command line does not override."""
+    """Returns the settings of [run] that the command line does not override."""
     defaults = {name: value for name, value in configuration.run.items() if value is not False}
     for pair in _RIVALS:
         for mine, rival in (pair, pair[::-1]):
@@ -214,7 +217,7 @@ def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
 
 
 def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
-    """The place of the setting that an error names: a flag, a table of redline.toml, or nothing."""
+    """Returns where an error's setting was stated: a flag or a table; empty if unknown."""
     if what.startswith(("a base URL", "not a base URL")):
         return server.origin
     if what.startswith("the proxy"):
@@ -293,7 +296,7 @@ def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
 
 
 def _server(name: str, configuration: Configuration) -> _Server:
-    """The one that --endpoint names."""
+    """Returns the server that --endpoint names."""
     if (embedded := _embedded(name)) is not None:
         return _Server(origin="--endpoint", embedded=embedded)
     if urlsplit(name).scheme in ("http", "https"):
@@ -308,7 +311,7 @@ def _server(name: str, configuration: Configuration) -> _Server:
 
 
 def _embedded(name: str) -> Embedded | str | None:
-    """The server inside that --endpoint names; None if it names another one."""
+    """Returns the built-in server that --endpoint names; None if it names another one."""
     if name.startswith(_ENGINE):
         # Imported here: no other run pays for what serves a model.
         from redline.cli.flags import settings_in
@@ -333,7 +336,7 @@ def _named(name: str, configuration: Configuration) -> dict[str, Any]:
 def _of_server(
     flags: Flags, server: _Server, configuration: Configuration, *, is_sending: bool
 ) -> Options:
-    """The options, completed from the server's table and the environment."""
+    """Completes the options from the server's table and the environment."""
     options = options_in(flags)
     return msgspec.structs.replace(
         options,
@@ -350,7 +353,7 @@ def _of_server(
 
 
 def _api_key(variable: str | None, configuration: Configuration) -> str | None:
-    """The key in the variable that --api-key-env names; None if it names none."""
+    """Returns the key in the variable that --api-key-env names; None if it names none."""
     if variable is None:
         return None
     if not configuration.environ.get(variable):

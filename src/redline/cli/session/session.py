@@ -33,7 +33,7 @@ _NOT_SETTINGS = ("rows", "dry_run")
 
 
 def run_command(ctx: Context, rows: str) -> int:
-    """The exit status, after a plan or a run whose result is printed.
+    """Plans or runs a job, prints the result, and returns the exit status.
 
     Raises ConfigError or JournalError if the run cannot begin, BrokenPipeError if the reader of
     the results has gone.
@@ -57,11 +57,11 @@ class Session:
         self._is_quiet = settings.get("quiet") is True
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:
-        """The job of these flags; rows: as `open_source` takes them. Raises ConfigError."""
+        """Returns the job of the flags. rows: as `open_source` takes them. Raises ConfigError."""
         return resolve_run(rows, flags, self.configuration, is_sending=not self.is_dry)
 
     def carry_out(self, resolved: Resolved) -> int:
-        """The exit status, after a plan or a run whose result is printed."""
+        """Plans or runs the job, prints the result, and returns the exit status."""
         self._name_other_input(resolved.job)
         if self.is_dry:
             made = plan(resolved.job)
@@ -91,7 +91,7 @@ class Session:
 def _display(resolved: Resolved, *, is_json: bool) -> Display:
     if is_json:
         return JsonProgress(sys.stderr)
-    # A line that redraws itself needs a terminal that can, and one without results in between.
+    # A redrawn line needs a terminal that supports it and does not show results as well.
     is_shared = resolved.job.output is None and sys.stdout is not None and sys.stdout.isatty()
     if is_shared or not can_redraw(sys.stderr):
         return PlainProgress(sys.stderr)

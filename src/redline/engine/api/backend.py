@@ -1,4 +1,4 @@
-"""The engine as a backend: a request in OpenAI's terms becomes sequences, and these its answer."""
+"""The engine as a backend: turns OpenAI requests into sequences, and these into answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STATUS_BUSY = 503
 
 
 class Speaker(NamedTuple):
-    """Turns requests into tokens, and tokens into text. ends: tokens that end an answer."""
+    """Turns requests into tokens, and tokens into text. ends: the tokens that end an answer."""
 
     tokenizer: object
     pieces: Pieces
@@ -58,13 +58,13 @@ class EngineBackend:
         self._in_flight = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        """Ready, or gone if the engine has failed; `send` refuses what its queue cannot hold."""
+        """Ready, or gone if the engine has failed; `send` refuses what the queue cannot hold."""
         if self._thread.failure is not None:
             return Load(state=Health.GONE, room_s=math.inf, binds="the engine has failed")
         return Load(in_flight=self._in_flight)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        """Exactly one outcome. Raises nothing but CancelledError, which gives the slots back."""
+        """Returns exactly one outcome. Raises only CancelledError, which releases the slots."""
         begun_s = call.sent_s = SYSTEM.now_s()
         call.attempts += 1
         self._in_flight += 1
@@ -150,7 +150,7 @@ class EngineBackend:
         )
 
     def _read(self, request: Request) -> tuple[Asked, list[Guide | None]]:
-        """The parsed request, and the guide of each choice, if any. Raises Rejected."""
+        """Returns the parsed request and the guide of each choice, if any. Raises Rejected."""
         speaker = self._speaker
         asked = read_request(
             request.url,
@@ -174,8 +174,8 @@ _Read = tuple[Asked, list[Guide | None]]
 class _Reader:
     """Reads requests one after another in a thread of its own.
 
-    Tokenizing a long prompt takes milliseconds or seconds, and the event loop has other calls. It
-    is no executor, since Python waits for the threads of those before it ends.
+    Tokenizing a long prompt takes milliseconds or seconds, while the event loop has other calls. An
+    executor would not do, since Python waits for its threads before it exits.
     """
 
     def __init__(self, read: Callable[[Request], _Read]) -> None:
@@ -186,7 +186,7 @@ class _Reader:
     def read(self, request: Request) -> Future[_Read]:
         """The request once it is read, unless cancelled before its turn. In the event loop only.
 
-        Raises EngineFailed once it was closed.
+        Raises EngineFailed after `close`.
         """
         if self._is_closed:
             raise EngineFailed(CLOSED)
@@ -195,7 +195,7 @@ class _Reader:
         return found
 
     def close(self) -> None:
-        """Ends the thread once its given requests are read; waits for nothing."""
+        """Ends the thread once it has read the submitted requests; does not wait for it."""
         self._is_closed = True
         self._inbox.put(None)
 
@@ -204,7 +204,7 @@ class _Reader:
             pass  # and holds no request while it waits for the next
 
     def _has_read(self, read: Callable[[Request], _Read]) -> bool:
-        """False once it was closed."""
+        """Reads the next request; returns False after `close`."""
         if (given := self._inbox.get()) is None:
             return False
         found, request = given
@@ -218,7 +218,7 @@ class _Reader:
 
 
 class _Stream(NamedTuple):
-    """Hands events on; from the first one the call is committed."""
+    """Passes events on; the first one commits the call."""
 
     sink: Sink
     call: Call
@@ -234,7 +234,7 @@ class _Stream(NamedTuple):
 async def _answered(
     news: asyncio.Queue[Said | RedlineError], count: int, answer: Answer, stream: _Stream | None
 ) -> list[Said]:
-    """What each of `count` choices says, also put into the stream as it comes.
+    """Returns `count` choices with all of their text, and streams it as it arrives.
 
     Raises the error that a sequence ended with.
     """
@@ -253,9 +253,9 @@ async def _answered(
 
 
 class _Choice:
-    """One answer of a request; it receives its tokens in the engine's thread.
+    """One answer of a request, which receives its tokens in the engine's thread.
 
-    streams: new text is posted at once; otherwise the whole text is posted at its end.
+    streams: new text is posted at once; otherwise the whole text is posted at the end.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class _Choice:
         return None
 
     def ended(self, reason: str | RedlineError) -> None:
-        """The last part of the answer."""
+        """Posts the last part of the answer, or the error."""
         self.is_over = True
         if isinstance(reason, RedlineError):
             self._post(reason)

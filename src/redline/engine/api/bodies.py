@@ -12,7 +12,7 @@ from redline.engine.api.detokenize import Pieces
 
 Object = dict[str, Any]
 
-# JSON has no minus infinity; OpenAI writes this for a token that cannot come.
+# JSON has no minus infinity; OpenAI writes this for an impossible token.
 _LEAST_LOGPROB = -9999.0
 
 
@@ -50,7 +50,7 @@ class Answer(NamedTuple):
     pieces: Pieces
 
     def whole(self, choices: Sequence[Said], counted: Object) -> Object:
-        """The body of an answer that is not streamed. counted: its usage."""
+        """Returns the body of an answer that is not streamed. counted: its usage."""
         write = self.writer.form.choice
         made = [
             write(said.index, said.text, said.finish_reason, logprobs=self._logprobs(said))
@@ -59,14 +59,14 @@ class Answer(NamedTuple):
         return self.writer.whole(made, counted)
 
     def first(self, choices: int) -> list[Object]:
-        """The events before any text: in a chat, who speaks, for each choice."""
+        """Returns the events before any text: in a chat, the role of each choice."""
         opening = self.writer.form.opening
         if opening is None:
             return []
         return [self.writer.event(opening(index)) for index in range(choices)]
 
     def next(self, said: Said) -> list[Object]:
-        """The event with the new part of a choice; none if there is no new part."""
+        """Returns the event with the new part of a choice; none if there is no new part."""
         if not (said.text or said.drawn or said.finish_reason):
             return []
         write, logprobs = self.writer.form.piece, self._logprobs(said)
@@ -95,7 +95,7 @@ def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 
 
 def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
-    """Four lists of one length; the token drawn is always among the top ones."""
+    """Returns four lists of one length; the drawn token is always among the top ones."""
 
     def entry(token: int, logprob: float) -> tuple[str, float]:
         return _shown(pieces.of(token).data, "bytes:"), max(logprob, _LEAST_LOGPROB)

@@ -56,14 +56,14 @@ class Pieces:
         self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
 
     def decode(self, tokens: list[int]) -> str:
-        """The text of the tokens, without special ones and with every space as it was drawn."""
+        """Decodes the tokens, without special ones and with every space as it was drawn."""
         if not tokens:
             return ""
         ways = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(tokens, **ways))
 
     def of(self, token: int) -> Piece:
-        """The bytes of `token`."""
+        """Returns the bytes of `token`."""
         if token not in self._known:
             self._known[token] = self._read(token)
         return self._known[token]
@@ -85,9 +85,10 @@ _BYTES = {char: byte for byte, char in bytes_to_unicode().items()}  # type: igno
 
 
 class TextStream:
-    """Tokens of one answer in, its text out, piece by piece.
+    """Decodes the tokens of one answer to text, piece by piece.
 
-    stops: none of them empty. is_stopped: one has come; it and all after it are left out.
+    stops: stop strings, none of them empty. is_stopped: one has occurred; it and all text after it
+    are left out.
     length: characters that are certain, also those held back or cut off: before a push, where
     the token's text begins, or the run of bytes before it.
     A token costs the decoding of at most 16 tokens, at the end of a run of bytes 80.
@@ -104,7 +105,7 @@ class TextStream:
         self.length = 0
 
     def push(self, token: int) -> str:
-        """The text that `token` makes certain; empty while a character or a stop may continue."""
+        """Returns the text that `token` makes certain; empty if a character or stop may go on."""
         piece = self._pieces.of(token)
         if self.is_stopped or piece.is_silent:
             return ""
@@ -126,7 +127,7 @@ class TextStream:
         return text + held
 
     def _settled(self) -> str:
-        """The new text of the window, without a last character that may still change."""
+        """Returns the new text of the window, without a last character that may still change."""
         text = self._pieces.decode(self._window)
         end = len(text) - text.endswith(_REPLACEMENT)
         new = text[self._taken : end]
@@ -138,7 +139,7 @@ class TextStream:
         return new
 
     def _run_so_far(self) -> str:
-        """The new text of a long run of bytes, up to its last whole character."""
+        """Returns the new text of a long run of bytes, up to its last whole character."""
         window, size = self._window, len(self._window)
         texts = {end: self._pieces.decode(window[:end]) for end in range(size, size - 4, -1)}
         whole = (end for end, text in texts.items() if not text.endswith(_REPLACEMENT))
@@ -150,10 +151,10 @@ class TextStream:
         return new
 
     def _released(self, new: str) -> str:
-        """The text that may be passed on now that `new` is certain.
+        """Returns the text that may be passed on now that `new` is certain.
 
         The stop string that is complete first ends the text, so that the cut does not depend on
-        token boundaries; of two that end together, the longer one.
+        token boundaries; if two end together, the longer one does.
         """
         self.length += len(new)
         text = self._held + new
@@ -167,6 +168,6 @@ class TextStream:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Characters at the end of `text` that `stop` begins with."""
+    """Counts the characters at the end of `text` that `stop` begins with."""
     sizes = range(min(len(text), len(stop) - 1), 0, -1)
     return next((size for size in sizes if text.endswith(stop[:size])), 0)

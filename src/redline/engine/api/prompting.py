@@ -1,7 +1,7 @@
-"""Requests in OpenAI's terms: a body in, token ids and sampling parameters out.
+"""Parses requests in OpenAI's terms into token ids and sampling parameters.
 
-Whatever cannot be done as asked is refused by its name before anything is computed. A parameter
-that is null counts as not given.
+Anything that cannot be done as requested is refused by name before anything is computed. A null
+parameter counts as not given.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Shared(ChoicesRequest, kw_only=True):
 
     @property
     def includes_usage(self) -> bool:
-        """A stream ends with its usage."""
+        """Whether a stream ends with its usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
@@ -88,7 +88,10 @@ class Asked(NamedTuple):
     max_model_len: int
 
     def most_tokens(self, prompt: list[int]) -> int:
-        """The most tokens of prompt and answer. Without max_tokens, a chat gets all that fits."""
+        """Returns the most tokens of prompt and answer.
+
+        Without max_tokens, a chat gets all that fits.
+        """
         asked = self.params.max_tokens
         if asked is None and self.form.is_chat:
             return self.max_model_len
@@ -99,7 +102,7 @@ class Asked(NamedTuple):
 def read_request(
     url: str, body: Any, tokenizer: Any, vocabulary: int, max_model_len: int, token_bytes: int
 ) -> Asked:
-    """The checked parameters of a request.
+    """Returns the checked parameters of a request.
 
     tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
     prompt and its answer, at most. token_bytes: of the longest token; a text of more than
@@ -133,7 +136,7 @@ def read_request(
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """The parameters that are given and say something, all of them known."""
+    """Returns the parameters that are given and have an effect, all of them known."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _IGNORED:
@@ -154,7 +157,7 @@ _Shape = TypeVar("_Shape")
 
 
 def _typed(value: Any, kind: type[_Shape], where: str = "", hint: str = "") -> _Shape:
-    """The value as this type. where: its own name in the request."""
+    """Converts the value to this type. where: its name in the request."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
@@ -196,10 +199,10 @@ def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
 
 
 def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
-    """The conversation as the model's chat template writes it."""
+    """Renders the conversation with the model's chat template."""
     if not messages:
         raise Rejected("`messages` is empty")
-    # Answers that are sent back have fields for tools that say nothing.
+    # Answers that clients send back have empty fields for tools.
     stated = [
         {name: value for name, value in message.items() if value is not None and value != []}
         for message in messages
@@ -223,7 +226,7 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
 
 
 def _named(given: str | list[Any]) -> dict[str, Any]:
-    """The text or the tokens of each prompt, by its name in the request."""
+    """Returns the text or the tokens of each prompt, by its name in the request."""
     if isinstance(given, str) or (given and all(isinstance(item, int) for item in given)):
         return {"prompt": given}
     named = {f"prompt[{place}]": item for place, item in enumerate(given)}

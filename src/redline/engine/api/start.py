@@ -1,4 +1,4 @@
-"""An engine from its settings: models loaded, caches made, thread ready."""
+"""Opens an engine from its settings: loads models, makes caches and prepares the thread."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from redline.process import counted
 
 
 class Engine(NamedTuple):
-    """A loaded engine; its thread is to be started in the event loop that asks it.
+    """A loaded engine, whose thread must be started in the event loop that uses it.
 
-    name: what clients call the model. notes: what it is, in lines for a terminal.
+    name: the name of the model for clients. notes: a description in lines for a terminal.
     """
 
     backend: EngineBackend
@@ -72,9 +72,10 @@ def open_engine(settings: EngineSettings) -> Engine:
 
 
 def _slots(settings: EngineSettings, length: int) -> int:
-    """Sequences of `length` tokens that are computed at once. Raises ConfigError for none.
+    """Returns how many sequences of `length` tokens are computed at once.
 
     The cache has room for a whole sequence in each slot, so max_cache_tokens bounds the slots.
+    Raises ConfigError if that leaves none.
     """
     if settings.max_cache_tokens is None:
         return settings.max_batch_size
@@ -91,7 +92,7 @@ def _slots(settings: EngineSettings, length: int) -> int:
 def _speculation(
     settings: EngineSettings, vocabulary: int, length: int, device: str
 ) -> Speculation | None:
-    """The speculation that the settings describe; None without speculative decoding."""
+    """Returns the speculation of the settings; None without speculative decoding."""
     if not settings.draft_tokens or not (settings.draft_model or settings.has_lookup):
         return None
     drafter: Drafter = LookupDrafter()
@@ -110,7 +111,7 @@ def _speculation(
 
 
 def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
-    """The tokens that end an answer, by the model's generation settings and its tokenizer."""
+    """Returns the tokens that end an answer, by the generation settings and the tokenizer."""
     try:
         stated = GenerationConfig.from_pretrained(name).eos_token_id
     except OSError:

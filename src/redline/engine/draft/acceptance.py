@@ -1,4 +1,4 @@
-"""Which tokens follow: what was drafted is judged, and the token after it is chosen."""
+"""Judges drafted tokens, and chooses the token after them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
 
 
 def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) -> Noise:
-    """The noise of each sequence's next token, or of the one `ahead` tokens after it.
+    """Returns the noise of each sequence's next token, or of the one `ahead` tokens after it.
 
     device: of the laws that the tokens are drawn from.
     """
@@ -71,7 +71,7 @@ def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) ->
 
 
 def past_of(sequence: Sequence, drafted: int) -> Past:
-    """The tokens that penalties count before the token after `drafted` draft tokens."""
+    """Returns the tokens that penalties count before the token after `drafted` draft tokens."""
     if not sequence.params.is_adjusted:
         return _NO_PAST
     begin = sequence.prompt_length
@@ -80,7 +80,7 @@ def past_of(sequence: Sequence, drafted: int) -> Past:
 
 
 def _by_choices(sequences: list[Sequence], choices: list[int]) -> list[Judged]:
-    """Keeps drafts for as long as they are what the target chooses itself."""
+    """Keeps drafts as long as they equal the target's own choices."""
     judged, at = [], 0
     for one in sequences:
         kept = 0
@@ -127,7 +127,7 @@ def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> l
     rows = logits.amax(-1).isfinite().tolist()
     found, begin = [], 0
     for one, own in zip(sequences, judged, strict=True):
-        # Everything after a refused draft is ignored.
+        # Everything after a rejected draft is ignored.
         is_sound = all(rows[begin : begin + own.kept + 1])
         found.append(own if is_sound else Judged([], 0, []))
         begin += len(one.drafted) + 1

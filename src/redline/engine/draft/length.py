@@ -1,4 +1,4 @@
-"""How many tokens to draft at this batch size, so that speculation gains or is off.
+"""Chooses how many tokens to draft at a batch size, or none if speculation does not pay.
 
 With h[j] the share of rows that keep drafted token j once they kept those before it, a step that
 drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row; that is (1 - a^(k+1)) / (1 - a)
@@ -55,7 +55,7 @@ class _Mean:
         self._sum = self._weight = 0.0
 
     def value(self, hope: float, trust: float) -> float:
-        """The mean, as if `trust` measurements had been `hope`."""
+        """Returns the mean, as if `trust` measurements had been `hope`."""
         return (trust * hope + self._sum) / (trust + self._weight)
 
     def add(self, total: float, weight: float, most: float) -> None:

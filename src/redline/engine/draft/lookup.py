@@ -1,4 +1,4 @@
-"""Drafts without a draft model: what followed the same words earlier in prompt and answer.
+"""Drafts without a draft model: the tokens that followed the same ones earlier in the sequence.
 
 Prompt lookup (Saxena 2023), with the index of deflate (RFC 1951): places that end with the same
 two tokens are chained from the latest back, and among the last of them the longest match wins.
@@ -25,7 +25,7 @@ class Lookup:
         self._earlier = array("i", [-1])
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Up to `most` tokens that may come next, none if the last two are new.
+        """Returns up to `most` tokens that may come next, none if the last two are new.
 
         tokens: those of the call before, and any more. If the match runs into the end, it
         continues with what it has just proposed, so that a repetition is continued whole. Costs

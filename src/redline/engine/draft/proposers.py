@@ -33,7 +33,7 @@ class Drafts(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes what may follow."""
+    """A proposer of the tokens that may follow."""
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
         """Sets each sequence's `drafted`: at most `most` tokens, each at least 1."""
@@ -126,7 +126,7 @@ class ModelDrafter:
 
 
 def _drawn(law: Tensor, asked: list[Sequence], step: int) -> list[int]:
-    """One token of each law, `step` tokens after the next one."""
+    """Draws one token of each law, `step` tokens after the next one."""
     if all(one.params.is_greedy for one in asked):
         return law.argmax(-1).tolist()
     return sample(law, noise_of(asked, law.device, step), Purpose.DRAFT).tolist()

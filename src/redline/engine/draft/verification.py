@@ -28,7 +28,7 @@ class Acceptance(NamedTuple):
 def verify(
     draft: Tensor, lengths: Tensor, draft_probs: Tensor | None, target_probs: Tensor, noise: Noise
 ) -> Acceptance:
-    """Accepted draft tokens per row, and the token that follows them.
+    """Returns the number of accepted draft tokens per row, and the token that follows them.
 
     draft (B, K) int64; lengths (B,) int64, 0 to K: the row's drafted tokens, behind which any
     token may be. draft_probs (B, K, V) float32: the laws they were drawn from; None if they
@@ -93,12 +93,12 @@ def _by_law(
 
 
 def _places(positions: Tensor, count: int) -> Tensor:
-    """(B, count) int64: the first positions (B,) and those behind them."""
+    """Returns (B, count) int64: the first positions (B,) and those behind them."""
     return positions[:, None] + torch.arange(count, device=positions.device)
 
 
 def _leading(is_accepted: Tensor, lengths: Tensor) -> Tensor:
-    """(B,) int64: how many drafted tokens stay before the first that does not."""
+    """Returns (B,) int64: the number of drafted tokens before the first that is rejected."""
     places = torch.arange(is_accepted.shape[1], device=lengths.device)
     stays = is_accepted & (places < lengths[:, None])
     return stays.to(torch.int64).cumprod(1).sum(1)

@@ -74,7 +74,7 @@ class Step:
 
     @property
     def positions(self) -> Tensor:
-        """(1, N): where each new token is in its sequence."""
+        """(1, N): the position of each new token in its sequence."""
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Step:
 
 
 class _Alone:
-    """One long piece."""
+    """The attention of one long piece."""
 
     def __init__(self, piece: Piece, at: int, device: torch.device) -> None:
         self.begin, self.end = at, at + piece.size
@@ -122,7 +122,7 @@ class _Alone:
 
 
 class _Together:
-    """Short pieces of many sequences, padded to the longest of them."""
+    """The attention of short pieces of many sequences, padded to the longest of them."""
 
     def __init__(self, found: Sequence[_Found], device: torch.device) -> None:
         pieces = [piece for piece, _ in found]

@@ -1,7 +1,7 @@
-"""Keys and values of every sequence: a slot each, in one tensor a layer.
+"""The keys and values of every sequence: one slot each, in one tensor per layer.
 
-A slot has room for the longest sequence there may be. On a CPU memory is taken only as it is
-written, so an empty slot costs nothing; what may be written in all is the scheduler's to bound.
+A slot has room for the longest possible sequence. On a CPU memory is taken only as it is written,
+so an empty slot costs nothing; the scheduler bounds what may be written in total.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Shape(NamedTuple):
     head_size: int
 
     def nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes of keys and values."""
+        """The bytes of keys and values."""
         tokens = self.slots * bucketed(self.capacity)
         return 2 * self.layers * tokens * self.kv_heads * self.head_size * dtype.itemsize
 
 
 class SlotCache:
-    """Per layer keys and values, each (slots, kv_heads, capacity, head_size)."""
+    """The keys and values of each layer, each (slots, kv_heads, capacity, head_size)."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         capacity = bucketed(shape.capacity)
@@ -50,11 +50,11 @@ class SlotCache:
         self.values[layer][slots, :, positions] = value.nan_to_num()
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copies the first `tokens` of one slot to another one."""
+        """Copies the first `tokens` of one slot to another."""
         for kept in (*self.keys, *self.values):
             kept[target, :, :tokens] = kept[source, :, :tokens]
 
 
 def bucketed(tokens: int) -> int:
-    """`tokens`, rounded up to a multiple of BUCKET."""
+    """Returns `tokens` rounded up to a multiple of BUCKET."""
     return -(-tokens // BUCKET) * BUCKET

@@ -1,4 +1,4 @@
-"""A causal language model from a folder or the hub, with redline's attention in it."""
+"""Loads a causal language model from a folder or the hub, with redline's attention in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 # Longer ones are made on demand only: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
-# Advice about a model that the engine cannot run.
+# The hint for a model that the engine cannot run.
 OTHERS = "Llama, Qwen2, Qwen3 and Mistral with full attention run; --launcher vllm runs others"
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -66,10 +66,10 @@ class Loaded:
         self.dtype = next(model.parameters()).dtype
 
     def cache(self, slots: int, capacity: int, sharers: int = 1) -> SlotCache:
-        """An empty cache for it.
+        """Makes an empty cache for the model.
 
-        capacity: tokens a slot. sharers: processes that each make one of this size on the same
-        device. Raises ConfigError if they need more memory than the device has left.
+        capacity: tokens per slot. sharers: the processes that each make a cache of this size on the
+        same device. Raises ConfigError if they need more memory than the device has left.
         """
         shape = Shape(self.layers, slots, self.kv_heads, capacity, self.head_size)
         needed, free = shape.nbytes(self.dtype) * sharers, available_bytes(self.device)
@@ -93,14 +93,14 @@ def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
     except ConfigError:
         raise
     except Exception as error:
-        # Each reader has errors of its own, and stumbles over files that it does not check.
+        # Each reader has its own errors, and fails on files that it does not check.
         kind = "" if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: "
         why = " ".join(str(error).split())[:_LONGEST_REASON_CHARS]
         raise ConfigError(f"{failure} {name}: {kind}{why}", hint=hint or _hint(name)) from error
 
 
 def read_config(name: str) -> Any:
-    """The model's own settings. Raises ConfigError if there is none, or it cannot be run."""
+    """Reads the model's settings. Raises ConfigError if they are missing or it cannot be run."""
     if not Path(name).exists() and (name.startswith(("/", ".", "~")) or name.count("/") > 1):
         raise ConfigError(f"there is no folder {name}", hint=_hint(name))
     with reading("no model in", name):
@@ -110,13 +110,13 @@ def read_config(name: str) -> Any:
 
 
 def read_tokenizer(name: str) -> Any:
-    """The model's tokenizer. Raises ConfigError."""
+    """Reads the model's tokenizer. Raises ConfigError."""
     with reading("no tokenizer in", name):
         return AutoTokenizer.from_pretrained(name)
 
 
 def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
-    """The model with its weights on `device`. Raises ConfigError."""
+    """Loads the model with its weights on `device`. Raises ConfigError."""
     models: Any = AutoModelForCausalLM
     with reading("cannot load the model in", name):
         model, told = models.from_pretrained(
@@ -135,7 +135,7 @@ def load(name: str, config: Any, *, dtype: str, device: str) -> Loaded:
 
 
 def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
-    """`auto` is the model's own, but float32 in place of float16 on a CPU, which has none."""
+    """Returns the dtype: `auto` is the model's own, but float32 for float16 on a CPU."""
     if name != "auto":
         return _DTYPES[name]
     own = getattr(config, "dtype", None) or torch.float32
@@ -143,8 +143,10 @@ def dtype_of(name: str, config: Any, device: str) -> torch.dtype:
 
 
 def model_len(wanted: int | None, config: Any, name: str) -> int:
-    """Tokens a sequence may have. Raises ConfigError above what the model `name` was made for, or
-    if its attention would not see all of them.
+    """Returns the most tokens of a sequence.
+
+    Raises ConfigError above what the model `name` was made for, or if its attention would not see
+    all of them.
     """
     most: int = getattr(config, "max_position_embeddings", _DEFAULT_LEN)
     # One setting for all layers, or one for each type of them.
@@ -169,7 +171,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
 
 
 def _window(config: Any) -> int | None:
-    """The last tokens that a layer sees; None if each layer sees all."""
+    """Returns how many of the last tokens a layer sees; None if each layer sees all."""
     window: int | None = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None)
     # Some models state a window and use it in none of their layers.
@@ -190,7 +192,7 @@ def _check(config: Any, name: str) -> None:
 
 
 def unfit(name: str, kind: str, words: str) -> ConfigError:
-    """For a model that has what these words say."""
+    """Returns the error for a model that has what `words` describe."""
     what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
     return ConfigError(what, hint=OTHERS)
 
@@ -202,9 +204,9 @@ def _hint(name: str) -> str:
 
 
 def available_bytes(device: torch.device) -> int | None:
-    """Bytes that can be allocated on `device` without swapping; None if the system does not say.
+    """Returns the bytes that can be allocated on `device` without swapping; None if unknown.
 
-    On a CPU the least of MemAvailable and of what the control group has left.
+    On a CPU it is the lesser of MemAvailable and what the control group has left.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
@@ -222,7 +224,7 @@ def _of_machine() -> int | None:
 
 
 def _of_group() -> int | None:
-    """What control group v2 allows beyond what is used; its page cache can be reclaimed."""
+    """Returns what control group v2 allows beyond its use; its page cache can be reclaimed."""
     try:
         limit = (_CGROUP / "memory.max").read_text("ascii").strip()
         used = int((_CGROUP / "memory.current").read_text("ascii"))

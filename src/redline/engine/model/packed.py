@@ -70,7 +70,7 @@ def _has_onednn() -> bool:
 
 
 def _maker(weight: Tensor) -> _Maker:
-    """The faster of the libraries that can pack this weight."""
+    """Returns the faster of the libraries that can pack this weight."""
     if weight.dtype is not torch.float32:
         return _by_onednn
     if not _has_onednn():
@@ -82,7 +82,7 @@ def _maker(weight: Tensor) -> _Maker:
 
 @torch.inference_mode()
 def _seconds(product: _Product, rows: Tensor) -> float:
-    """The median of some products of `rows`, after a first one that is not counted."""
+    """Times products of `rows` and returns the median, without the first one."""
     found = []
     for _ in range(_TIMED + 1):
         since_s = time.perf_counter()

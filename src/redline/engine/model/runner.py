@@ -41,29 +41,29 @@ class Runner:
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Bytes of the model's parameters, in this one process."""
+        """The bytes of the model's parameters in this one process."""
         return [self.loaded.parameter_bytes]
 
     def submit(self, work: Work) -> None:
-        """Computes the step."""
+        """Computes a step."""
         assert self._logits is None
         self._logits = self.run(work)
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the step that was submitted."""
+        """Returns (heard, vocabulary) float32 logits of the submitted step."""
         logits, self._logits = self._logits, None
         assert logits is not None
         return logits
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """What fails here fails in a step."""
+        """Does nothing: a failure in this process surfaces in a step."""
 
     def close(self) -> None:
         """Does nothing: no resource outlives the process."""
 
     @torch.inference_mode()
     def run(self, work: Work, states: Tensor | None = None) -> Tensor:
-        """(heard, vocabulary) float32 logits; of a stage that is not the last, (tokens, hidden).
+        """Returns (heard, vocabulary) float32 logits; before the last stage, (tokens, hidden).
 
         states: (tokens, hidden) from the stage before; None in the first.
         """

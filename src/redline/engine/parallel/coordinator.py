@@ -1,7 +1,7 @@
 """The coordinator of a model in many processes: starts them, passes work on, receives results.
 
-The coordinator schedules and judges and has none of the model's weights. A rank that ends, or tells
-of an error, ends them all.
+The coordinator schedules and judges, but holds none of the model's weights. A rank that ends or
+reports an error ends all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HINT = "start the engine again; if memory is short, the system ends processes w
 
 
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
-    """The model in this process, or in as many ranks as the settings want. Raises ConfigError.
+    """Opens the model in this process, or in the ranks of the settings. Raises ConfigError.
 
     capacity: tokens a slot. device: `cpu` or `cuda`.
     """
@@ -93,7 +93,7 @@ class Ranks:
         self._tell(work)
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the oldest step that was not returned yet.
+        """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
         Raises EngineFailed.
         """
@@ -141,7 +141,7 @@ class Ranks:
                 line.send_bytes(data)
 
     def _next(self) -> Any:
-        """The next message of a rank."""
+        """Returns the next message of a rank."""
         told = self._told.get()
         if isinstance(told, RedlineError):
             # Nothing else will arrive: repeated calls raise the same error.

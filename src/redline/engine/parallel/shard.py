@@ -75,7 +75,10 @@ class Source(NamedTuple):
 
 
 def weight_files(name: str) -> list[str]:
-    """The safetensors files of a folder, or of a name on the hub, fetched. Raises ConfigError."""
+    """Returns the safetensors files of a folder or of a model on the hub, which are fetched.
+
+    Raises ConfigError.
+    """
     fetched = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
     with reading("cannot read the weights of", name):
         if (whole := fetched(SAFE_WEIGHTS_NAME)) is not None:
@@ -92,7 +95,7 @@ def weight_files(name: str) -> list[str]:
 def load_shard(
     source: Source, part: Placement, group: Any, *, dtype: torch.dtype, device: torch.device
 ) -> Loaded:
-    """The part with its weights on `device`. group: the ranks of its stage, which sum and gather.
+    """Loads the part's weights on `device`. group: the ranks of its stage, which sum and gather.
 
     Raises ConfigError if the model cannot be split so.
     """
@@ -141,7 +144,7 @@ def load_shard(
 
 
 def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Placement) -> Tensor:
-    """What the part holds of a tensor; only that is read. Raises ConfigError.
+    """Reads the part's share of a tensor, and nothing more of it. Raises ConfigError.
 
     Of words it is as many rows for every share, and then rows of zeros, at least one.
     """
@@ -164,7 +167,7 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
 def _plan(
     source: Source, part: Placement, plan: dict[str, str] | None, layers: int
 ) -> dict[str, str]:
-    """How each module is split, by its name with * for numbers. Raises ConfigError."""
+    """Returns how each module is split, by its name with * for numbers. Raises ConfigError."""
     config = source.config
     if part.stages > layers:
         raise ConfigError(
@@ -199,7 +202,7 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
         return (torch.where((places >= 0) & (places < size), places, size),)
 
     def gathered(_module: object, _given: object, found: Tensor) -> Tensor:
-        """All logits at the first rank of the stage; the others' are of no use."""
+        """Gathers all logits at the stage's first rank; the results of the others are not used."""
         own = found[..., :size].contiguous()
         parts = [torch.empty_like(own) for _ in range(part.shares)] if part.share == 0 else None
         if own.numel():

@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 def _signed(number: int) -> int:
-    """The int64 with the low 64 bits of `number`."""
+    """Returns the int64 with the low 64 bits of `number`."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -56,7 +56,7 @@ class Noise(NamedTuple):
 
 
 def row_seed(seed: int | None, choice: int = 0) -> int:
-    """The int64 that keys the noise of one row; a random one if the user gave none.
+    """Returns the int64 that keys the noise of one row; a random one if the user gave none.
 
     seed: any integer; its low 64 bits count. choice: which of a request's `n` answers the row is.
     The answers' seeds lie far apart, so that the second answer to seed 1 is not the first to 2.
@@ -96,5 +96,5 @@ def _mixed(bits: Tensor) -> Tensor:
 
 
 def _shifted(bits: Tensor, by: int) -> Tensor:
-    """`bits` as an unsigned number, shifted right."""
+    """Shifts `bits` right as an unsigned number."""
     return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -1,4 +1,4 @@
-"""Answers that follow a JSON schema: at each place, which tokens may come.
+"""Guided decoding: the tokens allowed at each place of an answer that follows a JSON schema.
 
 llguidance keeps the state of the grammar and names the allowed tokens. What may not come is taken
 out of the logits before any law is made of them, so whatever draws from that law draws what fits:
@@ -44,12 +44,12 @@ class Guide:
         self.ended: str | Rejected | None = None
 
     def fitting(self, drafted: list[int]) -> int:
-        """How many of the drafted tokens may come, one after the other."""
+        """Returns how many of the drafted tokens are allowed, one after the other."""
         fitting: int = self._matcher.validate_tokens(drafted)
         return fitting
 
     def masks(self, drafted: list[int], count: int) -> list[bytes]:
-        """The tokens that may come at `count` places, a bit each; the last is behind all drafts.
+        """Returns the tokens allowed at `count` places, a bit each; the last is behind all drafts.
 
         The bits are in order, the lowest of a byte first. Behind a draft that does not fit any
         token may come: nothing is asked of that place.
@@ -80,7 +80,7 @@ class Guide:
         return tokens
 
     def _mask(self) -> bytes:
-        """What may come now. If nothing may, the row stays a law, and `take` fails on it."""
+        """Returns the tokens allowed now. Without any, the row stays a law, and `take` fails."""
         mask: bytes = self._matcher.compute_bitmask()
         return mask if mask.count(0) < len(mask) else _any_token(mask)
 
@@ -99,7 +99,7 @@ class Grammars:
         self._compiled = lru_cache(maxsize=_KEPT)(self._compile)
 
     def guide(self, schema: dict[str, Any]) -> Guide:
-        """The guide of one answer. Raises Rejected for a schema that cannot be followed.
+        """Returns the guide of one answer. Raises Rejected for a schema that cannot be followed.
 
         A schema that is new costs some milliseconds, the first one of all about a second more
         if the vocabulary is large. May be called from any thread.
@@ -132,7 +132,7 @@ class Grammars:
 
 
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
-    """(R, V) logits with -inf for what may not come; `logits` itself if all may.
+    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself if all are.
 
     rows: of each sequence in turn its guide, its drafts, and how many rows it has, of which the
     last is behind all of its drafts.

@@ -1,4 +1,4 @@
-"""What a request may ask of its tokens: OpenAI's parameters, and those that vLLM adds to them."""
+"""Sampling parameters of a request: OpenAI's, and those that vLLM adds to them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _StopTokens = Annotated[tuple[int, ...], Meta(max_length=128)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are drawn, and where its text ends.
+    """The sampling parameters of one request, which determine its tokens and where its text ends.
 
-    temperature: 0 is greedy. top_k: 0 or -1 for all. seed: the same one gives the same tokens,
-    whatever else runs; None for noise that cannot be repeated. max_tokens: None for what is left of
-    the model's length. logprobs: how many likely tokens to report with each chosen one; None for
-    no logarithms at all. n: how many answers.
+    temperature: 0 is greedy. top_k: 0 or -1 for all. seed: the same seed gives the same tokens,
+    whatever else runs; None for noise that cannot be repeated. max_tokens: None for the rest of the
+    model's length. logprobs: the number of likely tokens to report with each chosen one; None for
+    no log probabilities at all. n: the number of answers.
     """
 
     temperature: float = 1.0
@@ -65,7 +65,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether each token is the likeliest one."""
+        """Whether each token is the most likely one."""
         return self.temperature < _LEAST_TEMPERATURE
 
     @property
@@ -75,9 +75,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.logit_bias) or penalties != (0.0, 0.0, 1.0)
 
     def check(self, vocabulary: int) -> None:
-        """Raises Rejected, with the parameter's name, for the first one that cannot be.
+        """Raises Rejected, with the parameter's name, for the first parameter that is not valid.
 
-        vocabulary: how many tokens the model has; ids in `logit_bias` and `stop_token_ids` are
+        vocabulary: the number of the model's tokens; ids in `logit_bias` and `stop_token_ids` are
         below it. A NaN is in no range.
         """
         told = [(name, getattr(self, name), bounds) for name, bounds in _RANGES.items()]

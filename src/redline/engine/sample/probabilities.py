@@ -42,7 +42,7 @@ class Logprobs(NamedTuple):
 
 
 def adjusted(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
-    """(R, V) logits with each row's bias and penalties; `logits` itself if no row has any.
+    """Returns (R, V) logits with each row's bias and penalties; `logits` itself without any.
 
     The bias is added, then the repetition penalty divides positive logits of tokens in prompt or
     answer and multiplies negative ones (Keskar et al. 2019, as in transformers), then what was
@@ -75,7 +75,7 @@ def _adjust(logits: Tensor, params: SamplingParams, past: Past) -> None:
 
 
 def distribution(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[Past]) -> Tensor:
-    """(R, V) float32: the law each row's token is drawn from. Rows sum to 1 within 1e-5.
+    """Returns (R, V) float32: the law of each row's token. Rows sum to 1 within 1e-5.
 
     logits (R, V), any float dtype. In this order, as transformers' `generate` does it: bias and
     penalties (`adjusted`), temperature, top-k, top-p, min-p, each renormalised. Tokens exactly as
@@ -139,7 +139,7 @@ def _kept(law: Tensor, least: Tensor) -> Tensor:
 
 
 def draw(law: Tensor, levels: Tensor) -> Tensor:
-    """(R,) int64 tokens by the inverse of each row's cumulative sum at its level.
+    """Returns (R,) int64 tokens by the inverse of each row's cumulative sum at its level.
 
     law (R, V) float32, not negative, rows that sum to about 1. levels (R,) float64 in [0, 1). The
     sums are of whole multiples of 2**-61, which are exact on any device and in any order: they
@@ -179,7 +179,7 @@ def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> Tensor:
-    """(R,) int64: one token of each row's law (R, V) float32.
+    """Draws (R,) int64: one token of each row's law (R, V) float32.
 
     purpose: DRAFT for a draft model's tokens, FOLLOWING otherwise. Exact rows take the noise of
     CHOICE for both, so that a draft model mostly chooses what the target will.

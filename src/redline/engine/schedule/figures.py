@@ -1,4 +1,4 @@
-"""What an engine counts of its steps."""
+"""The counters of an engine's steps."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add(self, plan: Plan, drafted: Sequence[int], kept: Sequence[int]) -> None:
-        """Counts one step in: of each row that got tokens, its drafts and those that stayed."""
+        """Counts a step: for each row that got tokens, its drafts and those that were kept."""
         self.steps += 1
         self.rows += len(plan.rows)
         self.computed_tokens += sum(row.size for row in plan.rows)

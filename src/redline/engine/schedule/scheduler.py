@@ -54,7 +54,7 @@ class Plan(NamedTuple):
 
 
 class QueueFull(RedlineError):
-    """There are as many waiting requests as may be."""
+    """The queue already holds the most requests that may wait."""
 
 
 class Bounds(NamedTuple):
@@ -85,7 +85,7 @@ class Scheduler:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens in the cache that belong to running sequences, or are being computed."""
+        """The tokens in the cache that belong to running sequences, or are being computed."""
         return sum(sequence.computed + sequence.under_way for sequence in self.running)
 
     @property
@@ -98,7 +98,7 @@ class Scheduler:
         return not self.running and not self.waiting
 
     def add(self, sequence: Sequence, now_s: float) -> None:
-        """Takes a sequence into the queue. Raises QueueFull."""
+        """Adds a sequence to the queue. Raises QueueFull."""
         # Who finds a free slot does not wait, or a burst would be refused by an idle engine.
         if len(self.waiting) >= self.bounds.waiting + len(self._free):
             raise QueueFull(
@@ -110,9 +110,9 @@ class Scheduler:
         heapq.heappush(self.waiting, (sequence.order, sequence))
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until the next step is to be made; inf if there is nothing to do.
+        """Returns the seconds until the next step is due; inf if there is nothing to do.
 
-        Only an engine that is idle waits for more to come; who runs is never held up.
+        Only an idle engine waits for more sequences; running ones are never delayed.
         """
         if self.running:
             return 0.0
@@ -164,9 +164,9 @@ class Scheduler:
         return Plan(copies, rows)
 
     def ready(self) -> list[Sequence]:
-        """The sequences for the next plan, those with the fewest missing tokens first.
+        """Returns the sequences for the next plan, those with the fewest missing tokens first.
 
-        Of several steps at once each takes its share of those that run.
+        If several steps are under way at once, each takes its share of the running sequences.
         """
         share = -(-len(self.running) // self.bounds.steps_at_once)
         ready = [one for one in self.running if not one.under_way]
@@ -213,7 +213,7 @@ class Scheduler:
             heapq.heapify(self.waiting)
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
-        """Gives a slot, the one that holds most of its tokens already if it can be had."""
+        """Assigns a slot, if possible the one that already holds most of the tokens."""
         # Its last token is computed in any case: what follows it is the request.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
@@ -235,7 +235,7 @@ class Scheduler:
         return self.used_tokens + sum(counts.values()) <= self.bounds.cache_tokens
 
     def _make_room(self, counts: dict[int, int]) -> None:
-        """Takes drafts back, then slots, from the last in order, until the step fits."""
+        """Drops drafts, then takes back slots, from the last in order, until the step fits."""
         for one in self.running:
             if not one.under_way and one.drafted:
                 counts[one.number] -= len(one.drafted)
@@ -270,7 +270,7 @@ class Scheduler:
 
 
 def common(held: list[int], wanted: list[int], most: int) -> int:
-    """How many tokens both begin with, at most `most`."""
+    """Returns the length of the common beginning of both, at most `most`."""
     low, high = 0, min(len(held), most)
     if not high or held[0] != wanted[0]:
         return 0

@@ -62,5 +62,5 @@ class Sequence:
 
     @property
     def order(self) -> tuple[int, int]:
-        """The sort key: lower goes first."""
+        """The sort key: lower comes first."""
         return (self.priority, self.number)

@@ -1,4 +1,4 @@
-"""The engine's step: draft, plan, compute, judge, hand on. Plain calls, no thread and no clock."""
+"""The engine's step: draft, plan, compute, judge, report. Plain calls, no thread and no clock."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Computer(Protocol):
         """Bytes of parameters, of each computing process."""
 
     def submit(self, work: Work) -> None:
-        """Begins a step. Raises EngineFailed if it cannot be computed."""
+        """Begins to compute a step. Raises EngineFailed if it cannot be computed."""
 
     def result(self) -> Tensor:
-        """(heard, vocabulary) float32 logits of the oldest step that was not returned yet.
+        """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
         Raises EngineFailed.
         """
@@ -47,23 +47,23 @@ class Computer(Protocol):
         """Registers a callback that gets the reason, in any thread, when computing has failed."""
 
     def close(self) -> None:
-        """Ends what computes, other processes among it. Nothing is under way."""
+        """Ends all computing, including other processes. No step is under way afterwards."""
 
 
 class Asker(Protocol):
-    """Whom a sequence is for."""
+    """The receiver of a sequence's tokens."""
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
         """Takes new tokens. Returns why the sequence is over by them; None while it continues."""
 
     def ended(self, reason: str | RedlineError) -> None:
-        """The sequence is over: `stop`, `length`, or an error."""
+        """Receives the end of the sequence: `stop`, `length`, or an error."""
 
 
 class Ask(NamedTuple):
-    """One sequence that is asked for.
+    """A request for one sequence.
 
-    most_tokens: of prompt and answer. choice: which of the `n` answers to its request it is.
+    most_tokens: those of prompt and answer. choice: its place among the `n` answers to a request.
     guide: what the answer must follow; not shared with other answers.
     """
 
@@ -93,7 +93,7 @@ class _Begun(NamedTuple):
 
 
 class Core:
-    """Sequences in, tokens out, a step at a time."""
+    """Computes the tokens of sequences, one step at a time."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class Core:
         return sequence
 
     def step(self) -> list[Sequence]:
-        """Sees one step through. Returns those that have ended by it."""
+        """Completes one step. Returns the sequences that it ended."""
         while len(self._under_way) < self.computer.steps_at_once and self._begin():
             pass
         return self._finish(self._under_way.popleft()) if self._under_way else []
@@ -197,7 +197,7 @@ class Core:
         self._speculation.lengths.measured(drafted, kept, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
-        """Gives the sequence its new tokens, up to the one that ends it. True if one does."""
+        """Gives a sequence its new tokens, up to one that ends it; returns whether one does."""
         sequence, params, tokens = row.sequence, row.sequence.params, found.tokens
         reason: str | RedlineError | None = None
         for place, token in enumerate(tokens):
@@ -226,7 +226,7 @@ class Core:
 
 
 def _work(plan: Plan) -> Work:
-    """The plan as tensors are made of it."""
+    """Converts a plan to the work of a step."""
     pieces: list[Piece] = []
     tokens: list[int] = []
     heard: list[int] = []

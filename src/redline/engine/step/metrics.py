@@ -1,7 +1,7 @@
-"""Metrics of an engine for Prometheus, under the names that vLLM has made common.
+"""Prometheus metrics of an engine, under the names that vLLM has made common.
 
-So a dashboard or a gateway that reads vLLM's /metrics reads this one as well. What vLLM has no
-name for begins with `redline:`. The names are those of vLLM 0.32 (vllm/v1/metrics/loggers.py).
+A dashboard or a gateway that reads vLLM's /metrics can also read this one. Metrics for which vLLM
+has no name begin with `redline:`. The names are those of vLLM 0.32 (vllm/v1/metrics/loggers.py).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _REASONS = {"stop": "stop", "length": "length", "cancelled": "abort", "failed": 
 
 
 class Metrics:
-    """The figures of `core`, as text. Read from any thread: each figure is one number."""
+    """The figures of `core` as text. May be read from any thread: each figure is one number."""
 
     def __init__(self, core: Core, name: str) -> None:
         self._core = core

@@ -1,4 +1,4 @@
-"""A model is tried before it serves: what the engine computes must be what the model says itself.
+"""Checks a model before it serves: the engine must compute what the model itself computes.
 
 Its attention is exchanged, and no list of settings says which models have more than plain causal
 attention: sinks, a layer that attends twice, a layer that does not receive the step. Its weights
@@ -32,7 +32,7 @@ _MOST_LOGIT = 1e4
 def open_runner(
     name: str, config: Any, settings: EngineSettings, *, capacity: int, device: str
 ) -> Runner:
-    """A model in this process, with a slot of `capacity` tokens for each sequence.
+    """Opens a model in this process, with a slot of `capacity` tokens for each sequence.
 
     Raises ConfigError if it cannot be loaded, or the engine would not say what it says.
     """
@@ -74,7 +74,7 @@ def said(loaded: Loaded, tokens: int) -> Tensor:
 
 
 def distance(runner: Runner, own: Tensor) -> float:
-    """How far the runner's logits are off, as a share of their size: the worse of two steps.
+    """Returns the error of the runner's logits, as a share of their size: the worse of two steps.
 
     own: of as many tokens, from `said`.
     """
@@ -91,7 +91,7 @@ def _off(found: Tensor, own: Tensor) -> float:
 
 
 def _words(count: int, vocabulary: int) -> list[int]:
-    """From all over the vocabulary."""
+    """Returns tokens from all over the vocabulary."""
     return [(7919 * at + 11) % vocabulary for at in range(count)]
 
 

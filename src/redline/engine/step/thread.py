@@ -1,7 +1,7 @@
 """The engine in a thread of its own: the event loop asks, the thread computes.
 
-Each side hands the other calls to make: the thread makes all that have come before each step, and
-what a step has brought is handed to the event loop at once.
+Each side passes calls to the other: the thread makes all calls received before each step, and
+passes the results of a step to the event loop at once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLOSED = "the engine was closed"
 
 
 class EngineFailed(NoEndpoint):
-    """The engine cannot compute any more; every sequence ended with it."""
+    """The engine can no longer compute; every sequence ended with this error."""
 
 
 class EngineThread:
@@ -44,7 +44,7 @@ class EngineThread:
         self.failure: EngineFailed | None = None
 
     def start(self) -> None:
-        """Begins; from now on it reports to the running event loop."""
+        """Starts the thread, which reports to the running event loop from now on."""
         self._loop = asyncio.get_running_loop()
         self._core.computer.watch(lambda error: self._inbox.put(partial(self._fail, error)))
         self._thread.start()
@@ -59,18 +59,18 @@ class EngineThread:
         self._inbox.put(partial(self._begin, asks))
 
     def cancel(self, asker: Asker) -> None:
-        """The asker's sequence is no longer wanted; its end is not reported."""
+        """Cancels the asker's sequence, whose end is then not reported."""
         self._inbox.put(partial(self._cancel, asker))
 
     async def close(self) -> None:
-        """Ends every sequence, the thread, and what it computes with."""
+        """Ends every sequence, the thread and its computer."""
         self._is_closing = True
         if self._thread.is_alive():
             self._inbox.put(lambda: None)  # only to wake it
             await asyncio.to_thread(self._thread.join)
 
     async def has_failed(self) -> None:
-        """Returns when the engine has failed; `failure` has the reason."""
+        """Waits until the engine has failed; `failure` then has the reason."""
         await self._failed.wait()
 
     def post(self, call: Callable[[], None]) -> None:
@@ -82,7 +82,7 @@ class EngineThread:
             try:
                 self._turn()
             except BaseException as error:
-                # Whatever it is: no request may wait for an answer that does not come.
+                # Any error counts: no request may wait for an answer that never arrives.
                 self._fail(error)
             self._hand_on()
         self._take(0.0)
@@ -91,9 +91,9 @@ class EngineThread:
         self._core.computer.close()
 
     def _turn(self) -> None:
-        """Takes what has come, and makes a step if there is one to make."""
+        """Makes the calls received, and a step if one is due."""
         scheduler = self._core.scheduler
-        # What a failure has left in the scheduler is not seen through.
+        # Sequences that a failure has left in the scheduler are not completed.
         self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
         if self.failure is None and scheduler.wait_s(SYSTEM.now_s()) == 0.0:
             for sequence in self._core.step():
@@ -111,7 +111,7 @@ class EngineThread:
             asker.ended(self.failure)
 
     def _fail(self, error: BaseException) -> None:
-        """The engine stops computing. Only the first error is reported."""
+        """Stops computing. Only the first error is reported."""
         if self.failure is not None:
             return
         self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
@@ -122,7 +122,7 @@ class EngineThread:
         self._posts.append(self._failed.set)
 
     def _take(self, wait_s: float) -> None:
-        """Makes the calls that have come; waits this long for the first of them."""
+        """Makes the calls received; waits up to wait_s seconds for the first one."""
         try:
             self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
             while True:

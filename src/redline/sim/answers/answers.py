@@ -22,7 +22,7 @@ ECHO_CHARACTERS = 1000
 
 
 def count_tokens(text: str) -> int:
-    """The tokens of a text: its UTF-8 bytes divided by four, rounded up.
+    """Returns the tokens of a text: its UTF-8 bytes divided by four, rounded up.
 
     Used for prompts and answers, for usage and for limits.
     """
@@ -43,7 +43,7 @@ class Said(msgspec.Struct, frozen=True):
 
 
 def cut(text: str, max_tokens: int | None) -> Said:
-    """The answer, shortened to `max_tokens`. No character is cut in two."""
+    """Returns the answer cut to `max_tokens`, never within a character."""
     tokens = count_tokens(text)
     if max_tokens is None or tokens <= max_tokens:
         return Said(text, tokens, is_cut=False)
@@ -53,7 +53,7 @@ def cut(text: str, max_tokens: int | None) -> Said:
 
 
 class Answers:
-    """Answers from the replay, or stories, or otherwise an echo; JSON if that is asked for."""
+    """Answers from the replay, stories, or otherwise an echo; JSON if the request asks for it."""
 
     def __init__(self, replay: Replay | None = None, stories: Stories | None = None) -> None:
         self._replay = replay
@@ -62,9 +62,9 @@ class Answers:
     def answer(
         self, question: str, form: ResponseFormat | None = None, seed: int | None = None
     ) -> str:
-        """The answer to the last user message.
+        """Returns the answer to the last user message.
 
-        seed: the request's own, which stories depend on. A replayed answer is given word for word,
+        seed: that of the request, which stories depend on. A replayed answer is given verbatim,
         whatever the response format.
         Raises BadCall for a message without a replayed question, and for a schema that cannot
         be satisfied.
@@ -90,7 +90,7 @@ class Answers:
 
 
 def embedding(text: str, dimensions: int) -> list[float]:
-    """A unit vector that depends on the text alone."""
+    """Returns a unit vector that depends on the text alone."""
     raw = shake_256(text.encode(errors="surrogatepass")).digest(4 * dimensions)
     # The half keeps every coordinate, and so the length, from being zero.
     values = [(part + 0.5) / 2**31 - 1 for part in struct.unpack(f"<{dimensions}I", raw)]
@@ -99,5 +99,5 @@ def embedding(text: str, dimensions: int) -> list[float]:
 
 
 def packed(vector: list[float]) -> str:
-    """The vector as base64 of little-endian 32-bit floats, as the openai SDK asks for it."""
+    """Encodes the vector as base64 of little-endian 32-bit floats, as the openai SDK requests."""
     return b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

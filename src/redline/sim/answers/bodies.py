@@ -1,4 +1,4 @@
-"""Reads request bodies: typed, or refused with the simulated provider's error texts."""
+"""Parses request bodies to types, or refuses them with the simulated provider's error texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Body = TypeVar("Body")
 
 
 def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
-    """The typed body. Raises BadCall, which states what is invalid and where."""
+    """Parses a body. Raises BadCall, which states what is invalid and where."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:
@@ -36,7 +36,7 @@ def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
 
 
 def texts(given: Inputs, name: str) -> list[tuple[str, int | None]]:
-    """The inputs, each with its number of tokens if it came as tokens, otherwise None.
+    """Returns the inputs, each with its number of tokens if it came as tokens, otherwise None.
 
     Raises BadCall for an empty list, more than 2,048 inputs, or a mixture.
     """

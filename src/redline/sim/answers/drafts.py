@@ -65,10 +65,10 @@ class Draft(Protocol):
     def is_long(self) -> bool: ...
 
     def whole(self, number: int, created_s: int) -> Object:
-        """The JSON object of the whole reply to request `number`."""
+        """Returns the JSON object of the whole reply to request `number`."""
 
     def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
-        """The events of a stream."""
+        """Yields the events of a stream."""
 
 
 class _Generated:
@@ -305,7 +305,7 @@ ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
 
 
 def _words(text: str) -> Iterator[tuple[int, str]]:
-    """The text word by word, white space kept, each with the tokens there are up to it."""
+    """Yields the text word by word with its white space, and the tokens up to each word."""
     size = 0
     words = text.split(" ")
     for index, word in enumerate(words):

@@ -1,10 +1,10 @@
 """Answers from a file: a message that contains a question gets that question's answer.
 
-A message that is a question, but for white space at its ends, is found by one look into a table.
-Otherwise every question that is in the message is found by anchors: of each question the
-pieces of 32 characters that begin at its first eight characters are kept in a table, so that
-looking at every eighth place of the message meets one of them. Only a question whose piece is
-met is compared in full. The longest one wins.
+A message that equals a question, except for white space at its ends, is found by one table lookup.
+Otherwise every question within the message is found by anchors: a table has, for each question, the
+pieces of 32 characters that begin at its first eight characters, so that a look at every eighth
+place of the message meets one of them. Only questions whose piece is met are compared in full. The
+longest one wins.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Anchors:
             self._pieces.setdefault(piece, []).append((question, offset))
 
     def longest(self, message: str) -> str:
-        """The longest question in the message, or an empty string."""
+        """Returns the longest question in the message, or an empty string."""
         best = ""
         width, pieces = self._width, self._pieces
         for place in range(0, len(message) - width + 1, self._step):
@@ -52,7 +52,7 @@ class _Anchors:
 
 
 class Replay:
-    """Questions and their answers. Of a question that is given twice the first answer counts."""
+    """Questions and their answers. If a question occurs twice, its first answer counts."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._answers: dict[str, str] = {}
@@ -67,7 +67,7 @@ class Replay:
         return len(self._answers)
 
     def answer(self, message: str) -> str | None:
-        """The answer to the longest question the message contains, or None."""
+        """Returns the answer to the longest question in the message, or None."""
         exact = self._answers.get(message.strip())
         if exact is not None:
             return exact
@@ -76,7 +76,7 @@ class Replay:
 
 
 def _shape(length: int) -> tuple[int, int]:
-    """Width and step of the anchors for a question this long."""
+    """Returns the width and step of the anchors for a question of this length."""
     for width, step in (_LONG, _SHORT):
         if length >= width + step - 1:
             return width, step
@@ -84,7 +84,7 @@ def _shape(length: int) -> tuple[int, int]:
 
 
 def load_replay(path: Path) -> Replay:
-    """The replay of a JSONL file whose lines have a `question` and an `answer`.
+    """Loads the replay from a JSONL file whose lines have a `question` and an `answer`.
 
     Other columns are ignored, so the GSM8K files are read as they are.
     Raises ConfigError, with file and line, for anything else.

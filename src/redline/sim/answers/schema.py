@@ -1,4 +1,4 @@
-"""A JSON value that satisfies a simple JSON schema, the same one for the same text."""
+"""Makes JSON values that satisfy a simple JSON schema, the same one for the same text."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Schema = dict[str, Any]
 
 
 def example(schema: Schema, text: str) -> Any:
-    """A value for the schema, chosen by `text` alone.
+    """Returns a value for the schema, chosen by `text` alone.
 
-    Knows type, enum, const, properties, items, minItems, maxItems, minimum, maximum, their
+    Supports type, enum, const, properties, items, minItems, maxItems, minimum, maximum, their
     exclusive forms, minLength, maxLength, anyOf, oneOf, allOf and `$ref` within the schema.
     Raises BadCall if it finds no value.
     """
@@ -33,7 +33,7 @@ def example(schema: Schema, text: str) -> Any:
 
 
 class _Maker:
-    """Walks one schema once, and gives up on one that would never end."""
+    """Walks a schema once, and gives up if that would never end."""
 
     def __init__(self, root: Schema, seed: int) -> None:
         self._root = root
@@ -71,7 +71,7 @@ class _Maker:
         return crc32(name.encode(errors="surrogatepass"), self._seed)
 
     def _resolve(self, schema: Schema, depth: int) -> Schema:
-        """The schema with references, choices and unions replaced by what they mean."""
+        """Resolves the references, choices and unions of a schema."""
         for _ in range(_MAX_DEPTH):
             if "$ref" in schema:
                 schema = self._follow(str(schema["$ref"]))

@@ -1,6 +1,6 @@
-"""Made-up stories: the same for the same question and seed, and unlike each other.
+"""Made-up stories: dissimilar, but the same for the same question and seed.
 
-They are put together from lists of words, so that two of them have few runs of words in common.
+They are assembled from lists of words, so that two of them share few runs of words.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 
 def _listed(words: str) -> list[str]:
-    """The words between white space."""
+    """Returns the words between white space."""
     return words.split()
 
 
@@ -66,7 +66,7 @@ _SENTENCES = tuple(
         "under a k t N d the p",
     )
 )
-# So long that three changed words leave a similarity of 0.83 at least.
+# Long enough that three changed words leave a similarity of at least 0.83.
 _LEAST_SENTENCES, _MOST_SENTENCES = 17, 22
 _CHANGED_WORDS = 3
 _REMEMBERED = 10_000
@@ -86,9 +86,9 @@ class Stories:
         self._unseeded = count()
 
     def tell(self, question: str, seed: int | None) -> str:
-        """The story of this question and seed. Without a seed each answer is another story.
+        """Returns the story of a question and seed; without a seed, a new story each time.
 
-        Which earlier story is repeated, if any, depends on those that came before.
+        Which earlier story is repeated, if any, depends on those made before.
         """
         own = f"s{seed}" if seed is not None else f"u{next(self._unseeded)}"
         text = f"{self._seed} {own} {question}"
@@ -101,7 +101,7 @@ class Stories:
 
 
 def _story(key: str) -> str:
-    """The story that the key alone decides: 100 to 180 words."""
+    """Returns the story that the key alone determines: 100 to 180 words."""
     rng = Random(f"story {key}")
     sentences = []
     for _ in range(rng.randint(_LEAST_SENTENCES, _MOST_SENTENCES)):
@@ -113,7 +113,7 @@ def _story(key: str) -> str:
 
 
 def _changed(story: str, rng: Random) -> str:
-    """The story with a few of its words replaced by names of things."""
+    """Returns the story with a few words replaced by names of things."""
     words = story.split(" ")
     for place in rng.sample(range(len(words)), _CHANGED_WORDS):
         end = "." if words[place].endswith(".") else ""

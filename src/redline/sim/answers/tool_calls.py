@@ -25,7 +25,7 @@ class ToolCall(NamedTuple):
 
 
 def forced_calls(body: chat.Request, question: str) -> list[ToolCall]:
-    """The calls that the request forces; question: what decides their arguments.
+    """Returns the calls that the request forces. question: determines their arguments.
 
     Raises BadCall for a tool that is not offered, or a schema that cannot be satisfied.
     """

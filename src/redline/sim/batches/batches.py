@@ -1,7 +1,7 @@
 """The simulated provider's files and batches: plain objects that take the time as an argument.
 
   status       meaning                                              turns to
-  validating   it was made just now                                 failed, in_progress
+  validating   it was just created                                  failed, in_progress
   in_progress  its lines are answered, each after its own latency   completed, expired, cancelling
   cancelling   a client cancelled it                                cancelled
   failed       its file was refused, and no line was asked
@@ -9,7 +9,7 @@
   expired      the window is over; lines without an answer by then have the error batch_expired
   cancelled    as expired, with the error batch_cancelled
 
-Nothing continues in the background: what has become of a batch is reckoned when somebody looks.
+Nothing runs in the background: the state of a batch is computed when a client queries it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StoredFile(msgspec.Struct):
     created_s: int
 
     def shown(self) -> Object:
-        """The file as the API shows it."""
+        """Returns the file as the API shows it."""
         shown: Object = msgspec.to_builtins(
             FileObject(
                 id=self.id,
@@ -105,7 +105,7 @@ class _Batch(msgspec.Struct):
         self.times[f"{status}_at"] = int(wall_s)
 
     def shown(self) -> Object:
-        """The batch as the API shows it."""
+        """Returns the batch as the API shows it."""
         asked = self.asked
         times: Object = {f"{name}_at": self.times.get(f"{name}_at") for name in _TIMES}
         shown: Object = msgspec.to_builtins(
@@ -162,7 +162,7 @@ class Batches:
         return {**counts, "waiting": waiting}
 
     def upload(self, name: str, purpose: str, data: bytes, wall_s: float) -> Object:
-        """The file, once it is stored. Raises BadCall for one that cannot be."""
+        """Stores a file and returns it. Raises BadCall if it cannot be stored."""
         if purpose != "batch":
             raise BadCall(f"The purpose must be 'batch' here, not '{purpose}'.")
         if not data:
@@ -173,26 +173,26 @@ class Batches:
         return self._store(name, purpose, data, wall_s).shown()
 
     def file(self, file_id: str) -> StoredFile:
-        """Raises BadCall for a file that does not exist."""
+        """Returns a file. Raises BadCall if it does not exist."""
         if file_id not in self._files:
             raise BadCall(f"No such File object: {file_id}", status=404)
         return self._files[file_id]
 
     def files(self) -> Object:
-        """All files, the newest first."""
+        """Returns all files, the newest first."""
         newest = [*reversed(self._files.values())]
         shown = [file.shown() for file in newest]
         return page_object(shown, [file.id for file in newest], has_more=False)
 
     def delete(self, file_id: str) -> Object:
-        """Forgets the file. Raises BadCall for one that does not exist."""
+        """Deletes a file. Raises BadCall if it does not exist."""
         file = self.file(file_id)
         del self._files[file_id]
         self._size_bytes -= len(file.data)
         return deleted_object(file_id)
 
     def create(self, raw: bytes, now_s: float, wall_s: float) -> Object:
-        """The new batch. Raises BadCall for an invalid body."""
+        """Creates a batch and returns it. Raises BadCall for an invalid body."""
         asked = decode(_CREATION, raw)
         if asked.endpoint not in ENDPOINTS:
             raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
@@ -217,13 +217,13 @@ class Batches:
         return batch.shown()
 
     def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """The present state of the batch. Raises BadCall for one that does not exist."""
+        """Returns the batch in its present state. Raises BadCall if it does not exist."""
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         return batch.shown()
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """The batch, which ends at the next query. Raises BadCall for one that has ended."""
+        """Cancels a batch, which ends at the next query. Raises BadCall if it has ended."""
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         if batch.is_over:
@@ -235,7 +235,7 @@ class Batches:
         return batch.shown()
 
     def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
-        """One page of batches, the newest first, by `limit` and `after`. Raises BadCall."""
+        """Returns a page of batches, newest first, by `limit` and `after`. Raises BadCall."""
         text = query.get("limit", "20")
         if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_LISTED):
             raise BadCall(f"The limit must be 1 to {_MOST_LISTED}, not '{text}'.")
@@ -270,7 +270,7 @@ class Batches:
             del self._batches[batch_id]
 
     def _look(self, batch: _Batch, now_s: float, wall_s: float) -> None:
-        """Updates the batch to this time."""
+        """Updates the batch's state to this time."""
         if batch.is_over:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
@@ -324,7 +324,7 @@ class Batches:
 
 
 def _so_far(batch: _Batch, now_s: float) -> dict[str, int]:
-    """The number of lines of a running batch that have their answer or their injected fault."""
+    """Counts the lines of a running batch that have their answer or injected fault."""
     due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
     failed = sum(line.fault is not None for line in due)
     return counts_object(len(batch.lines), len(due) - failed, failed)

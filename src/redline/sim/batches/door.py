@@ -1,8 +1,8 @@
 """The HTTP side of files and batches: /v1/files and /v1/batches.
 
-These requests are not counted as received, and no limit holds them. They meet the faults of the
-settings: 429, 503, 500 and stall before anything is done; reset, half and notjson when it is done
-and only the answer is lost.
+These requests are not counted as received, and no rate limit applies to them. They meet the faults
+of the settings: 429, 503, 500 and stall before the request is carried out; reset, half and notjson
+afterwards, so that only the answer is lost.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BatchDoor:
 
     @staticmethod
     def takes(path: str) -> bool:
-        """Whether the path is one of a file or a batch."""
+        """Returns whether the path is that of a file or a batch."""
         return f"{path}/".startswith((f"{FILES}/", f"{BATCHES}/"))
 
     def disturb(self, faults: Faults) -> None:
@@ -63,7 +63,7 @@ class BatchDoor:
         self._batches.disturb(faults)
 
     def stats(self) -> dict[str, int]:
-        """The value of `batches` in GET /sim/stats."""
+        """Returns the value of `batches` in GET /sim/stats."""
         return self._batches.as_dict(self._clock.now_s(), self._clock.wall_s())
 
     async def serve(self, exchange: Exchange) -> None:
@@ -145,7 +145,7 @@ class BatchDoor:
 
 
 async def read_body(exchange: Exchange) -> bytes:
-    """The complete body. Raises BadCall for one that is too large, malformed or late."""
+    """Reads the complete body. Raises BadCall if it is too large, malformed or late."""
     try:
         return await exchange.body()
     except BodyError as error:
@@ -153,13 +153,13 @@ async def read_body(exchange: Exchange) -> bytes:
 
 
 def bad_body(error: BodyError) -> BadCall:
-    """The refusal of a body that could not be read."""
+    """Returns the reply to a body that could not be read."""
     status = 400 if error.status == 415 else error.status
     return BadCall(f"The request could not be read: {error.reason}.", status=status)
 
 
 def refusal(error: BadCall) -> Reply:
-    """The reply to an invalid request."""
+    """Returns the reply to an invalid request."""
     return error_reply(error.status, error.message, "invalid_request_error", code=error.code)
 
 

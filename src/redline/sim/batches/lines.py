@@ -42,7 +42,7 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 class LineReader:
-    """Reads the lines of batches, and draws how long each takes and which fault it gets."""
+    """Reads the lines of batches, and draws the latency and the fault of each."""
 
     def __init__(self, settings: SimSettings) -> None:
         self._settings = settings
@@ -54,7 +54,7 @@ class LineReader:
         self._faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
-        """The lines of a file, or none, and their problems."""
+        """Returns the lines of a file, or none, and their problems."""
         lines: list[BatchLine] = []
         problems: list[Problem] = []
         checker = LineChecker(endpoint)
@@ -73,7 +73,7 @@ class LineReader:
     def _line(
         self, raw: bytes, number: int, checker: LineChecker, models: set[str]
     ) -> BatchLine | Problem:
-        """The line, or its problem."""
+        """Returns the line, or its problem."""
         asked = checker.read(raw, number)
         if isinstance(asked, Problem):
             return asked
@@ -98,9 +98,9 @@ class LineReader:
 def answered(
     line: BatchLine, endpoint: str, answers: Answers, number: int, created_s: int
 ) -> tuple[int, bytes, tuple[int, int]]:
-    """Status, result and tokens of a line that has its answer.
+    """Returns the status, result and tokens of an answered line.
 
-    number: of the request, over all batches. created_s: wall time.
+    number: that of the request over all batches. created_s: wall time.
     """
     tokens = (0, 0)
     if line.fault is not None:
@@ -119,7 +119,7 @@ def answered(
 
 
 def unanswered(line: BatchLine, number: int, code: str, message: str) -> bytes:
-    """The result of a line that had no answer when the batch ended."""
+    """Returns the result of a line that had no answer when its batch ended."""
     return _result(line, number, None, {"code": code, "message": message})
 
 

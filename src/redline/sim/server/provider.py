@@ -1,4 +1,4 @@
-"""One request's way through the simulated provider.
+"""Answers requests: the path of one through the simulated provider.
 
 Read -> jitter -> key -> draft of the reply -> room in the queue -> the key's rate limits -> fault
 drawn -> slot -> latency -> reply. What is refused before the rate limits costs nothing. What is
@@ -105,7 +105,7 @@ class _Drawn(NamedTuple):
 
 
 class Provider:
-    """Answers requests as the settings say, and counts what became of each."""
+    """Answers requests as the settings say, and counts the result of each."""
 
     def __init__(self, settings: SimSettings, clock: Clock) -> None:
         self._settings = settings
@@ -127,7 +127,7 @@ class Provider:
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for a slot."""
+        """The number of requests that wait for a slot."""
         return self._slots.waiting
 
     def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -155,7 +155,7 @@ class Provider:
         return None
 
     def refuse_key(self, exchange: Exchange) -> None:
-        """Raises BadCall, with status 401, if a key is asked for and not given."""
+        """Raises BadCall with status 401 if a required key is missing or wrong."""
         key = self._settings.api_key
         if key is not None and exchange.headers.get("authorization") != f"Bearer {key}":
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
@@ -185,7 +185,7 @@ class Provider:
             self.stats.settle(ticket, "abandoned", None, self._clock.now_s())
 
     def _admitted(self, exchange: Exchange, ticket: Ticket, draft: Draft | BadCall) -> Draft | None:
-        """The draft if the limits admit the request; None if it has got its refusal."""
+        """Returns the draft if the limits admit the request; None if it was refused."""
         if isinstance(draft, BadCall):
             self._reply(exchange, ticket, refusal(draft), "refused")
             return None
@@ -240,7 +240,7 @@ class Provider:
             self._answer(exchange, ticket, draft)
 
     def _draft(self, exchange: Exchange, raw: bytes) -> Draft | BadCall:
-        """The draft of the answer, or the reason why there is none."""
+        """Returns the draft of the answer, or the reason why there is none."""
         path, method = exchange.path, exchange.method
         try:
             self.refuse_key(exchange)
@@ -253,7 +253,7 @@ class Provider:
             return error
 
     def _charge(self, draft: Draft) -> Charge:
-        """The amounts that the request counts for on arrival."""
+        """Returns the amounts that the request counts for on arrival."""
         if self._settings.charge == "actual":
             return Charge(draft.prompt_tokens, draft.completion_tokens)
         if self._settings.charge == "answered":
@@ -270,7 +270,7 @@ class Provider:
         send(exchange, await self._change(exchange))
 
     async def _change(self, exchange: Exchange) -> Reply:
-        """Shows the limits, and before that changes them if the request is a POST."""
+        """Shows the limits, after changing them if the request is a POST."""
         try:
             self.refuse_key(exchange)
             if exchange.method == "POST":
@@ -289,7 +289,7 @@ class Provider:
         send(exchange, await self._disturb(exchange))
 
     async def _disturb(self, exchange: Exchange) -> Reply:
-        """Shows faults and latency, and before that changes them if the request is a POST."""
+        """Shows faults and latency, after changing them if the request is a POST."""
         try:
             self.refuse_key(exchange)
             if exchange.method == "POST":
@@ -308,7 +308,7 @@ class Provider:
         return json_reply({"faults": shares, "latency": str(self._settings.latency)})
 
     def _asked_to_wait(self, wait_s: float) -> Reply:
-        """The answer to a key that is parked."""
+        """Answers a request of a parked key."""
         return error_reply(
             429,
             f"This key is asked to wait. Please try again in {wait_s:.3f}s.",
@@ -365,7 +365,7 @@ class Provider:
         return msgspec.json.encode(draft.whole(ticket.number, int(self._clock.wall_s())))
 
     def _fields(self, exchange: Exchange, content_type: bytes, ticket: Ticket) -> bytes:
-        """The header lines of an answer."""
+        """Returns the header lines of an answer."""
         fields = content_type + request_id(ticket.number)
         if self._accounts.has_limits:
             account = self._account(exchange)
@@ -440,7 +440,7 @@ class Provider:
 
 
 def _is_immediate(settings: SimSettings) -> bool:
-    """Whether no part of a complete answer can take time."""
+    """Returns whether no part of a complete answer can take time."""
     return (
         settings.latency == Constant(0.0)
         and not settings.per_token_s
@@ -451,7 +451,7 @@ def _is_immediate(settings: SimSettings) -> bool:
 
 
 def _changed(settings: SimSettings, body: _NewFaults) -> SimSettings:
-    """The settings with other faults and another latency. Raises BadCall if they are not valid."""
+    """Returns the settings with new faults and latency. Raises BadCall if these are not valid."""
     faults, latency = settings.faults, settings.latency
     try:
         if body.faults is not None:
@@ -464,7 +464,7 @@ def _changed(settings: SimSettings, body: _NewFaults) -> SimSettings:
 
 
 def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
-    """The limits of the given kinds. Raises BadCall for a value that is not a rate."""
+    """Returns the limits of the given kinds. Raises BadCall for a value that is not a rate."""
     try:
         return {
             name.replace("_", "-"): [parse_rate(text, name) for text in texts]

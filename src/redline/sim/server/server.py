@@ -47,7 +47,7 @@ class Sim(HttpServer):
         return {**stats, "waiting": self._provider.waiting, "batches": batches}
 
     def summary(self) -> str:
-        """The counters and their sum, in one line."""
+        """Returns the counters and their sum, in one line."""
         return str(self._provider.stats)
 
     def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -70,13 +70,13 @@ class Sim(HttpServer):
         """Cuts off requests in flight, as a provider that goes down does."""
 
     def _metrics(self) -> Reply:
-        """The metrics that a pool reads from one of its servers."""
+        """Returns the metrics that a pool reads from one of its servers."""
         running, waiting = self._provider.stats.as_dict()["serving"], self._provider.waiting
         page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
         return Reply(200, page, PROMETHEUS)
 
     def _show(self, exchange: Exchange) -> Reply | None:
-        """The pages that can be read without being counted; None for any other path."""
+        """Returns a page that can be read without being counted; None for any other path."""
         if exchange.path in ("/health", "/healthz"):
             return _HEALTHY
         if exchange.path == "/metrics":

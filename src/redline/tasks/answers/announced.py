@@ -1,4 +1,4 @@
-"""The number that a mark of an answer announces: the last mark that has one.
+"""Finds the number that a mark of an answer announces: the last mark that has one.
 
 | after the mark                | the number is                                                    |
 |-------------------------------|------------------------------------------------------------------|
@@ -34,7 +34,7 @@ _EQUALS = re.compile(r"=|\bequals\b")
 
 
 def announced(page: Page, is_cut: bool) -> tuple[Given | None, bool]:
-    """The announced number, or None, and whether the text was cut within an announced number.
+    """Returns the announced number, or None, and whether the text was cut within one.
 
     is_cut: the text was cut, so that a number at its very end may lack digits and does not count.
     """
@@ -51,7 +51,7 @@ def announced(page: Page, is_cut: bool) -> tuple[Given | None, bool]:
 
 
 def _following(page: Page, mark: Mark, follows: int) -> Given | None:
-    """The number after a mark, or None. follows: where the next mark begins."""
+    """Returns the number after a mark, or None. follows: the start of the next mark."""
     regions = page.within(mark.content, min(follows, mark.content + _MOST_REGION))
     if not regions or is_refused(page.text, mark.start):
         return None
@@ -64,7 +64,7 @@ def _following(page: Page, mark: Mark, follows: int) -> Given | None:
         first = chinese_numeral(page.text, edge)
     is_worked_out = mark.may_be_working and _EQUALS.search(page.text, region.start, follows)
     if first is not None and first.start <= edge:
-        # Of `A: 30 books weigh 7.5 ...` the first number only begins the working.
+        # In `A: 30 books weigh 7.5 ...` the first number only begins the working.
         words = page.text[first.end : region.end].split()
         is_alone = not (
             is_worked_out
@@ -81,7 +81,7 @@ def _following(page: Page, mark: Mark, follows: int) -> Given | None:
 
 
 def _enclosed(page: Page, mark: Mark) -> Given | None:
-    """The one number in a box or tag, such as `1 234`, or what a sentence in it says."""
+    """Returns the only number in a box or tag, such as `1 234`, or that of a sentence in it."""
     span = Span(mark.content, mark.limit)
     if not mark.is_closed and mark.shape == "boxed":
         line = page.text[mark.content : mark.limit].partition("\n")[0]

@@ -1,4 +1,4 @@
-"""The letter that an answer to a multiple-choice question chooses.
+"""Finds the letter that an answer to a multiple-choice question chooses.
 
 | in this order                      | as in                                                     |
 |------------------------------------|-----------------------------------------------------------|
@@ -7,8 +7,8 @@
 | the letter that a line begins with | `C`, `**C) 18**`, `C. Because ...`: the first or the last |
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence              |
 
-Two letters at once (`A and C`, `A or B`) choose none. Options that are only listed choose none. A
-small letter counts if it can be no word: `b)`, `(b)`, `the answer is b`.
+Neither two letters at once (`A and C`, `A or B`) nor options that are only listed choose one. A
+lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`.
 """
 
 from __future__ import annotations
@@ -84,10 +84,9 @@ _MOST_CHOSEN = 64
 
 
 def final_choice(answer: str, letters: str = "ABCD") -> str | None:
-    """The letter, as in `letters`, that the answer chooses, or None if it chooses none or two.
+    """Returns the letter that the answer chooses, or None if it chooses none or two.
 
-    letters: the options there are, as capitals. Time is linear in the answer's length. Never
-    raises.
+    letters: the options, as capitals. Time is linear in the answer's length. Never raises.
     """
     page = page_of(without_run_on(plain_text(spoken(answer)), _ANSWERED))
     chosen = [*_announced(page, letters), *_called(page.text, letters)]
@@ -106,7 +105,7 @@ def final_choice(answer: str, letters: str = "ABCD") -> str | None:
 
 
 def _announced(page: Page, letters: str) -> Iterator[tuple[int, str]]:
-    """Places and letters that marks announce; an empty letter if there are two at once."""
+    """Yields places and letters that marks announce; an empty letter for two at once."""
     for mark in marks(page.text)[-_MOST_CHOSEN:]:
         for region in page.within(mark.content, mark.limit)[:1]:
             filler = _FILLER.match(page.text, *region)
@@ -120,7 +119,7 @@ def _announced(page: Page, letters: str) -> Iterator[tuple[int, str]]:
 
 
 def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
-    """The option that the match names, or None if the letter may be a word or is no option."""
+    """Returns the option of the match, or None if the letter may be a word or is not an option."""
     letter = found["letter"].translate(_ALIKE)
     if not (found["close"] or found["end"] is not None):
         may_be_word = letter.islower() or letter == "A"
@@ -132,7 +131,7 @@ def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
 
 
 def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
-    """Places and letters that are said to be chosen or to be right."""
+    """Yields places and letters that are said to be chosen or to be right."""
     for pattern in _CALLED:
         for found in islice(pattern.finditer(text), _MOST_CHOSEN):
             start, letter = found.start("letter"), found["letter"].upper()
@@ -143,7 +142,7 @@ def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
 
 
 def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]:
-    """Places and letters in a sentence that are neither denied nor supposed."""
+    """Yields places and letters in a sentence that are neither denied nor supposed."""
     for found in _MENTIONED.finditer(page.text, *span):
         start, letter = found.start("letter"), found["letter"]
         if letter in letters and not _NOT_BEFORE.search(page.text, span.start, found.end()):

@@ -1,10 +1,9 @@
-"""The number that an answer concludes with if no mark announces it, or corrects itself to.
+"""Finds the number that an unmarked answer concludes with, or that an answer corrects itself to.
 
-The sentences are read from the last one back. Passed over are closing words (`Let me know ...`),
-sentences without a number, and those that only state an expression. A question that is not put to
-the reader takes its paragraph with it: what precedes it there is the question that was asked.
-A refusal ends the search, and so does a range or a time: that is the answer, and it is not a
-number.
+The sentences are read from the last one back. Closing words (`Let me know ...`), sentences without
+a number and those that only state an expression are skipped. A question that is not put to the
+reader is skipped with what precedes it in its paragraph, which repeats the question that was asked.
+A refusal ends the search, and so does a range or a time, which is the answer but not a number.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ _CORRECTS = re.compile(
     r"i meant?)\b",
     re.IGNORECASE,
 )
-# Before a number that is next to all there is, as in `Sorry, that should be 22 eggs.`
+# Before a number with almost no other words, as in `Sorry, that should be 22 eggs.`
 _BARE = re.compile(
     r"[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
     r"must|would|to)[\s:]+){0,8}",
@@ -106,16 +105,17 @@ class Given(NamedTuple):
 
 
 class Said(NamedTuple):
-    """What one sentence answers: a number, or why it has none, as in `sentence.Pick`."""
+    """The answer of one sentence: a number, or why there is none, as in `sentence.Pick`."""
 
     given: Given | None
     outcome: Outcome
 
 
 def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
-    """The number that a sentence gives, in digits or, if it may be worded, in words.
+    """Returns the number that a sentence gives, in digits or, if `may_be_worded`, in words.
 
-    That none are left is 0 if the sentence concludes it or has no other number.
+    `None are left` counts as 0 if the sentence concludes it, or has no other number and may be
+    worded.
     """
     text = page.text[span.start : span.end]
     if _REFUSAL.search(text):
@@ -136,10 +136,10 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
 
 
 def concluded(page: Page, start: int, end: int) -> Given | None:
-    """The answer of the last sentence of a part of the text that gives one.
+    """Returns the answer of the last sentence that gives one, in `start` to `end` of the text.
 
-    Notes and checks that follow an answer are left out, unless they find a mistake. What
-    follows a refusal is no answer unless it is worked out or concluded.
+    Notes and checks after an answer are left out, unless they find a mistake. A number after a
+    refusal is not an answer unless it is worked out or concluded.
     """
     afterwards = _AFTERWARDS.search(page.text, start, end)
     if afterwards is not None and not _CORRECTS.search(page.text, afterwards.end(), end):
@@ -150,10 +150,10 @@ def concluded(page: Page, start: int, end: int) -> Given | None:
 
 
 def corrected(page: Page, start: int) -> Given | None:
-    """What the text after an announced number corrects it to, or None if it confirms it.
+    """Returns the number that later text corrects an announced one to, or None if it does not.
 
-    `Actually` and its kin may also open a remark that corrects nothing, so a mistake must be named,
-    or an equation be worked out again, or the number be all there is.
+    `Actually` and similar words may also open a remark that corrects nothing. So the text must name
+    a mistake, work out an equation again, or consist of little more than the number.
     """
     for span in page.within(start, len(page.text)):
         opening = _CORRECTION.match(page.text, *span)
@@ -172,12 +172,12 @@ def corrected(page: Page, start: int) -> Given | None:
 
 
 def is_refused(text: str, mark: int) -> bool:
-    """Whether a refusal ends where a mark begins, as `I cannot determine` before `the answer`."""
+    """Returns whether a refusal precedes a mark, as `I cannot determine` before `the answer`."""
     return _REFUSED.search(text, max(0, mark - _NEAR), mark) is not None
 
 
 def looks_cut(page: Page) -> bool:
-    """Whether the text ends inside a sentence, so that its number may not have come yet."""
+    """Returns whether the text ends inside a sentence, so that its number may be missing."""
     if not page.sentences:
         return False
     last = page.sentences[-1]
@@ -220,7 +220,7 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
 
 
 def _is_refused(page: Page, spans: list[Span]) -> bool:
-    """Whether one of these sentences is a refusal, and nothing is worked out after it."""
+    """Returns whether one of these sentences is a refusal without an equation after it."""
     for span in reversed(spans):
         if _REFUSAL.search(page.text, *span):
             return True

@@ -1,15 +1,15 @@
-"""The JSON in a model's reply, whatever prose or fences surround it.
+"""Finds the JSON in a model's reply, whatever prose or fences surround it.
 
-Only strict JSON is taken (RFC 8259) and nothing is repaired: a trailing comma, a comment, single
-quotes, NaN or a missing end make it broken, since a repaired guess would look like an answer. What
-a broken object holds inside is not taken either: it is a part, and not the reply.
+Only strict JSON (RFC 8259) is accepted, and nothing is repaired: a trailing comma, a comment,
+single quotes, NaN or a missing end makes a value broken, since a repaired guess would look like an
+answer. Values inside a broken object are not accepted either: they are only parts of a reply.
 
-Of several values the one in a fence goes first, then the last: a reply that shows an example, or
-that corrects itself, ends with what it means.
+If a reply has several values, fenced ones are preferred, and among equals the last: a reply that
+shows an example, or that corrects itself, ends with what it means.
 
-Each token is read once, and a broken string twice: if a value breaks, all that it is part of
-break at the same place, so none of them is retried. Hence time is linear. (`raw_decode` of the
-standard library counts the lines of the whole text before each error, which is not.)
+Each token is read once, and a broken string twice: if a value is broken, every value around it is
+broken at the same place, so none is retried. Hence time is linear. (`raw_decode` of the standard
+library is not, since it counts the lines of the whole text before each error.)
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ _NEAR = 40
 
 
 def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[object] | None:
-    """The object or array that the reply holds, or None if it holds none that is whole.
+    """Returns the object or array in the reply, or None without a complete one.
 
-    kind: only an object, or only an array. Of a key that occurs twice the later value counts.
-    Reasoning in `<think>` is no part of the reply. Time is linear in the reply's length. Never
-    raises.
+    kind: only an object, or only an array. If a key occurs twice, the later value counts. Reasoning
+    in `<think>` is not part of the reply. Time is linear in the reply's length. Never raises.
     """
     text = spoken(reply.removeprefix("\ufeff"))
     wanted = "{[" if kind is None else "{" if kind == "object" else "["
@@ -73,7 +72,7 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
 
 
 def _read(text: str, start: int) -> tuple[bool, int]:
-    """Whether the value that opens at `start` is whole, and where it ends or breaks."""
+    """Returns whether the value that opens at `start` is complete, and where it ends or breaks."""
     closing: list[str] = []
     at = start
     while True:
@@ -110,7 +109,7 @@ def _past_space(text: str, at: int) -> int:
 
 
 def _ends(text: str) -> dict[int, int]:
-    """Where each bracket's partner ends, by brackets alone; one without a partner is left out."""
+    """Returns the end of each opening bracket's partner, if any, from brackets alone."""
     ends: dict[int, int] = {}
     open_at: list[int] = []
     for found in _BRACKET.finditer(text):

@@ -1,4 +1,4 @@
-"""Where an answer says that its result comes next: `####`, a box, a tag, a label, a phrase.
+"""Finds the marks that announce an answer's result: `####`, a box, a tag, a label or a phrase.
 
 | shape    | as in                                                       |
 |----------|-------------------------------------------------------------|
@@ -54,7 +54,7 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "phrase": _PHRASE,
     "hashes": re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?"),
 }
-# An answer that is only supposed, or held by others, is not the one that is given.
+# An answer that is only supposed, or that others hold, is not the reply's own.
 _SUPPOSED = re.compile(
     r"\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
     r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
@@ -80,7 +80,7 @@ class Mark(NamedTuple):
 
 
 def marks(text: str) -> list[Mark]:
-    """The marks of plain text in the order of what they announce."""
+    """Returns the marks of plain text in the order of what they announce."""
     found: dict[int, Mark] = {}
     for shape, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):

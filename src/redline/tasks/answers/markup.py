@@ -1,7 +1,7 @@
-"""A model's answer as plain text: LaTeX, Markdown and HTML are gone, numerals read as before.
+"""Converts a model's answer to plain text, without LaTeX, Markdown and HTML; numerals stay.
 
-What markup says of a number is kept as single characters of the private use area, so that the
-later steps see it and never meet it in an answer:
+Markup that matters for a number becomes one character of the private use area, which later steps
+recognize and which an answer itself never contains:
 
 | mark           | represents                                                              |
 |----------------|-------------------------------------------------------------------------|
@@ -10,7 +10,7 @@ later steps see it and never meet it in an answer:
 | BOLD           | `**`, `__`, `<b>`, `<strong>` and their ends                            |
 | HASHES         | four or more `#`                                                        |
 
-Every pattern here takes time linear in its text: none holds one unbounded repetition in another.
+Every pattern here takes time linear in its text: none nests unbounded repetitions.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _NUMBERING = re.compile(rf"^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?=\S)
 
 
 def plain_text(answer: str) -> str:
-    """The answer without markup, with the marks that the table above names; one reading of digits.
+    """Returns the answer without markup, but with the marks in the table above.
 
     Digits and signs of other scripts become the ASCII ones. Time and length are linear.
     """
@@ -99,7 +99,7 @@ def plain_text(answer: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    """The text with no run of spaces, blank lines or one sign that is long."""
+    """Returns the text with long runs of spaces, blank lines or one sign shortened."""
     text = _RUN.sub(lambda found: 12 * found[1], _SPACES.sub(" ", text))
     return _BLANK_LINES.sub("\n\n", text)
 
@@ -152,7 +152,7 @@ def _without_markdown(text: str) -> str:
 
 
 def _without_numbering(text: str) -> str:
-    """The text without the numbers of its lists, which count up from 1; others are kept."""
+    """Returns the text without the numbers of lists that count up from 1; others are kept."""
     last = 0
 
     def head(found: re.Match[str]) -> str:

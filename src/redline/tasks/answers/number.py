@@ -1,4 +1,4 @@
-"""The final number of a model's answer: found flexibly, or by one form strictly.
+"""Finds the final number of a model's answer, either flexibly or strictly in one form.
 
 **Flexible** (`final_number`). Reasoning, markup and questions that the model goes on to ask itself
 are removed (reasoning.py, markup.py). Then, in this order:
@@ -13,10 +13,10 @@ expression, a box or its reasoning.
 **Strict** (`strict_number`). The answer keeps the form that its task asks for. For GSM8K that is
 the expression of the data set's own evaluation, `#### (\\-?[0-9\\.\\,]+)`, first match, which is
 also lm-evaluation-harness's `strict-match`. The first counts, since a model that continues after it
-runs on into a next question. Two things differ here, on purpose. Both of those compare texts, the
-one without commas, the other also without dollar signs and a last period, so that `18.0` is not 18;
-here numbers are compared. And reasoning in `<think>` is no part of the answer; there it is, unless
-it has been removed.
+runs on into a next question. Two things differ on purpose. Both others compare texts, the former
+without commas, the latter also without dollar signs and a last period, so that `18.0` is not 18;
+here numbers are compared. And reasoning in `<think>` is not part of the answer here; there it is,
+unless it has been removed.
 
 | form     | asked for as            | read                                                |
 |----------|-------------------------|-----------------------------------------------------|
@@ -64,7 +64,7 @@ class Found:
 
 
 def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
-    """The number that the answer gives as its last word, or None if it gives none.
+    """Returns the number that the answer finally gives, or None if it gives none.
 
     is_cut: the answer is known to have been cut off, so that only a number it announces counts, and
     not one at its very end, which may lack digits. Time is linear in the answer's length. Never
@@ -88,7 +88,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Found | None:
 
 
 def strict_number(answer: str, form: Form = "hashes") -> Found | None:
-    """The number that the answer contains in exactly this form, or None. Never raises."""
+    """Returns the number that the answer has in exactly this form, or None. Never raises."""
     text = spoken(answer)
     if form == "boxed":
         plain = plain_text(text)
@@ -104,8 +104,8 @@ def strict_number(answer: str, form: Form = "hashes") -> Found | None:
 
 
 def gold_number(answer: str) -> Number | None:
-    """The number of a reference answer: after its last `####`, or all of it; None if none.
+    """Reads the number of a reference answer: the text after its last `####`, or all of it.
 
-    `... #### 1,234` is 1234, as are `1,234` and `$1,234`.
+    `... #### 1,234` is 1234, as are `1,234` and `$1,234`. None if that is not a number.
     """
     return read_number(answer.rpartition("####")[2])

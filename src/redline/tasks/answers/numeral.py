@@ -1,4 +1,4 @@
-"""The numbers of plain text, in digits or words, with their sign, currency, share and magnitude.
+"""Reads the numbers of plain text, in digits or words, with sign, currency, share and magnitude.
 
 | text                          | number        | why                                           |
 |-------------------------------|---------------|-----------------------------------------------|
@@ -33,7 +33,7 @@ _MONEY = (
     rf"|(?<![{_LETTER}])(?:USD|EUR|GBP|INR|CNY|CHF|Rs\.?|Rp\.?|kr\.?))"
 )
 _DIGITS = re.compile(rf"\d+(?:[.,'_{THIN}]\d+)*|(?<![\w.])\.\d+")
-# What digits with separators may be: their form, the separators of groups, the decimal one.
+# The forms of digits with separators: the form, its group separators, its decimal separator.
 _FORMS = tuple(
     (re.compile(form), groups, decimal)
     for form, groups, decimal in (
@@ -124,7 +124,7 @@ class Number:
 
 
 def is_same(one: Number, other: Number) -> bool:
-    """Whether two numbers are equal; 18, 18.0 and $18.00 are. Nothing is rounded.
+    """Returns whether two numbers are equal, as 18, 18.0 and $18.00 are, without rounding.
 
     A percentage equals the bare number (`25%` as 25, which is how GSM8K's answers state
     percentages) and the share (`25%` as 0.25); two percentages must be equal.
@@ -153,12 +153,12 @@ class Numeral(NamedTuple):
 
 
 def read_number(text: str) -> Number | None:
-    """The number that `text` is, in digits or in words, and None if it is anything more."""
+    """Parses `text` as one number in digits or words; None if it is anything more."""
     return whole_number(plain_text(text))
 
 
 def whole_number(text: str) -> Number | None:
-    """The number that a plain text is as a whole, and None if it is anything more."""
+    """Parses all of a plain text as one number; None if it is anything more."""
     plain = text.replace(BOLD, "").strip().removesuffix(".").removeprefix("+").strip()
     digits = numerals(plain, 0, len(plain), spaces_group=True)
     words = word_numerals(plain, 0, len(plain))
@@ -177,9 +177,9 @@ def numerals(
     points_group: bool = False,
     spaces_group: bool = False,
 ) -> Iterator[Numeral]:
-    """The numerals in digits of the plain text `text[start:end]`, in order, in linear time.
+    """Yields the numerals in digits of the plain text `text[start:end]`, in linear time.
 
-    Digits that belong to a name, as in `H2O` or `m^2`, are none. points_group: the text's language
+    Digits in a name, as in `H2O` or `m^2`, are not numerals. points_group: the text's language
     writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless it
     is money or has two such groups.
     """
@@ -213,10 +213,10 @@ def numerals(
 
 
 def word_numerals(text: str, start: int, end: int) -> Iterator[Numeral]:
-    """The numerals in English words of the plain text `text[start:end]`, in order.
+    """Yields the numerals in English words of the plain text `text[start:end]`, in order.
 
     `a dozen` is 12, `half a million` 500000, `one and a half` 3/2, `two thirds` 2/3. A lone `one`
-    is one of them, as is `half`; ordinals are not.
+    or `half` is a numeral; ordinals are not.
     """
     for found in _PHRASE.finditer(text, start, end):
         value = _worded(found[0].lower())
@@ -227,7 +227,7 @@ def word_numerals(text: str, start: int, end: int) -> Iterator[Numeral]:
 
 
 def chinese_numeral(text: str, at: int) -> Numeral | None:
-    """The numeral in Chinese characters that begins at `at`, such as 十八, or None."""
+    """Returns the numeral in Chinese characters that begins at `at`, such as 十八, or None."""
     found = _CHINESE.match(text, at)
     if found is None:
         return None
@@ -244,7 +244,7 @@ def chinese_numeral(text: str, at: int) -> Numeral | None:
 
 
 def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
-    """Where a numeral begins with its currency or minus, and if it is negative; None in a name."""
+    """Returns where a numeral with currency or minus begins, and its sign; None in a name."""
     head = text[begin:digits]
     lead = _LEAD.search(head)
     if lead is None or (not lead["money"] and _NAME.search(head)):
@@ -262,7 +262,7 @@ def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
 
 
 def _value_of(run: str, points_group: bool) -> Fraction | None:
-    """The value of digits with their separators, or None if they are no one number."""
+    """Returns the value of digits with their separators, or None if they are not one number."""
     if len(run) > MOST_DIGITS:
         return None
     if run.isdigit() or (points_group and _POINT_GROUP.fullmatch(run)):
@@ -275,7 +275,7 @@ def _value_of(run: str, points_group: bool) -> Fraction | None:
 
 
 def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
-    """The value with what follows its digits and belongs to them; None for a time or a date."""
+    """Returns the value with the suffix of its digits applied; None for a time or a date."""
     tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
     top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
     below = int((tail["below"] or "1").replace(",", ""))
@@ -291,7 +291,7 @@ def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
 
 
 def _worded(phrase: str) -> Fraction | None:
-    """The value of a phrase, or None if it is no one number, such as `two three` or `third`."""
+    """Returns a phrase's value, or None if it is not one number, as `two three` or `third`."""
     words = [word for word in re.split(r"[ -]", phrase) if word not in {"a", "an", "and"}]
     if words[0] == "half" and len(words) > 1:
         rest = _worded(" ".join(words[1:]))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from redline.tasks.answers.markup import BOLD, THIN
 from redline.tasks.answers.numeral import Numeral, Span, numerals
 
-# A text with words of languages that group digits by points, and with no English ones.
+# Words of languages that group digits by points; the text must have no English ones.
 _POINTS_GROUP = re.compile(
     r"\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"
@@ -30,7 +30,7 @@ _LONGEST = 2000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A plain text and its sentences in order, each within one line, none of them blank.
+    """A plain text and its sentences in order, each within one line and none blank.
 
     points_group: its language writes `70.000` for 70000.
     """
@@ -40,13 +40,13 @@ class Page:
     points_group: bool
 
     def numerals(self, span: Span, *, spaces_group: bool = False) -> list[Numeral]:
-        """The numerals in digits of a part of the text."""
+        """Returns the numerals in digits of a part of the text."""
         points = self.points_group
         found = numerals(self.text, *span, points_group=points, spaces_group=spaces_group)
         return list(found)
 
     def within(self, start: int, end: int) -> list[Span]:
-        """The sentences of a part of the text; the first and the last are cut to it."""
+        """Returns the sentences of a part of the text; the first and the last are cut to it."""
         first = bisect_right(self.sentences, start, key=lambda span: span.end)
         last = bisect_right(self.sentences, end - 1, key=lambda span: span.start)
         cut = (Span(max(start, one), min(end, other)) for one, other in self.sentences[first:last])
@@ -54,7 +54,7 @@ class Page:
 
 
 def page_of(text: str) -> Page:
-    """The page of a plain text; a sentence of more than 2,000 characters is cut into several."""
+    """Splits a plain text into sentences; one of more than 2,000 characters becomes several."""
     points_group = _POINTS_GROUP.search(text) is not None and not _ENGLISH.search(text)
     found: list[Span] = []
     start = 0
@@ -69,7 +69,7 @@ def page_of(text: str) -> Page:
 
 
 def _ends(text: str) -> list[int]:
-    """Where the sentences end."""
+    """Returns the ends of the sentences."""
     ends: list[int] = []
     for cut in _BREAK.finditer(text):
         if cut["stop"] == ".":

@@ -1,8 +1,8 @@
-"""The parts of a model's answer: what it says after its reasoning, its own turn, its sentences.
+"""Removes what is not part of a model's answer: its reasoning, later turns, further questions.
 
 | in the answer                                    | what is kept                                  |
 |--------------------------------------------------|-----------------------------------------------|
-| `<think>...</think>` and its kin                 | the text outside                              |
+| `<think>...</think>` and similar tags            | the text outside                              |
 | an end without a beginning (it was in the prompt)| the text after it                             |
 | a beginning without an end                       | the text before it: the reasoning was cut     |
 | `<|im_end|>`, `</s>`, `<end_of_turn>` ...        | the text before it                            |
@@ -44,7 +44,7 @@ ANSWERED = re.compile(
 
 
 def spoken(answer: str) -> str:
-    """The answer without its reasoning, and without what follows the end of its turn."""
+    """Returns the answer without its reasoning and without what follows the end of its turn."""
     parts: list[str] = []
     at, is_inside = 0, False
     for found in _REASONING.finditer(answer):
@@ -70,11 +70,11 @@ def _own_turn(text: str) -> str:
 
 
 def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
-    """Plain text up to the next question that the model asks itself after it has answered.
+    """Returns plain text up to the next question that the model asks itself after it has answered.
 
-    A question before any answer is an echo of the one that was asked, and stays. A
-    series that begins with `Question 1` is the model's way to the answer, and stays. answered: what
-    an answer looks like, numbers by default.
+    A question before any answer echoes the one that was asked, and stays. A series that begins with
+    `Question 1` is the model's way to the answer, and stays. answered: what an answer looks like,
+    numbers by default.
     """
     answer = answered.search(text)
     if answer is None:

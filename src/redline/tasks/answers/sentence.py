@@ -1,4 +1,4 @@
-"""Which number of one sentence is its answer.
+"""Picks the number of one sentence that is its answer.
 
 | numbers                                                                | rank                    |
 |------------------------------------------------------------------------|-------------------------|
@@ -7,9 +7,9 @@
 | `in 3 days`, `per 7 eggs`, `(2 blue)`, `because she has 9`: remarks    | 0                       |
 | the text after `=`, and what the sentence says of its subject          | 1                       |
 
-The last number of the highest rank is the answer; one in bold goes before all others. The words
-that make a number a remark are English; in other languages the last number counts, which is where a
-result is.
+The last number of the highest rank is the answer; numbers in bold take precedence over all others.
+The words that make a number a remark are English; in other languages the last number counts, since
+results come last.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ _IN_RANGE = re.compile(
 
 
 class Pick(NamedTuple):
-    """What a sentence answers.
+    """The answer of a sentence.
 
-    found: `numeral` is it. nothing: it has no number. unsolved: only parts of an expression, such
-    as `9 * 2`. valueless: a range, a time or a number without end.
+    found: `numeral` is the answer. nothing: the sentence has no number. unsolved: it has only parts
+    of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end.
     """
 
     outcome: Outcome
@@ -98,9 +98,9 @@ class Pick(NamedTuple):
 
 
 def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
-    """The answer among the numerals `found` of one sentence of plain text, at `span`.
+    """Chooses the answer among the numerals `found` in the sentence of plain text at `span`.
 
-    Only the last 64 numerals are looked at, so that a sentence of any length takes linear time.
+    Only the last 64 numerals are considered, so that a sentence of any length takes linear time.
     """
     numerals = list(found[-_MOST_NUMERALS:])
     ranks, result = _ranks(text, span, numerals)
@@ -117,13 +117,13 @@ def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
 
 
 def is_part(text: str, span: Span, found: Sequence[Numeral]) -> bool:
-    """Whether the first numeral of a sentence is part of an expression or of a range."""
+    """Returns whether the first numeral of a sentence is part of an expression or of a range."""
     ranks, _ = _ranks(text, span, list(found[:_MOST_NUMERALS]))
     return ranks[0] in (_OPERAND, _RANGE)
 
 
 def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], Numeral | None]:
-    """The rank of each numeral, and the last result."""
+    """Returns the rank of each numeral, and the last result."""
     results = _results(text, span, numerals)
     result = results[-1] if results else None
     ranks: list[int] = []
@@ -150,7 +150,7 @@ def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], N
 
 
 def _results(text: str, span: Span, numerals: list[Numeral]) -> list[Numeral]:
-    """The numerals right after an equals sign with no operator after them."""
+    """Returns the numerals right after an equals sign and without an operator after them."""
     found: list[Numeral] = []
     equals = [sign.end() for sign in _EQUALS.finditer(text, span.start, span.end)]
     for before, numeral in pairwise([Numeral(0, span.start, None), *numerals]):

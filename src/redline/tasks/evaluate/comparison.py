@@ -19,12 +19,13 @@ _SAMPLE = re.compile(r"#\d+\Z")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """Two evaluations of the same questions, compared.
+    """A comparison of two evaluations of the same questions.
 
-    first, second: names of the results. pairs: over the questions that both have answered.
+    first, second: paths of the results. pairs: statistics of the questions that both answered.
 
-    won, lost: rows that only the second, or only the first, has right; the first few of each.
-    only_first, only_second: questions that only one of them has answered.
+    won, lost: rows for which the second, or the first, has the larger share of right answers; the
+    first few of each. first_answers, second_answers: the number of answers to the questions of
+    `pairs`. only_first, only_second: the number of questions that only one of them answered.
     """
 
     first: str
@@ -38,7 +39,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     only_second: int
 
     def text(self) -> str:
-        """For a person, and then, line by line, for a program."""
+        """Returns the summary for a reader, then `name: value` lines for a program."""
         pairs = self.pairs
         lines = [
             *("", f"only_first: {pairs.only_first}", f"only_second: {pairs.only_second}"),
@@ -47,7 +48,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([self.words(), *lines]) + "\n"
 
     def words(self) -> str:
-        """For a person, without a line feed at the end."""
+        """Returns the summary for a reader, without a trailing newline."""
         pairs = self.pairs
         width = max(len(self.first), len(self.second))
         sizes = (self.first_answers, self.second_answers)
@@ -102,7 +103,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare(first: Path, second: Path) -> Comparison:
-    """Pairs two results files by their questions; of a question, all answers count together.
+    """Compares two results files question by question; all answers to a question count together.
 
     Raises ConfigError if they have no question in common, and JournalError for a damaged file.
     """
@@ -136,9 +137,9 @@ def compare(first: Path, second: Path) -> Comparison:
 
 
 class _Questions:
-    """The answers in a results file, by the number of the question's row, which is from 1.
+    """The answers of a results file by the row number of their question, counted from 1.
 
-    Samples that failed are no answers, but show which question theirs is.
+    Failed samples are not answers, but their hashes identify a question.
     """
 
     def __init__(self, path: Path) -> None:
@@ -159,7 +160,7 @@ class _Questions:
         self._hashes.setdefault(row, []).append(hashed)
 
     def same_in(self, others: _Questions, row: int) -> int | None:
-        """The row of this question there; None if it has no answer there."""
+        """Returns the row of this question in `others`; None if it has no answer there."""
         rows = (others._rows.get(hashed) for hashed in self._hashes[row])
         found = next((found for found in rows if found is not None), None)
         if found is None:
@@ -169,11 +170,11 @@ class _Questions:
         return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:
-        """The share of right answers among all to this question."""
+        """Returns the share of right answers among all answers to this question."""
         answers = self.answers[row]
         return Fraction(sum(answer.correct for answer in answers), len(answers))
 
 
 def _base(name: str) -> str:
-    """The question's own name, without the number of a sample."""
+    """Returns the question's own name, without the number of a sample."""
     return _SAMPLE.sub("", name)

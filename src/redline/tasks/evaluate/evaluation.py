@@ -1,12 +1,12 @@
-"""An evaluation: what is asked, and how each answer is graded.
+"""An evaluation: its questions, and how each answer is graded.
 
-A question's verdict, in its result line next to `correct`, `strict` and `extracted`:
+A result line has the verdict on its answer next to `correct`, `strict` and `extracted`:
 
-  correct     the answer is right, whatever else is to be said of it
-  truncated   it was cut at the token limit, and is not right as far as it goes
-  filtered    a content filter cut it, or the model refused
-  invalid     nothing that could be graded was found in it
-  wrong       an answer was found, and it is another one
+  correct     the answer is right, even if it also was cut
+  truncated   the answer was cut at the token limit before it was right
+  filtered    a content filter cut the answer, or the model refused
+  invalid     the answer contains nothing that could be graded
+  wrong       an answer was found, but not the right one
 
 A question whose call failed is in the failures.
 """
@@ -41,9 +41,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """A test set and how it is graded.
 
     prompt, system: Jinja templates over a question's columns. gold: the column of the right
-    answer. metric: see metrics.py, with its pattern, fields or letters; or judge, with its
-    settings. shots: how many of the first rows of `shots_file` go before each question, answered by
-    their gold. params: of the request.
+    answer. metric: one of METRICS in metrics.py; pattern, fields, letters and judge are settings of
+    single metrics. shots: the number of examples before each question, which are the first rows of
+    `shots_file` with their gold answers. params: parameters of the request.
     """
 
     name: str
@@ -65,13 +65,16 @@ BUILT_IN = {GSM8K.name: GSM8K}
 
 
 class Grading:
-    """Asks a question once and grades its answer. A Task of a job. Raises ConfigError."""
+    """A job's Task that asks each question once and grades the answer.
+
+    Raises ConfigError if the metric or the judge is not valid.
+    """
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._gold = evaluation.gold
         self._judge = _judge(evaluation)
         self._metric = _metric(evaluation) if self._judge is None else None
-        # A judge is asked as well: no batch can do that.
+        # A judge needs a second call, which a batch cannot make.
         self.asks_once = self._judge is None
         self._settings = {
             "metric": evaluation.metric,
@@ -87,7 +90,7 @@ class Grading:
         return self._settings
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
-        # Before it is paid for.
+        # Check the gold answer before the call costs anything.
         gold = self._right_answer(row)
         used = UsageSum()
 
@@ -100,7 +103,7 @@ class Grading:
         if outcome.reply is None:
             return outcome
         answer = outcome.reply.output
-        # Several choices in one reply: the first is the answer, as everywhere else.
+        # Of several choices in a reply the first is the answer, as in every task.
         answer = answer[0] if isinstance(answer, list) and answer else answer
         text = answer if isinstance(answer, str) else ""
         reason = outcome.reply.finish_reasons[0]
@@ -139,7 +142,10 @@ class Grading:
 
 
 def _judge(evaluation: Evaluation) -> Judge | None:
-    """Raises ConfigError if one is missing, or is described for another metric."""
+    """Returns the judge if the metric is `judge`.
+
+    Raises ConfigError if the judge is missing, or if another metric has one.
+    """
     is_judged = evaluation.metric == "judge"
     if is_judged != (evaluation.judge is not None):
         raise ConfigError(
@@ -167,14 +173,14 @@ async def _measured(metric: Metric, text: str, gold: Any, *, is_cut: bool) -> Gr
 
 
 def _asked(request: Request) -> Any:
-    """What the model was asked: the last message, or the prompt of an API without messages."""
+    """Returns the content of the last message, or the prompt of an API without messages."""
     body = request.body if isinstance(request.body, dict) else {}
     messages = body.get("messages")
     return messages[-1].get("content", "") if messages else body.get("prompt", "")
 
 
 def verdict(grade: Grade, finish_reason: str | None) -> str:
-    """The verdict on an answer; see the table above."""
+    """Returns the verdict on an answer; the table above defines each."""
     if grade.correct:
         return "correct"
     if finish_reason == "length":

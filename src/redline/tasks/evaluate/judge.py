@@ -1,7 +1,8 @@
-"""A judge: another model says whether an answer is right, for what no rule can decide.
+"""A judge: a second model that decides whether an answer is right when no rule can.
 
-The judge sees what was asked, the right answer and the answer, and ends with its verdict. One that
-gives none is asked once more; then the question fails, and is neither right nor wrong.
+The judge sees the question, the right answer and the answer, and ends its reply with a verdict. If
+the verdict is missing, the judge is asked once more; then the question fails, and is neither right
+nor wrong.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ _TRIES = 2
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The model that judges, and its prompt.
+    """The settings of a judge: its model, prompt and parameters.
 
-    model: who judges, at the endpoint that answers. prompt: a Jinja template over the question's
-    columns and asked (its prompt), gold and reply; it must ask for a line `VERDICT: CORRECT` or
-    `VERDICT: INCORRECT`. params: of its requests.
+    model: the judge's model, at the endpoint that answers the questions. prompt: a Jinja template
+    over the question's columns and `asked` (its prompt), `gold` and `reply`; it must ask for a line
+    `VERDICT: CORRECT` or `VERDICT: INCORRECT`. params: parameters of the judge's requests, which
+    have a temperature of 0 by default.
     """
 
     model: str
@@ -57,14 +59,14 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class Judgement(NamedTuple):
-    """A grade, and the judge's words."""
+    """A grade and the text of the judge's reply."""
 
     grade: Grade
     words: str
 
 
 class Judge:
-    """Raises ConfigError for a prompt that is no template."""
+    """Asks a second model for grades. Raises ConfigError if the prompt is not a valid template."""
 
     def __init__(self, settings: JudgeSettings) -> None:
         self._model = settings.model
@@ -77,10 +79,10 @@ class Judge:
         request: Request,
         ask: Callable[[Request], Awaitable[Outcome]],
     ) -> Judgement | Outcome:
-        """The judgement; if there is none, the outcome that the question has for that reason.
+        """Returns the judgement, or the outcome of a question that could not be judged.
 
-        seen: the question's columns, asked, gold and reply. request: that was answered. Raises
-        Rejected if the prompt does not fit the question.
+        seen: the question's columns, `asked`, `gold` and `reply`. request: the one that was
+        answered. Raises Rejected if the prompt does not fit the question.
         """
         text = self._renderer.prompt(dict(seen))
         body = {"messages": [{"role": "user", "content": text}], **self._params}
@@ -105,7 +107,7 @@ class Judge:
 
 
 def verdict_in(text: Any) -> bool | None:
-    """The last verdict in a judge's words; None if there is none."""
+    """Returns whether the last verdict in a judge's reply is CORRECT; None without a verdict."""
     if not isinstance(text, str):
         return None
     found = _VERDICT.findall(text)

@@ -1,4 +1,4 @@
-"""Whether an answer is right: one metric for each kind of answer.
+"""Metrics that decide whether an answer is right, one for each kind of answer.
 
 metric   what is found in an answer      right when                   strict when
 number   its final number                it is the gold number        it comes after ####
@@ -8,8 +8,8 @@ exact    the answer, its ends trimmed    equal but for case, quotes,  equal, cha
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
 json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
 
-A list as gold holds several right answers, except for json. A judge, which is another model, is in
-judge.py.
+If gold is a list, each of its items is a right answer, except for json. judge.py defines the judge,
+which is another model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LONGEST_SHOWN = 200
 class Grade(msgspec.Struct, frozen=True):
     """The grade of one answer.
 
-    extracted: what was found in the answer, None for nothing. strict: it also keeps the form.
+    extracted: the value found in the answer, or None. strict: the answer also has the form that
+    its metric asks for.
     """
 
     extracted: Any
@@ -48,19 +49,23 @@ class Grade(msgspec.Struct, frozen=True):
 
 
 class Metric(Protocol):
-    """Grades answers. `gold` is the right one, as the data has it."""
+    """A way to grade answers against `gold`, the right answer as it is in the data."""
 
     def check(self, gold: Any) -> None:
-        """Raises Rejected if nothing could ever be graded against `gold`."""
+        """Raises Rejected if no answer can be graded against `gold`."""
 
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        """is_cut: the answer was cut at the token limit."""
+        """Grades an answer. is_cut: the answer was cut at the token limit."""
 
 
 def metric_of(
     name: str, *, pattern: str | None = None, fields: Sequence[str] = (), letters: str = "ABCD"
 ) -> Metric:
-    """The metric of that name. Raises ConfigError for an unknown one, or for parts not its own."""
+    """Returns the metric with this name.
+
+    Raises ConfigError for an unknown name, for regex without a pattern, and for a pattern or fields
+    that the metric does not take.
+    """
     if name == "regex":
         if pattern is None:
             raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
@@ -83,9 +88,10 @@ def metric_of(
 
 
 class _AnyOf:
-    """A list of gold answers: an answer is right if it is any of them.
+    """A metric that accepts any of a list of gold answers.
 
-    In a CSV file, a list is text: JSON, or what Python prints. It is read as a list of `kinds`.
+    In a CSV file a list is text, either JSON or a Python literal. It is read as a list if all of
+    its items are of `kinds`.
     """
 
     def __init__(self, metric: Metric, *kinds: type) -> None:
@@ -155,7 +161,7 @@ class _Choice:
         return Grade(letter, letter == right, answer.strip().upper() == right)
 
     def _letter(self, gold: Any) -> str:
-        """The gold letter; data sets such as MMLU give its place, from 0."""
+        """Returns the gold letter; data sets such as MMLU give its index, from 0."""
         text = _text(gold).strip().upper().removesuffix(".0")
         is_place = text.isdecimal() and text not in self._letters
         if is_place and int(text) < len(self._letters):
@@ -199,7 +205,7 @@ class _Regex:
 
 
 class _Json:
-    """fields: those that are compared; none for the whole value."""
+    """Compares JSON. fields: the names to compare; without any, the whole value is compared."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         self._fields = tuple(fields)
@@ -236,7 +242,7 @@ class _Json:
 
 
 def _is_json(answer: str) -> bool:
-    """Whether the answer is one JSON value and nothing else."""
+    """Returns whether the answer is one JSON value and nothing else."""
     try:
         msgspec.json.decode(answer)
     except (msgspec.DecodeError, UnicodeEncodeError):
@@ -245,7 +251,7 @@ def _is_json(answer: str) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Equal as JSON: 1 is 1.0, and no boolean."""
+    """Returns whether two JSON values are equal: 1 equals 1.0, and a boolean only itself."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, str) and isinstance(other, str):
@@ -258,7 +264,7 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Without what a model adds to an answer that is a word: quotes, a period, case."""
+    """Normalizes a text: no outer quotes, no final period, single spaces, case folded."""
     text = text.strip().strip(_QUOTES).rstrip(".")
     return " ".join(text.split()).casefold()
 

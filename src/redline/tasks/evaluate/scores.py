@@ -1,4 +1,7 @@
-"""The score of an evaluation, read from its results file: an interrupted run ends with the same."""
+"""The score of an evaluation, read from its results file.
+
+An interrupted run that is continued ends with the same score.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
 
 
 class Graded(msgspec.Struct):
-    """What a result line says of one answer."""
+    """A graded answer, as in a line of the results file."""
 
     row: int
     hash: str
@@ -30,10 +33,10 @@ class Graded(msgspec.Struct):
 
 
 class Scores:
-    """Counts over all answers, and over questions if each was asked several times.
+    """Counts of an evaluation's answers, and of its questions if each has several samples.
 
-    A question that has no answer, because its call failed, counts as one that is not correct, and
-    is counted apart. Intervals are over questions: answers to one question are not independent.
+    A call that failed counts as an answer that is not correct, and is also counted by itself.
+    Intervals are over questions, because answers to one question are not independent.
     """
 
     def __init__(self, output: Output) -> None:
@@ -54,16 +57,16 @@ class Scores:
         self.correct = sum(answer.correct for answer in self.answers)
         self.strict = sum(answer.strict for answer in self.answers)
         self.total = len(self.answers) + self.failed
-        # A run that has not come to the end of its questions does not know how many there are.
+        # Until a run reaches the end of its questions, their number is unknown.
         self.is_over = manifest.rows is not None
 
     def text(self) -> str:
-        """For a person, and then, line by line, for a program; the accuracy is the last line."""
+        """Returns the summary for a reader, then `name: value` lines; accuracy is the last one."""
         lines = []
         if not self.is_over:
             lines += ["the run is not over: this is the score of what is answered", ""]
         if self.failed and not self.answers:
-            # What was never answered is neither right nor wrong: a share of it would mislead.
+            # Unanswered questions are neither right nor wrong, so a share would mislead.
             lines += [f"no question was answered, so there is no score: {self.failed:,} failed", ""]
             return "\n".join([*lines, f"failed: {self.failed}"]) + "\n"
         if self.total:
@@ -97,7 +100,7 @@ class Scores:
         )
 
     def _of_questions(self) -> list[str]:
-        """pass@k for k of 1, 2, 4, ... and the majority's vote, over questions."""
+        """Returns the lines of pass@k for k = 1, 2, 4, ..., `samples`, and of the majority vote."""
         groups = self._questions.values()
         whole = [group for group in groups if len(group) == self.samples]
         if not whole:
@@ -118,9 +121,9 @@ class Scores:
 
 
 def _majority_is_right(group: list[Graded]) -> bool:
-    """The answer that most samples of a question give is right.
+    """Returns whether the answer that most samples of a question give is right.
 
-    Answers are the same if they are written the same; of those that are right, all are.
+    Right answers count as the same answer; others are the same if they are written the same.
     """
     votes = [
         None
@@ -135,7 +138,7 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 
 def graded(path: Path) -> list[Graded]:
-    """The answers in a results file. Raises ConfigError if it is not that of an evaluation."""
+    """Reads the answers of a results file. Raises ConfigError if it is not of an evaluation."""
     found = []
     decode = msgspec.json.Decoder(Graded).decode
     for line in read_results(path):
@@ -150,13 +153,13 @@ def graded(path: Path) -> list[Graded]:
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """What a failure's line says of one answer."""
+    """A failed answer, as in a line of the failures file."""
 
     hash: str
     row: int
 
 
 def failed_lines(path: Path) -> set[Failed]:
-    """The answers that failed; none without the file."""
+    """Reads the failed answers; empty if the file does not exist."""
     decode = msgspec.json.Decoder(Failed).decode
     return set(map(decode, read_results(path))) if path.exists() else set()

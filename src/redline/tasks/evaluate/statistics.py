@@ -1,4 +1,4 @@
-"""How sure a score is: intervals, several samples to a question, two runs on the same questions."""
+"""Statistics of scores: intervals, several samples per question, and paired runs."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import NamedTuple, TypeVar
 
 Answer = TypeVar("Answer", bound=Hashable)
 
-# Of 95 %, two-sided.
+# The normal quantile of a two-sided 95 % interval.
 _Z = NormalDist().inv_cdf(0.975)
-# Additions of an exact test: about half a second.
+# The most additions of an exact test, which take about half a second.
 _MOST_EXACT = 5_000_000
 
 
 class Interval(NamedTuple):
-    """A 95 % interval."""
+    """A 95 % confidence interval."""
 
     low: float
     high: float
 
 
 def wilson(correct: float, total: float) -> Interval:
-    """The 95 % score interval of a share, 0 to 1 (Wilson 1927). total: 0 gives the whole range."""
+    """Returns the 95 % score interval of a share, 0 to 1 (Wilson 1927); all of it for no total."""
     if total == 0:
         return Interval(0.0, 1.0)
     share, z2 = correct / total, _Z * _Z
     middle = (share + z2 / (2 * total)) / (1 + z2 / total)
     half = _Z / (1 + z2 / total) * math.sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    # At the ends the formula gives 0 and 1 but for rounding.
+    # At the ends the formula gives 0 and 1, except for rounding.
     low = 0.0 if correct == 0 else max(0.0, middle - half)
     high = 1.0 if correct == total else min(1.0, middle + half)
     return Interval(low, high)
 
 
 def share_interval(questions: Sequence[tuple[int, int]]) -> Interval:
-    """The 95 % interval of the share of right answers, if answers to one question go together.
+    """Returns the 95 % interval of the share of right answers, clustered by question.
 
-    questions: of each its right answers and all of its answers. Wilson's interval for as many
-    independent answers as have the same standard error as these: the cluster-robust one (Liang and
-    Zeger 1986), a question being a cluster. With one answer to each question it is `wilson`; equal
-    answers to one question count as one.
+    questions: for each, the number of right answers and of all answers. The result is Wilson's
+    interval for the number of independent answers that would have the same standard error, which
+    is the cluster-robust one (Liang and Zeger 1986) with a question as a cluster. With one answer
+    per question it equals `wilson`; equal answers to one question count as one.
     """
     correct, total = (
         (sum(column) for column in zip(*questions, strict=True)) if questions else (0, 0)
@@ -52,15 +52,16 @@ def share_interval(questions: Sequence[tuple[int, int]]) -> Interval:
         return wilson(correct and len(questions), len(questions))
     share = correct / total
     residuals = math.fsum((right - share * answers) ** 2 for right, answers in questions)
-    # No question differs from the mean: as if all answers were independent.
+    # If no question differs from the mean, all answers count as independent.
     independent = min(total, share * (1 - share) * total**2 / residuals) if residuals else total
     return wilson(share * independent, independent)
 
 
 def pass_at(k: int, samples: int, correct: int) -> float:
-    """The chance that one of k samples is correct, of which `correct` of `samples` are.
+    """Estimates the probability that at least one of k samples is correct.
 
-    1 <= k <= samples. Unbiased: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, section 2.1).
+    `correct` of `samples` are correct; 1 <= k <= samples. The estimate is unbiased:
+    1 - C(n-c, k) / C(n, k) for n samples, c of them correct (Chen et al. 2021, section 2.1).
     """
     wrong = samples - correct
     if wrong < k:
@@ -69,7 +70,7 @@ def pass_at(k: int, samples: int, correct: int) -> float:
 
 
 def majority(answers: Iterable[Answer | None]) -> Answer | None:
-    """The answer that most samples give; None for none. Of equally many, the one that came first.
+    """Returns the most frequent answer, the first one in a tie; None if there is no answer.
 
     Self-consistency (Wang et al. 2022): samples without an answer have no vote.
     """
@@ -78,12 +79,14 @@ def majority(answers: Iterable[Answer | None]) -> Answer | None:
 
 
 class Paired(NamedTuple):
-    """Two runs on the same questions, by the share of a question's answers that are right.
+    """Two runs on the same questions, compared by each question's share of right answers.
 
-    first, second: the means of the shares. both, neither: questions of which both runs have all
-    answers right, or none. only_first, only_second: questions of which one run has more right.
-    The rest is equal in part. difference: second minus first. p: two-sided, of no difference.
-    is_mcnemar: p is of McNemar's exact test, since no share differs by anything but 1.
+    first, second: the means of the shares. both, neither: the number of questions with all answers
+    right in both runs, or none. only_first, only_second: the number of questions with a larger
+    share in that run. The remaining questions have equal shares between 0 and 1. difference:
+    second minus first; interval: its 95 % interval. p: two-sided, for the hypothesis of no
+    difference. is_mcnemar: p is that of McNemar's exact test, because all differing shares differ
+    by 1.
     """
 
     questions: int
@@ -100,21 +103,25 @@ class Paired(NamedTuple):
 
 
 def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paired:
-    """Whether the second of two runs is better. outcomes: of each question the shares of right
-    answers, 0 to 1; at least one question. See `paired_counts`.
+    """Compares two runs on the same questions; see `paired_counts`.
+
+    outcomes: for each question, the share of right answers in either run, 0 to 1; at least one
+    question.
     """
     return paired_counts(Counter(outcomes))
 
 
 def paired_counts(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> Paired:
-    """Whether the second of two runs is better. outcomes: of each pair of shares of right answers,
-    0 to 1, the number of questions; at least one question.
+    """Compares two runs on the same questions.
+
+    outcomes: the number of questions for each pair of shares of right answers, 0 to 1; at least one
+    question.
 
     The test flips the sign of each question's difference (Fisher 1935): if the runs do not differ,
-    both signs are as likely. It is exact, and McNemar's (1947) if each question has one answer;
-    for very many questions it is the normal approximation. The interval is Agresti and Min's (2005)
-    for pairs: two questions more, a half of one won by either run, and one equal, so that a few
-    questions without a difference prove nothing.
+    both signs are equally likely. It is exact, and is McNemar's test (1947) if each question has
+    one answer; for very many questions it is the normal approximation. The interval is that of
+    Agresti and Min (2005) for pairs: it adds two questions, half of one won by either run and one
+    tied, so that a few questions without a difference prove nothing.
     """
     shares: Counter[tuple[Fraction, Fraction]] = Counter()
     differences: Counter[Fraction] = Counter()
@@ -153,7 +160,7 @@ def paired_counts(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int
 
 
 def _flip_p(differences: Mapping[Fraction, int]) -> float:
-    """Two-sided p of a sum whose terms each have either sign with probability 1/2.
+    """Returns the two-sided p of a sum whose terms have either sign with probability 1/2.
 
     differences: the number of terms of each size.
     """
@@ -167,7 +174,7 @@ def _flip_p(differences: Mapping[Fraction, int]) -> float:
     if number * reach > _MOST_EXACT:
         squares = sum(term * term * count for term, count in terms.items())
         return math.erfc(observed / math.sqrt(2 * squares))
-    # chances[s]: that those terms which are positive add up to s.
+    # chances[s]: the probability that the positive terms add up to s.
     chances = [1.0]
     for term in (term for term, count in terms.items() for _ in range(count)):
         halves = [chance / 2 for chance in chances]
@@ -177,7 +184,10 @@ def _flip_p(differences: Mapping[Fraction, int]) -> float:
 
 
 def _binomial_p(fewer: int, trials: int) -> float:
-    """Two-sided p of a fair coin that shows `fewer` of `trials` times one side, at most half."""
+    """Returns the two-sided p of a fair coin that shows one side `fewer` of `trials` times.
+
+    fewer: at most half of the trials.
+    """
     if trials == 0:
         return 1.0
     log_half = -trials * math.log(2)

@@ -1,4 +1,4 @@
-"""A task from a TOML file: every key is known, and a wrong one is refused by name.
+"""Reads a task from a TOML file; an error names the key that is not known or not valid.
 
 name = "capitals"
 prompt = "What is the capital of {{ country }}? Answer with its name alone."
@@ -24,7 +24,7 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation
 
 
 def load(path: Path) -> Evaluation:
-    """The evaluation that a file describes. Raises ConfigError that names the file and the key."""
+    """Loads the evaluation of a file. Raises ConfigError that names the file and the key."""
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:
@@ -32,14 +32,14 @@ def load(path: Path) -> Evaluation:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the task: {error}", where=str(path)) from error
     if isinstance(table.get("shots_file"), str):
-        # Beside the task, wherever the command is given.
+        # Relative to the task's file, whatever the working directory.
         table["shots_file"] = str(path.parent / table["shots_file"])
     table.setdefault("name", path.stem)
     return struct_in(table, Evaluation, str(path))
 
 
 def built_in(name: str) -> Evaluation:
-    """The evaluation of that name. Raises ConfigError."""
+    """Returns the built-in evaluation with this name. Raises ConfigError for an unknown name."""
     if name not in BUILT_IN:
         raise ConfigError(
             f"unknown evaluation: {name}",
@@ -52,9 +52,9 @@ def built_in(name: str) -> Evaluation:
 def shots_of(
     evaluation: Evaluation, prompt_of: Callable[[dict[str, Any]], str]
 ) -> list[tuple[str, str]]:
-    """What was asked and answered, for the first rows of the shots' file.
+    """Returns the prompts and answers of the first rows of the shots' file.
 
-    Raises ConfigError if there are too few, or one has no answer.
+    Raises ConfigError if there are too few rows, or if one cannot be read or has no answer.
     """
     path = str(evaluation.shots_file)
     shots = []

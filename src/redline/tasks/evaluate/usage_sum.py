@@ -1,4 +1,4 @@
-"""What all answers of one row have used: a row that was asked again has cost more than its last."""
+"""The usage of all answers to one row, since each time that a row is asked again costs more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST_KEPT = 4_000
 
 
 class UsageSum:
-    """`add` each outcome of a row in turn, then `put_into` the row's own, which is the last."""
+    """The total usage of a row: `add` each outcome in turn, then `put_into` the one to keep."""
 
     def __init__(self) -> None:
         self._paid: list[dict[str, Any] | None] = []
@@ -24,15 +24,16 @@ class UsageSum:
         if reply is None:
             return
         (self._given if outcome.is_cached else self._paid).append(reply.usage)
-        # Of an answer that is not the last, its beginning is enough, and not its bytes.
+        # The beginning of an earlier answer is enough; its bytes are not kept.
         output = reply.output
         kept = output[:_LONGEST_KEPT] if isinstance(output, str) else None
         self._answer = Reply(output=kept, finish_reason=reply.finish_reason, model=reply.model)
 
     def put_into(self, outcome: Outcome) -> None:
-        """The row's outcome gets the usage of all that was paid for; of all, if nothing was.
+        """Sets the outcome's usage to the sum of all paid answers, or of all if none was paid.
 
-        One that failed after answers that were not valid gets the last of these, too.
+        An outcome without a reply, which failed after answers that were not valid, also gets the
+        last of these answers.
         """
         if outcome.reply is None:
             outcome.reply = self._answer
@@ -44,7 +45,7 @@ class UsageSum:
 
 
 def summed(usages: list[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """Their sum, number by number; None if one of them is not known."""
+    """Returns the sum of the usages, number by number; None if one of them is unknown."""
     total: dict[str, Any] = {}
     for usage in usages:
         if usage is None:

@@ -1,4 +1,7 @@
-"""What a synthesis has come to, read from its results: an interrupted one ends with the same."""
+"""The texts that a synthesis has delivered, counted from its results.
+
+An interrupted run that is continued ends with the same counts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from redline.journal import Output, read_results
 from redline.tasks.synth.near_duplicates import fewest_words, word_count
 from redline.tasks.synth.synthesis import KINDS, text_of
 
-# Texts whose words are counted.
+# The most texts whose words are counted.
 _MOST_COUNTED = 1_000
 
 
@@ -24,7 +27,7 @@ class _Error(msgspec.Struct):
 
 
 class _Line(msgspec.Struct):
-    """Of a text, or of one that could not be made."""
+    """A line of the results, or of the failures."""
 
     row: int
     output: Any = None
@@ -36,10 +39,11 @@ _LINE = msgspec.json.Decoder(_Line)
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """wanted = delivered + failed + unfinished. dropped: texts that were not kept, by reason.
+    """The counts of a synthesis: wanted = delivered + failed + unfinished.
 
-    failed: texts that could not be made, by reason. What was dropped for a text that no line names
-    of, because its run was cut short, is not counted. note: what to know about these texts.
+    dropped: the number of texts that were not kept, by reason; those of a row without a line,
+    because its run was cut short, are not counted. failed: the number of texts that could not be
+    made, by reason. note: a warning about these texts, or empty.
     """
 
     wanted: int
@@ -53,7 +57,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
         return self.wanted - self.delivered - self.failed.total()
 
     def text(self) -> str:
-        """For a person, and then, line by line, for a program; the last says what was delivered."""
+        """Returns the summary for a reader, then `name: value` lines; `delivered` is the last."""
         lines = [f"{'delivered':10} {self.delivered:,} of {self.wanted:,}"]
         if self.dropped:
             lines.append(f"{'dropped':10} {self.dropped.total():,}: {_listed(self.dropped)}")
@@ -74,9 +78,9 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def delivered(output: Output, wanted: int, similarity: float | None = None) -> Delivery:
-    """The delivery so far: the results of the first `wanted` rows. Blocks; a byte of memory a row.
+    """Counts the results of the first `wanted` rows. Blocks; takes a byte of memory per row.
 
-    similarity: from which texts count as near-duplicates. Raises JournalError for a damaged file.
+    similarity: the threshold for near-duplicates, if any. Raises JournalError for a damaged file.
     """
     is_told = bytearray(wanted + 1)
     dropped: Counter[str] = Counter()
@@ -101,7 +105,7 @@ def delivered(output: Output, wanted: int, similarity: float | None = None) -> D
 
 
 def _note(words: list[int], similarity: float | None) -> str:
-    """A warning if most texts are too short for near-duplicates to be found."""
+    """Returns a warning if most texts are too short for near-duplicates to be found."""
     if similarity is None or not words or median(words) >= (least := fewest_words(similarity)):
         return ""
     if math.isinf(least):
@@ -119,12 +123,12 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 
 def _reason(line: _Line, error: _Error) -> str:
-    """Why a text could not be made: by the last one that was not kept, or by the error."""
+    """Returns why a text could not be made: the reason of the last drop, or the kind of error."""
     return line.dropped[-1] if error.kind == "not_kept" and line.dropped else error.kind
 
 
 def _listed(counts: Counter[str]) -> str:
-    """`98 near duplicate, 2 too short`, the most frequent first."""
+    """Lists the counts, the most frequent first: `98 near duplicate, 2 too short`."""
     return ", ".join(
         f"{count:,} {kind.replace('_', ' ')}" for kind, count in counts.most_common() if count
     )

@@ -1,13 +1,13 @@
-"""Texts that are nearly the same, among those that are there.
+"""An index that finds near-duplicates among texts.
 
-Two texts are as similar as the Jaccard index of their runs of three words: of the runs that are
-in either, the share that is in both. Case and punctuation do not count. A character of a script
-that is written without spaces is a word, and a text of fewer than three words is one run.
+The similarity of two texts is the Jaccard index of their runs of three words: of the runs in
+either, the share that is in both. Case and punctuation do not count. In a script that is written
+without spaces each character is a word, and a text of fewer than three words is one run.
 
-MinHash (Broder 1997) with locality-sensitive hashing finds those that may be similar; these are
-compared run by run. So no text is taken for one that is less similar, whatever the order in which
-they came; and one that is exactly as similar as is asked for is missed once in 10,000 times at the
-most, one that is more similar far less often.
+MinHash (Broder 1997) with locality-sensitive hashing finds candidates, which are then compared run
+by run. So texts below the threshold are never reported as near-duplicates, whatever their order. A
+pair exactly at the threshold is missed at most once in 10,000 times, more similar pairs far less
+often.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ _WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
 _RUN_WORDS = 3
 _PERMUTATIONS = 128
 _MOST_MISSED = 1e-4
-# The library wants two bands at least.
+# The library requires at least two bands.
 _LONGEST_BAND = _PERMUTATIONS // 2
 
 
 class NearDuplicates:
-    """An index of texts. similarity: 0.1 to 1; from there on two texts count as one.
+    """An index of texts. similarity: the threshold for near-duplicates, 0.1 to 1.
 
-    About 9 kB of memory a text, and 4 bytes a word; less if the similarity is higher. Not for
-    several threads at once. Raises ConfigError if the package is missing.
+    Takes about 9 kB of memory per text and 4 bytes per word, less for a higher similarity. Not
+    thread-safe. Raises ConfigError if the package is missing.
     """
 
     def __init__(self, similarity: float) -> None:
@@ -51,8 +51,8 @@ class NearDuplicates:
         self._index = datasketch.MinHashLSH(
             num_perm=_PERMUTATIONS, params=(_PERMUTATIONS // band, band)
         )
-        # Drawing its permutations takes longer than hashing a text: each text gets a copy. The runs
-        # are hashed already, so `int` leaves them as they are.
+        # Drawing the permutations takes longer than hashing a text, so each text gets a copy. The
+        # runs are already hashed, and `int` leaves them as they are.
         self._empty: Any = datasketch.MinHash(num_perm=_PERMUTATIONS, hashfunc=int)
         self._texts: list[tuple[int, array[int]]] = []
 
@@ -60,7 +60,7 @@ class NearDuplicates:
         return len(self._texts)
 
     def add(self, text: str, number: int) -> int | None:
-        """Takes the text in; or the number of the first one there that is nearly the same."""
+        """Adds the text, or returns the number of its first near-duplicate in the index."""
         runs, sketch = self._read(text)
         found = frozenset(runs)
         places: list[int] = sorted(self._index.query(sketch))
@@ -73,12 +73,12 @@ class NearDuplicates:
         return None
 
     def keep(self, text: str, number: int) -> None:
-        """Takes the text in, whatever is there."""
+        """Adds the text, even if it is a near-duplicate."""
         self._take(number, *self._read(text))
 
     def _read(self, text: str) -> tuple[array[int], Any]:
-        """The hashes of the text's runs, and their MinHash."""
-        # With 32 bits two of a thousand runs are taken for one in one text of 10,000.
+        """Returns the hashes of the text's runs, and their MinHash."""
+        # With 32-bit hashes, two of a thousand runs collide in one text of 10,000.
         runs = array("I", {_hash(run) for run in runs_of(text)})
         sketch = self._empty.copy()
         sketch.update_batch(runs)
@@ -90,19 +90,19 @@ class NearDuplicates:
 
 
 def runs_of(text: str) -> set[str]:
-    """The runs of words in a text. One without words has the empty run."""
+    """Returns the runs of words in a text; a text without words has the empty run."""
     words = _WORDS.findall(text.casefold())
     last = max(1, len(words) - _RUN_WORDS + 1)
     return {" ".join(words[at : at + _RUN_WORDS]) for at in range(last)}
 
 
 def word_count(text: str) -> int:
-    """The words in a text, as they are counted for its runs."""
+    """Counts the words of a text as for its runs."""
     return len(_WORDS.findall(text))
 
 
 def fewest_words(similarity: float) -> float:
-    """The words that a text needs for a copy with one other word to be as similar as this.
+    """Returns the words a text needs for a copy with one changed word to have this similarity.
 
     One word in the middle changes 3 of n - 2 runs, which leaves n - 5 of n + 1 in common.
     Infinite for a similarity of 1.
@@ -114,9 +114,9 @@ def fewest_words(similarity: float) -> float:
 
 
 def longest_band(similarity: float) -> int:
-    """How many hashes must agree for two texts to be compared.
+    """Returns the number of hashes that must agree for two texts to be compared.
 
-    The more, the fewer texts are compared in vain: a pair of similarity s is compared with the
+    Longer bands cause fewer needless comparisons: a pair of similarity s is compared with
     probability 1 - (1 - s^r)^(128 / r) for bands of r hashes.
     """
     bands = range(1, _LONGEST_BAND + 1)

@@ -1,16 +1,15 @@
-"""Texts made by a model: each is checked, compared with the existing ones, and made again if
-it is not to be kept.
+"""Synthesis: a model makes texts, and each one that fails a check is made again.
 
-What becomes of a text       kind
+Text                         Kind
 cut at the token limit       cut
 stopped by a filter          filtered
-outside the length wanted    too_short, too_long
-no JSON, or not by schema    invalid
-nearly one that is there     near_duplicate
-else                         kept
+outside the wanted length    too_short, too_long
+without valid JSON           invalid
+similar to a kept text       near_duplicate
+any other                    kept
 
-A text is in the index before its row is saved. A death in between loses both: the next run
-builds the index from the results that are on disk, which is all that was kept.
+A text enters the index before its row is saved. A crash in between loses both: the next run builds
+the index from the results on disk, which are all that was kept.
 """
 
 from __future__ import annotations
@@ -43,20 +42,22 @@ _HINTS = {
     "near_duplicate": "raise --temperature or --tries, or vary the prompt with --vary",
     "cut": "raise --max-tokens, or ask for less",
 }
-# Later tries of one text never have the seed of another one: there are fewer texts than this.
+# The step exceeds the number of texts, so that no later try of a text has another one's seed.
 MOST_TEXTS = 10_000_000
 _SEED_STEP = 10_000_019
-# Servers take seeds of 32 bits with a sign, and some no others.
+# Servers accept signed 32-bit seeds, and some accept no others.
 _SEEDS = 2**31
 
 
 class NotKept(Rejected):
-    """No try gave a text that is to be kept."""
+    """None of the tries gave a text to keep."""
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a text must be. Characters, without white space at its ends; schema: the text holds JSON
-    that is valid by it.
+    """The conditions that a text must meet.
+
+    least_chars, most_chars: the length in characters, without white space at the ends. schema: the
+    text contains JSON that is valid by this schema.
     """
 
     least_chars: int = 1
@@ -65,7 +66,7 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Judgement(NamedTuple):
-    """The text to write; if it is not kept, the kind of reason and the reason."""
+    """The text to write and, if it is not kept, the kind of reason and the reason."""
 
     value: Any
     kind: str = ""
@@ -87,10 +88,10 @@ _FAILURE = msgspec.json.Decoder(_Failure)
 
 
 class Synthesis:
-    """A Task of a job that remembers. tries: how often one text is asked for, at most, in one run.
+    """A job's Task that makes texts and recalls those of earlier runs.
 
-    similarity: from there on two texts count as one; None keeps all.
-    Raises ConfigError if a package is missing.
+    tries: the most requests for one text in one run. similarity: the threshold for near-duplicates,
+    which are not kept; None keeps all. Raises ConfigError if a package is missing.
     """
 
     def __init__(
@@ -102,9 +103,9 @@ class Synthesis:
         self.similarity = similarity
         self._structured = None if filters.schema is None else Structured(filters.schema)
         self._index = None if similarity is None else NearDuplicates(similarity)
-        # By row: what was dropped by runs that could not keep a text for it.
+        # By row: the kinds of texts dropped by earlier runs, which kept none for the row.
         self._dropped: dict[int, list[str]] = {}
-        # Texts are looked at one after the other, for about a millisecond each.
+        # Texts are judged one at a time, in about a millisecond each.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="redline-synth")
 
     def settings(self) -> Mapping[str, Any]:
@@ -118,7 +119,7 @@ class Synthesis:
         }
 
     def recall(self, results: Path, failures: Path) -> None:
-        """Takes in the texts that are there, and which rows continue with later seeds."""
+        """Reads the existing texts, and the rows that continue with later seeds."""
         if self._index is not None:
             for line in map(_RESULT.decode, read_results(results)):
                 self._index.keep(text_of(line.output), line.row)
@@ -159,14 +160,14 @@ class Synthesis:
         return _with_fields(outcome, dropped)
 
     def _sampled(self, request: Request, row: dict[str, Any], seed: int | None) -> Request:
-        """The request with the row's own sampling."""
+        """Returns the request with the row's own sampling parameters."""
         own = {name: row[name] for name in self._variations.sampling}
         if seed is not None:
             own["seed"] = seed
         return msgspec.structs.replace(request, body={**request.body, **own})
 
     def _judged(self, reply: Reply, n: int) -> _Judgement:
-        """Takes the text in if it is to be kept. Blocks; one at a time."""
+        """Judges a text and adds it to the index if it is kept. Blocks; call one at a time."""
         judgement = self._filtered(reply)
         if judgement.kind or self._index is None:
             return judgement
@@ -199,7 +200,7 @@ class Synthesis:
 
 
 def _seed(row: Mapping[str, Any], number: int) -> int | None:
-    """The seed of a row's try, from 0; None for rows without a seed."""
+    """Returns the seed of a row's try `number`, from 0; None for rows without a seed."""
     first = row.get("seed")
     return None if first is None else (first + number * _SEED_STEP) % _SEEDS
 
@@ -211,7 +212,7 @@ def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) 
 
 
 def text_of(value: Any) -> str:
-    """What two texts are compared by: the text itself, or all values of its JSON."""
+    """Returns the text to compare: the value itself, or all values of its JSON."""
     if isinstance(value, Mapping):
         return "\n".join(map(text_of, value.values()))
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The rows that a synthesis is made of: one for each text, no two alike."""
+"""The input rows of a synthesis: one for each text, no two alike."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ SAMPLING = ("temperature", "top_p")
 
 
 class Variations:
-    """`count` rows: a number n from 1, the seed `first_seed` + n, one row of `base` if there are
-    some, and one value of each list in `vary`.
+    """The input rows of a synthesis, `count` of them.
 
-    All combinations of these occur before any occurs again, and the first rows are spread over each
-    list. A row is the same whatever the count: a larger one continues a smaller one. first_seed:
-    None for rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as it recurs.
-    Raises ConfigError for a column that would be given twice, and for a list without a value.
+    A row has a number n from 1, the seed `first_seed` + n, the columns of one row of `base` if
+    there are any, and one value of each list in `vary`.
+
+    All combinations of these occur before any recurs, and the first rows are spread over each list.
+    A row does not depend on the count: a larger count continues a smaller one. first_seed: None for
+    rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as the row recurs.
+    Raises ConfigError for a column that would occur twice, and for a list without values.
     """
 
     def __init__(
@@ -39,7 +41,7 @@ class Variations:
         self._vary = dict(vary or {})
         self._base = base
         self._check()
-        # Columns of the user's, for the prompt to use.
+        # Whether there are columns of the user's, for the prompt to use.
         self.has_columns = bool(self._base or self._vary.keys() - set(SAMPLING))
         self.sampling = tuple(name for name in SAMPLING if name in self._vary)
 
@@ -63,7 +65,7 @@ class Variations:
             yield row
 
     def settings(self) -> dict[str, Any]:
-        """What decides the rows, in short, for the manifest."""
+        """Returns what determines the rows, abbreviated for the manifest."""
         lists = {name: _in_short(values) for name, values in self._vary.items()}
         return {
             "first_seed": "off" if self._first_seed is None else str(self._first_seed),
@@ -88,11 +90,11 @@ class Variations:
 
 
 def combination(place: int, lengths: Sequence[int]) -> list[int]:
-    """An index into each of the lists of these lengths: the place-th of all combinations.
+    """Returns the place-th combination: an index into each of the lists of these lengths.
 
-    Along a diagonal, moved by one if it would close, so that each list is gone through as evenly
-    as its length allows; of A and B values the first lcm(A, B) places are one diagonal. Place 0 and
-    those that follow give every combination once before one comes again.
+    Places follow a diagonal, which moves by one when it would close, so that each list is traversed
+    as evenly as its length allows; for lists of A and B values the first lcm(A, B) places are one
+    diagonal. From place 0 on, every combination occurs once before any recurs.
     """
     period = math.prod(lengths)
     chosen: list[int] = []
@@ -104,6 +106,6 @@ def combination(place: int, lengths: Sequence[int]) -> list[int]:
 
 
 def _in_short(values: Sequence[Any]) -> str:
-    """`12 values 3f2a9c01`: how many, and a digest of them."""
+    """Returns the number of values and a digest of them: `12 values 3f2a9c01`."""
     digest = blake2b(msgspec.json.encode(values), digest_size=4).hexdigest()
     return f"{len(values)} values {digest}"

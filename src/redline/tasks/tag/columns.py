@@ -1,4 +1,4 @@
-"""Which column of the rows is to be tagged, and which one has the gold labels."""
+"""Finds the column of the rows to tag, and the one with the gold labels."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from redline.store import local_path, url_of
 from redline.tasks.tag.schema import Schema
 
 _TEXT = "text"
-# Rows that have all of one of these say themselves what is asked.
+# A row that has all names of one of these sets brings its own prompt.
 _OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
-# A file whose first rows are all broken says nothing of its columns.
+# If this many rows at the beginning are all broken, the columns remain unknown.
 _MOST_LOOKED_AT = 1000
 
 
 class Gold(msgspec.Struct, frozen=True):
-    """The field of a tag that is compared, and the column that it is compared with."""
+    """A field of the tags, and the column of gold labels that it is compared with."""
 
     field: str
     column: str
 
 
 def first_row(rows: str) -> Mapping[str, Any] | None:
-    """The first row that can be read; None if there is none, and for a pipe, which is read once.
+    """Returns the first readable row; None without one, and for a pipe, which is read only once.
 
     Raises ConfigError if the rows cannot be read at all.
     """
@@ -38,16 +38,16 @@ def first_row(rows: str) -> Mapping[str, Any] | None:
 
 
 def _is_kept(rows: str) -> bool:
-    """A file or a folder, which can be read twice."""
+    """Returns whether the rows are in a file or a folder, which can be read twice."""
     path = local_path(rows)
     return path.is_file() or path.is_dir()
 
 
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
-    """The prompt that shows a row's text: its column text, or the only one but gold.
+    """Returns a prompt with a row's text: its column `text`, or its only column besides gold.
 
-    None if the rows bring their own prompt. rows: their name. Raises ConfigError if it is unclear
-    which column it is.
+    None if the rows bring their own prompt. rows: their name, for the error. Raises ConfigError if
+    several columns are possible, or none.
     """
     if row is None:
         return f"{{{{ {_TEXT} }}}}"
@@ -69,10 +69,10 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
 
 
 def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
-    """What COLUMN or FIELD=COLUMN names. Raises ConfigError for what is not there."""
+    """Parses COLUMN or FIELD=COLUMN. Raises ConfigError if one of them does not exist."""
     field, equals, column = text.partition("=")
     if not equals or (row is not None and text in row):
-        # A column's own name may have an equals sign.
+        # A column's name may itself contain an equals sign.
         column, fields = text, list(schema.labels) or list(schema.fields)
         if len(fields) != 1:
             raise ConfigError(

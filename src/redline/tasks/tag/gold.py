@@ -1,4 +1,4 @@
-"""How tags agree with gold labels: accuracy, macro F1, and what is taken for what."""
+"""The agreement of tags with gold labels: accuracy, macro F1 and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import msgspec
 
 from redline.errors import ConfigError
 
-# Beyond the labels that a schema lists: a column with more different values holds no labels, and
-# what is kept of them must not grow with the rows.
+# Distinct labels beyond those of the schema. A column with more distinct values does not contain
+# labels, and the memory for them must not grow with the rows.
 MOST_OTHERS = 1000
 
 
 class Confusion(msgspec.Struct, frozen=True):
-    """The number of rows with this gold label that were tagged as that."""
+    """The number of rows with the label `gold` that were tagged as `said`."""
 
     rows: int
     gold: str
@@ -25,9 +25,10 @@ class Confusion(msgspec.Struct, frozen=True):
 
 
 class Agreement(msgspec.Struct, frozen=True):
-    """How tags agree with gold labels.
+    """The agreement of tags with gold labels.
 
-    counts: of (gold, said). labels: every one that occurs as either, in alphabetical order.
+    counts: the number of rows by (gold, said). labels: those that occur as either, in alphabetical
+    order.
     """
 
     counts: dict[tuple[str, str], int]
@@ -43,10 +44,10 @@ class Agreement(msgspec.Struct, frozen=True):
 
     @property
     def macro_f1(self) -> float:
-        """The mean of the labels' F1, each counting alike; 0 for a label that is never right.
+        """The unweighted mean of the labels' F1, which is 0 for a label that is never right.
 
-        F1 of a label is 2 tp / (2 tp + fp + fn), which is 2 tp / (gold + said). Over the labels
-        that occur, as scikit-learn's f1_score with average="macro".
+        F1 of a label is 2 tp / (2 tp + fp + fn), which is 2 tp / (gold + said). The mean is over
+        the labels that occur, as in scikit-learn's f1_score with average="macro".
         """
         golds, saids = Counter[str](), Counter[str]()
         for (gold, said), rows in self.counts.items():
@@ -59,11 +60,11 @@ class Agreement(msgspec.Struct, frozen=True):
         return sum(f1) / len(f1) if f1 else 0.0
 
     def matrix(self) -> list[list[int]]:
-        """A row for each gold label, a column for each that was said, both as in `labels`."""
+        """Returns the confusion matrix: rows are gold labels, columns tags, ordered as `labels`."""
         return [[self.counts.get((gold, said), 0) for said in self.labels] for gold in self.labels]
 
     def as_csv(self) -> str:
-        """The matrix under and beside its labels."""
+        """Returns the confusion matrix as CSV, with the labels as header and first column."""
         made = io.StringIO()
         writer = csv.writer(made, lineterminator="\n")
         writer.writerow(["gold \\ said", *self.labels])
@@ -72,7 +73,7 @@ class Agreement(msgspec.Struct, frozen=True):
         return made.getvalue()
 
     def confusions(self, most: int) -> list[Confusion]:
-        """The confused pairs of labels, the most frequent first."""
+        """Returns at most `most` pairs of confused labels, the most frequent first."""
         wrong = [
             Confusion(n, gold, said) for (gold, said), n in self.counts.items() if gold != said
         ]
@@ -80,9 +81,9 @@ class Agreement(msgspec.Struct, frozen=True):
 
 
 def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Agreement:
-    """How often each gold label was tagged as what, from pairs of gold and said.
+    """Counts pairs of gold label and tag.
 
-    known: the labels that the schema lists. Raises ConfigError if there are too many others.
+    known: the labels that the schema lists. Raises ConfigError if more than 1,000 others occur.
     """
     counts, labels = Counter[tuple[str, str]](), set(known)
     most = len(labels) + MOST_OTHERS

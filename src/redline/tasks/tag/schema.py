@@ -1,4 +1,4 @@
-"""What a tag may look like: a JSON Schema, lists of labels, or a pydantic model.
+"""Schemas of tags: a JSON Schema, lists of labels, or a pydantic model.
 
 | what the user gives                                      | a tag is                          |
 |----------------------------------------------------------|-----------------------------------|
@@ -29,32 +29,32 @@ LABEL = "label"
 _NEEDED_FOR = "tagging by a schema"
 _TYPES = {"array", "boolean", "integer", "null", "number", "object", "string"}
 _WORDS = ("type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "$defs")
-# Further ones of the same answer say little more, and each is a line of the next prompt.
+# Further problems of the same answer add little, and each lengthens the next prompt.
 _MOST_PROBLEMS = 5
 _MOST_LISTED = 20
 _LONGEST_PROBLEM = 500
-# A reference may lead to a reference; a longer chain leads nowhere.
+# A reference may lead to another one; a chain longer than this leads nowhere.
 _MOST_REFERENCES = 32
-# Choices between choices are looked into so deep for labels.
+# The depth to which nested choices are searched for labels.
 _MOST_NESTED = 4
 # What may surround a label that is answered as plain text.
 _AROUND = " \t\r\n\"'`*."
 
 
 class Schema:
-    """The form of a tag.
+    """The schema of a tag.
 
-    json_schema: as it is sent and shown. name: of the response format.
+    json_schema: the JSON Schema that is sent and shown. name: the name of the response format.
 
-    fields: the names of a tag's fields. labels: those of them that take one of a list of texts,
-    and these.
+    fields: the names of a tag's fields. labels: for each field that takes one of a list of texts,
+    these texts.
     """
 
     def __init__(
         self, json_schema: dict[str, Any], *, name: str = "tag", model: Any = None
     ) -> None:
         self.json_schema = json_schema
-        # Of the names of response formats, OpenAI takes these characters, and 64 of them.
+        # OpenAI accepts these characters in the name of a response format, and 64 of them.
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:64] or "tag"
         self._model = model
         self._validator = _validator(json_schema) if model is None else None
@@ -67,10 +67,10 @@ class Schema:
         }
 
     def checked(self, value: Any) -> tuple[Any, list[str]]:
-        """The value as it is kept, and its errors; none if it is valid.
+        """Returns the value to keep and its errors, of which a valid value has none.
 
-        Labels are written as the schema writes them, if only case and white space differ. A
-        pydantic model's own dump is what is kept.
+        A label that differs only in case and white space takes the schema's spelling. With a
+        pydantic model, the model's own dump is kept.
         """
         value = self._tidied(self.json_schema, value)
         if self._model is not None:
@@ -80,7 +80,7 @@ class Schema:
         return value, [_short(_words(error)) for error in errors]
 
     def bare(self, text: str) -> dict[str, str] | None:
-        """The tag of an answer that is nothing but a label, if a tag has one field."""
+        """Returns the tag of an answer that is only a label, if tags have one field; or None."""
         if len(self.fields) != 1 or not self.labels:
             return None
         name = self.fields[0]
@@ -104,7 +104,7 @@ class Schema:
         return {name: self._tidied(parts.get(name), item) for name, item in value.items()}
 
     def _followed(self, part: Any) -> Mapping[str, Any]:
-        """What a part of the schema refers to, or the part itself."""
+        """Returns the schema that a part refers to, or the part itself; `{}` if it is neither."""
         for _ in range(_MOST_REFERENCES):
             if not isinstance(part, Mapping):
                 break
@@ -118,7 +118,7 @@ class Schema:
         return {}
 
     def _labels(self, part: Any, depth: int = 0) -> list[str]:
-        """The texts that a part takes; none if it takes anything else but null as well."""
+        """Returns the texts that a part accepts; none if it accepts more than texts and null."""
         part = self._followed(part)
         values = [part["const"]] if "const" in part else part.get("enum")
         if isinstance(values, list):
@@ -136,7 +136,10 @@ class Schema:
 
 
 def load(given: str) -> Schema:
-    """The schema of a file, or of a pydantic model: package.module:Model. Raises ConfigError."""
+    """Loads a schema from a file or from package.module:Model, a pydantic model.
+
+    Raises ConfigError if it cannot be read or is not valid.
+    """
     module, colon, name = given.rpartition(":")
     is_model = colon and name.isidentifier() and all(map(str.isidentifier, module.split(".")))
     if is_model and not Path(given).exists():
@@ -160,7 +163,7 @@ def load(given: str) -> Schema:
 
 
 def as_json_schema(value: Any) -> dict[str, Any]:
-    """The JSON Schema of what a schema's file holds. Raises ConfigError."""
+    """Converts the content of a schema file to a JSON Schema. Raises ConfigError."""
     if isinstance(value, list):
         return _of_lists({LABEL: value})
     if not isinstance(value, dict) or not value:
@@ -180,7 +183,7 @@ def as_json_schema(value: Any) -> dict[str, Any]:
 
 
 def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
-    """Whether each value is a list of texts, and none of them means something in a JSON Schema."""
+    """Returns whether each value is a list of texts, and none has a meaning in JSON Schema."""
     kinds = value.get("type")
     is_type = isinstance(kinds, list) and _TYPES.issuperset(map(str, kinds))
     return "enum" not in value and not is_type and all(map(_are_labels, value.values()))
@@ -192,7 +195,7 @@ def _are_labels(labels: Any) -> bool:
 
 
 def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """An object with these fields, each one of its labels."""
+    """Returns the schema of an object whose fields each take one of their labels."""
     for name, labels in fields.items():
         if not _are_labels(labels) or len(set(labels)) != len(labels):
             raise ConfigError(
@@ -208,8 +211,8 @@ def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_model(module: str, name: str, given: str) -> Schema:
-    """The schema of a pydantic model of the user's own."""
-    # It lies where the command is given, which `redline` alone does not look at.
+    """Returns the schema of a pydantic model of the user's own."""
+    # The module is in the working directory, where `redline` alone does not look.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)
     try:
@@ -227,7 +230,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
 
 
 def _validator(json_schema: dict[str, Any]) -> Any:
-    """The validator that finds the errors of a value. Raises ConfigError if the schema is none."""
+    """Returns the validator of a JSON Schema. Raises ConfigError if the schema is not valid."""
     jsonschema = extra("jsonschema", "schema", _NEEDED_FOR)
     referencing = extra("referencing", "schema", _NEEDED_FOR)
     for reference in _references(json_schema):
@@ -247,7 +250,7 @@ def _validator(json_schema: dict[str, Any]) -> Any:
 
 
 def _references(part: Any) -> Iterator[str]:
-    """All `$ref` of a schema."""
+    """Yields every `$ref` of a schema."""
     if isinstance(part, dict):
         if isinstance(part.get("$ref"), str):
             yield part["$ref"]
@@ -259,7 +262,7 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _pointed(root: Any, reference: str) -> Any:
-    """The schema that `#/$defs/Name` refers to (RFC 6901); None if there is none."""
+    """Resolves a reference such as `#/$defs/Name` (RFC 6901); None if it does not exist."""
     found = root
     for step in reference.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -276,7 +279,7 @@ def _kind(root: Mapping[str, Any]) -> Literal["object", "array"] | None:
 
 
 def _nearest(said: str, labels: list[str]) -> str:
-    """The one label that differs by case and white space alone; what was said, if none does."""
+    """Returns the only label that matches but for case and white space, otherwise `said`."""
     if said in labels:
         return said
     folded = _folded(said)
@@ -289,7 +292,7 @@ def _folded(text: str) -> str:
 
 
 def _words(error: Any) -> str:
-    """What is wrong, in words for a model."""
+    """Describes an error in words for a model."""
     place = ".".join(map(str, error.absolute_path))
     allowed = error.validator_value
     if error.validator != "enum" or not isinstance(allowed, list):

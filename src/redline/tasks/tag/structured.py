@@ -1,7 +1,7 @@
-"""Asks for JSON by a schema: in words always, and by `response_format` as far as it is taken.
+"""Asks for JSON by a schema: always in the prompt, and by `response_format` if it is accepted.
 
-The format is OpenAI's strict one if the schema can be put in that form, then the schema as it is,
-then none: an endpoint that refuses one is asked with the next, and from then on only with that.
+The formats are OpenAI's strict one if the schema can be put in that form, then the schema as it is,
+then none: if an endpoint refuses one, the next is tried, and from then on no earlier one is sent.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from redline.job.settings import Ask
 from redline.tasks.tag.schema import Schema
 
 FORMATS = ("auto", "always", "never")
-# What servers say to a parameter that they do not know, or not in this form. OpenRouter says 404
-# if no provider of a model takes it.
+# The statuses for a parameter that a server does not know, or not in this form. OpenRouter answers
+# 404 if no provider of a model accepts it.
 _REFUSALS = frozenset({400, 404, 415, 422})
-# With these words, any status is such a refusal: gateways say 500, 501 or even 200.
+# With these words, any status is such a refusal: gateways answer 500, 501 or even 200.
 _FORMAT_WORDS = re.compile(
     r"response_?format|json_schema|structured output|guided|\bstrict\b", re.IGNORECASE
 )
 
 
 class Structured:
-    """Requests for answers by `schema`. mode: one of FORMATS; `auto` sends a format until it is
-    refused, `always` sends the first one and nothing else.
+    """Requests for answers by `schema`.
 
-    instructions: what the prompt says of the answer.
+    mode: one of FORMATS; `auto` sends a format until it is refused, `always` sends only the first
+    one, `never` sends none. instructions: what the prompt says about the answer.
     """
 
     def __init__(self, schema: Schema, mode: str = "auto") -> None:
@@ -47,11 +47,11 @@ class Structured:
 
     @property
     def is_format_refused(self) -> bool:
-        """The endpoint took no format, so none is sent any more."""
+        """Whether the endpoint refused every format, so that none is sent any more."""
         return 0 < len(self._formats) == self._at
 
     def instructed(self, request: Request) -> Request:
-        """The request with the instructions in its system message; once, if they are there.
+        """Returns the request with the instructions in its system message, if not already there.
 
         Raises Rejected for a request without messages.
         """
@@ -77,7 +77,7 @@ class Structured:
         return msgspec.structs.replace(request, body={**body, "messages": [first, *others]})
 
     async def asked(self, request: Request, ask: Ask) -> Outcome:
-        """The outcome of one request, with the best format that the endpoint takes.
+        """Asks with the strictest format that the endpoint accepts, and returns the outcome.
 
         A request's own response_format stays as it is.
         """
@@ -94,18 +94,18 @@ class Structured:
                 return outcome
             at += 1
         outcome = await ask(request)
-        # Proven by an answer: otherwise the row itself may be what is wrong.
+        # Only an answer proves the refusal: otherwise the row itself may be at fault.
         if outcome.error is None:
             self._settle(at, is_taken=False)
         return outcome
 
     def _settle(self, at: int, *, is_taken: bool) -> None:
-        """Begins with this format from now on, unless another one has been taken."""
+        """Begins with this format from now on, unless another one was accepted before."""
         if not self._is_taken:
             self._at, self._is_taken = max(self._at, at), is_taken
 
     def _is_refused(self, error: Exception) -> bool:
-        """Whether the error may be about the format, and another one is to be tried."""
+        """Returns whether the error may be about the format, so that another one is tried."""
         if not self._falls_back or not isinstance(error, Rejected | ServerFailed | BadReply):
             return False
         if _FORMAT_WORDS.search(error.what):
@@ -114,7 +114,7 @@ class Structured:
 
 
 def _formats(schema: Schema) -> list[dict[str, Any]]:
-    """The response formats to try, the strictest first."""
+    """Returns the response formats to try, the strictest first."""
     plain: dict[str, Any] = {"name": schema.name, "schema": schema.json_schema}
     strict = strict_form(schema.json_schema)
     bodies = [plain]
@@ -124,8 +124,8 @@ def _formats(schema: Schema) -> list[dict[str, Any]]:
     return [{"type": "json_schema", "json_schema": body} for body in bodies]
 
 
-# Of a strict schema (OpenAI, Structured Outputs, supported schemas), what holds schemas by name, in
-# a list, or alone. `default` is refused; it says nothing about which answers are valid.
+# The keywords of a strict schema (OpenAI, Structured Outputs, supported schemas) that hold schemas
+# by name, in a list, or alone. `default` is refused; it does not affect which answers are valid.
 _BY_NAME = ("properties", "$defs", "definitions")
 _LISTED = ("anyOf",)
 _ALONE = ("items",)
@@ -138,11 +138,11 @@ _DROPPED = {"default", "examples", "$schema", "$id"}
 
 
 def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
-    """The schema in the form of OpenAI's strict mode; None if it cannot be put in that form.
+    """Converts the schema to the form of OpenAI's strict mode; None if that is not possible.
 
-    There an object names all that it holds, and all of that is required. What is valid by the
-    result is valid by `schema`: objects that may hold more are closed, and what may be left out is
-    required if it may be null.
+    In that form an object names all of its properties, and all are required. What is valid by the
+    result is valid by `schema`: open objects are closed, and optional properties that may be null
+    become required.
     """
     if schema.get("type") != "object" or "anyOf" in schema:
         return None
@@ -180,12 +180,12 @@ def _strict(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _close(made: dict[str, Any], part: Mapping[str, Any], root: Mapping[str, Any]) -> None:
-    """Makes an object's schema require every named property, and allow no others."""
+    """Makes an object's schema require every named property and allow no others."""
     names, required = part.get("properties"), part.get("required", [])
     is_closed = part.get("additionalProperties") is False
     if not is_closed and "additionalProperties" in part:
         raise _NotStrict
-    # An open object without names holds anything; closed it would hold nothing.
+    # An open object without properties accepts any; closed it would accept none.
     if not isinstance(names, dict) or not isinstance(required, list) or not (names or is_closed):
         raise _NotStrict
     if not all(name in required or _takes_null(inner, root) for name, inner in names.items()):

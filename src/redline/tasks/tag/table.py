@@ -1,7 +1,7 @@
-"""Tags as a table for other programs: a line for each row that has one.
+"""Tags as a table for other programs, with a line for each row that has a tag.
 
-First the columns of the rows, then the fields of their tags, each in the order of its first row. A
-field that has the name of a column is called `tag_NAME`. A list or an object is its JSON.
+The columns of the rows come first, then the fields of their tags, each in the order in which they
+first occur. A field with the name of a column becomes `tag_NAME`. Lists and objects are JSON.
 
 | values of a column       | in Parquet | in CSV           |
 |--------------------------|------------|------------------|
@@ -9,8 +9,8 @@ field that has the name of a column is called `tag_NAME`. A list or an object is
 | whole numbers of 64 bits | int64      | digits           |
 | numbers                  | double     | as JSON          |
 | true and false           | bool       | `true`, `false`  |
-| of several of these      | string     | as by themselves |
-| null, or not there       | null       | empty            |
+| several of these kinds   | string     | each as above    |
+| null, or missing         | null       | empty            |
 
 The results are read twice, so that the columns and their types are known before the first line.
 """
@@ -45,9 +45,9 @@ _decode = msgspec.json.Decoder(_Line).decode
 
 
 class _Columns:
-    """The columns of a table, and what kinds of values each has.
+    """The columns of a table, and the kinds of values in each.
 
-    tags: what the fields of a tag are called, so that no column of the rows is lost.
+    tags: the column name of each field of a tag, which is never that of a column of the rows.
     """
 
     def __init__(self, results: Path) -> None:
@@ -67,7 +67,7 @@ class _Columns:
         self.kinds = rows | {self.tags[field]: kinds for field, kinds in fields.items()}
 
     def of(self, line: _Line) -> dict[str, Any]:
-        """The line's values by column; those that are missing are left out."""
+        """Returns the line's values by column, without those that are missing."""
         named = {self.tags[field]: value for field, value in _tag(line).items()}
         return {name: _plain(value) for name, value in (*_row(line).items(), *named.items())}
 
@@ -83,7 +83,7 @@ def check_path(path: Path) -> None:
 
 
 def write_table(results: Path, path: Path) -> int:
-    """Puts the rows that have a tag in `results` into a new table at `path`; how many they are.
+    """Writes the tagged rows in `results` to a new table at `path`, and returns their number.
 
     Raises ConfigError for a missing extra, JournalError if a file cannot be read or written.
     """
@@ -131,7 +131,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A cell of text: JSON, but for texts themselves and for nothing."""
+    """Formats a cell as text: a text as it is, None as empty, any other value as JSON."""
     if value is None or isinstance(value, str):
         return value or ""
     return msgspec.json.encode(value).decode()
@@ -179,7 +179,7 @@ def _type(arrow: Any, kinds: set[str]) -> Any:
 
 
 def _cell(value: Any, kind: Any, arrow: Any) -> Any:
-    """The value as its column's type has it."""
+    """Converts the value to the type of its column."""
     if value is None:
         return None
     if kind == arrow.string():

@@ -1,13 +1,13 @@
-"""Tags by a schema: the JSON of an answer is found, validated, and asked for again if need be.
+"""Tagging by a schema: finds the JSON of an answer, validates it, and asks again if necessary.
 
-  an answer                             what becomes of it
-  holds a valid tag                     the row has it
-  holds none                            it is shown to the model with what is wrong with it, and the
-                                        question is asked again, at most `reasks` times
-  is a refusal, or cut by a filter      its row fails: the same question ends the same way
-  is the last one, and not valid        its row fails, with what was wrong with it
+  answer                                consequence
+  contains a valid tag                  the row gets the tag
+  contains none                         the model is shown the answer and its problem, and is asked
+                                        again, at most `reasks` times
+  is a refusal, or cut by a filter      its row fails: the same question would end the same way
+  is the last one, and not valid        its row fails with the problem
 
-The prompt says what is wanted, and `response_format` does if the endpoint takes it (structured.py).
+The prompt has the schema, and so has `response_format` if the endpoint accepts it (structured.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LONG_ANSWER = 50_000
 
 
 class Tagging:
-    """A Task of a job. response_format: whether it is sent, one of FORMATS of structured.py."""
+    """A job's Task that tags rows. response_format: whether to send it, one of FORMATS."""
 
     def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
         self._schema = schema
@@ -48,11 +48,11 @@ class Tagging:
 
     @property
     def is_format_refused(self) -> bool:
-        """The endpoint takes no response format: the schema was sent in the prompt alone."""
+        """Whether the endpoint refuses response formats, so that only the prompt has the schema."""
         return self._structured.is_format_refused
 
     def settings(self) -> Mapping[str, Any]:
-        # The number of tries decides which rows fail, and not what a tag is.
+        # The number of re-asks decides which rows fail, not what a tag is.
         return {"schema": self._schema.json_schema}
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
@@ -81,7 +81,7 @@ class Tagging:
         return outcome
 
     async def _read(self, answer: Any, finish_reason: str | None) -> tuple[Any, str]:
-        """The tag in an answer, and what is wrong with it; empty if it is valid."""
+        """Returns the tag in an answer and its problem, which is empty if the tag is valid."""
         if not isinstance(answer, str) or not answer.strip():
             value, problem = None, "the answer is empty"
         elif len(answer) < _LONG_ANSWER:
@@ -109,12 +109,12 @@ class Tagging:
 
 
 def _first(output: Any) -> Any:
-    """The first choice of several, as everywhere else."""
+    """Returns the first of several choices, as in every task."""
     return output[0] if isinstance(output, list) and output else output
 
 
 def _json_problem(answer: str) -> str:
-    """Why nothing was found in an answer."""
+    """Describes why no tag was found in an answer."""
     start = answer.find("{")
     if start < 0:
         return "the answer holds no JSON"
@@ -126,7 +126,7 @@ def _json_problem(answer: str) -> str:
 
 
 def _again(request: Request, answer: Any, problem: str) -> Request:
-    """The same request, followed by the answer and by what is wrong with it."""
+    """Returns the request with the answer and its problem as further messages."""
     said = answer if isinstance(answer, str) and answer.strip() else "(an empty answer)"
     messages = [
         *request.body["messages"],

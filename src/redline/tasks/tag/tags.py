@@ -1,7 +1,8 @@
-"""What tagging came to, read from its files: an interrupted run ends with the same numbers.
+"""The summary of a tagging job, read from its files.
 
-A row that failed has no tag, so it is neither right nor wrong: it is counted by itself. A row that
-is in both files has succeeded since (see journal.py).
+An interrupted run that is continued ends with the same numbers. A row that failed has no tag, so it
+is neither right nor wrong and is counted by itself. A row in both files has succeeded after it had
+failed (see journal.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST_SHOWN = 5
 
 
 class _Line(msgspec.Struct):
-    """What a line of either file says of its row."""
+    """A line of the results or of the failures."""
 
     hash: str
     output: Any = None
@@ -39,11 +40,11 @@ _decode = msgspec.json.Decoder(_Line).decode
 class Review(msgspec.Struct, frozen=True, kw_only=True):
     """The results of a tagging job.
 
-    tagged: rows that have a tag. failed: those that have none. reasks: of both, all together.
+    tagged: rows with a tag. failed: rows without one. reasks: the total over both.
 
-    is_over: every row of the input is one of these. without_gold: tagged rows whose gold column is
-    empty, and which are not compared. strays: compared rows whose gold label the schema lacks.
-    agreement: of the tags with gold; None if it was not asked for.
+    is_over: every row of the input is one of these. without_gold: tagged rows that are not compared
+    because their gold column is empty. strays: compared rows whose gold label the schema lacks.
+    agreement: that of the tags with gold; None if it was not requested.
     """
 
     tagged: int
@@ -55,7 +56,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
     agreement: Agreement | None = None
 
     def text(self, *notes: str) -> str:
-        """For a person, and then, line by line, for a program; the accuracy is the last line."""
+        """Returns the summary for a reader, then `name: value` lines; accuracy is the last one."""
         lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
         lines.append(f"tagged {self.tagged:,}, failed {self.failed:,}, re-asks {self.reasks:,}")
         found = self.agreement
@@ -92,7 +93,7 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
-    """The contents of an output's files. Memory is bounded, but for 200 bytes a failure.
+    """Summarizes an output's files. Memory is bounded, except for 200 bytes per failure.
 
     Raises JournalError for a damaged file, ConfigError if gold's column holds no labels.
     """
@@ -120,7 +121,7 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
         tagged=counts["tagged"],
         failed=len(failed),
         reasks=counts["reasks"] + sum(failed.values()),
-        # A run that has not come to the end of its rows does not know how many there are.
+        # Until a run reaches the end of its rows, their number is unknown.
         is_over=manifest is not None and manifest.rows is not None,
         without_gold=counts["without_gold"],
         strays=counts["strays"],
@@ -134,9 +135,10 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 
 def _pair(line: _Line, gold: Gold) -> tuple[str, str] | None:
-    """The gold label and the one of the tag; None for a row without gold.
+    """Returns the gold label and the tag's label; None for a row without gold.
 
-    What is not text is compared by its JSON: 3, true, and null for a field that a tag leaves out.
+    Values other than text are compared by their JSON, such as 3 or true; a field that the tag lacks
+    is null.
     """
     row = line.input if isinstance(line.input, dict) else {}
     label = row.get(gold.column)
