@@ -74,6 +74,10 @@ _IN_PROCESS = {
     "engine-equality": "bench/engine_equality.py",
     "engine-law": "bench/engine_law_campaign.py",
     "engine-pipeline": "bench/engine_pipeline.py",
+    "faults": "bench/fault_campaign.py",
+    "fuzz-server": "bench/fuzz_server.py",
+    "fuzz-transport": "bench/fuzz_transport.py",
+    "journal-kills": "bench/step_campaign.py",
 }
 _PACKAGES = ("redline", "httptools", "msgspec", "uvloop")
 
