@@ -226,8 +226,9 @@ class _Ring:
     def _write(self, sent_s: float) -> None:
         """Writes the records that have changed, then a claim for what may follow.
 
-        It claims the amount that has changed recently. Therefore a burst costs a write each time
-        it has doubled, and a steady flow about one for each claim_s. sent_s: of the changed send.
+        It claims the amount that has changed recently, at most a share of the limit. Therefore a
+        burst costs a write each time it has doubled, later one for each such share, and a steady
+        flow about one for each claim_s. sent_s: of the changed send.
         """
         self._write_records()
         self._added += self._ahead - self._left

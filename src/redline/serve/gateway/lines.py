@@ -10,7 +10,7 @@ from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM, Clock
 from redline.errors import Rejected, TimedOut, Withdrawn
 from redline.serve.gateway.allowed import target_of
-from redline.serve.gateway.lineup import Lineup
+from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metering import Meter, read_request
 from redline.serve.http import Refusal
 from redline.serve.keys import Refused, Started, Tenants
@@ -47,10 +47,9 @@ class Lines:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         facts, raw = read_request(request)
-        try:
-            target_of(self._lineup, self._tenants.of(call.tenant), facts, raw)
-        except Refusal as refusal:
-            return failed(Rejected(str(refusal), status=refusal.status))
+        found = self._target(call.tenant, facts, raw)
+        if isinstance(found, Outcome):
+            return found
         try:
             started = await call.in_time(self._started(call.tenant, facts, len(raw)), self._clock)
         except TimedOut as error:
@@ -58,20 +57,27 @@ class Lines:
         if isinstance(started, Refused):
             return failed(Rejected(started.what, status=400))
         with started:
-            outcome = await self._sent(request, call, sink)
+            outcome = await self._sent(request, call, sink, facts, raw)
             used = self._meter.used(facts.model, outcome)
             started.settle(self._clock.now_s(), used.tokens, used.picodollars)
             return outcome
 
-    async def _sent(self, request: Request, call: Call, sink: Sink | None) -> Outcome:
+    def _target(self, tenant: str, facts: BodyFacts, raw: bytes) -> Target | Outcome:
+        """The target of a call; the outcome of a call that has none."""
+        try:
+            return target_of(self._lineup, self._tenants.of(tenant), facts, raw)
+        except Refusal as refusal:
+            return failed(Rejected(str(refusal), status=refusal.status))
+
+    async def _sent(
+        self, request: Request, call: Call, sink: Sink | None, facts: BodyFacts, raw: bytes
+    ) -> Outcome:
         """The outcome of a call, sent to the endpoints that have its model now."""
-        facts, raw = read_request(request)
         avoid, unfit = call.avoid, call.unfit
         while True:
-            try:
-                target = target_of(self._lineup, self._tenants.of(call.tenant), facts, raw)
-            except Refusal as refusal:
-                return failed(Rejected(str(refusal), status=refusal.status))
+            target = self._target(call.tenant, facts, raw)
+            if isinstance(target, Outcome):
+                return target
             call.avoid, call.unfit = avoid | target.unfit, unfit | target.unfit
             outcome = await target.lines.send(request, call, sink)
             if not isinstance(outcome.error, Withdrawn):

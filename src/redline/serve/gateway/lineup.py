@@ -450,11 +450,11 @@ def _named(pools: Sequence[tuple[Group, Pool]], kept: Collection[int]) -> list[t
     for group, pool in pools:
         if id(pool) not in kept:
             first = group.name
-            names = chain(sorted(group.unfit), (f"{first} {number}" for number in count(2)))
-            group = msgspec.structs.replace(
-                group, name=next(name for name in chain([first], names) if name not in taken)
-            )
-            taken.add(group.name)
+            others = (f"{first} {number}" for number in count(2))
+            names = chain([first], sorted(group.unfit), others)
+            name = next(name for name in names if name not in taken)
+            group = msgspec.structs.replace(group, name=name)
+            taken.add(name)
         named.append((group, pool))
     return named
 
