@@ -41,14 +41,13 @@ async def through_redline(url: str) -> AsyncIterator[Ask]:
     class Free(Exchange, eq=False):
         """Nothing limits it."""
 
-        def acquire_now(self) -> Any:
-            return limiter.acquire_now(cost)
+        def may_leave(self) -> bool:
+            if self.grant is None:
+                self.grant = limiter.acquire_now(cost)
+            return self.grant is not None
 
         async def acquire(self) -> Any:
             return await limiter.acquire(cost)
-
-        def on_sent(self, sent_s: float) -> None:
-            pass
 
     endpoint = Endpoint(base_url=url, proxy="")
     transport = Transport(endpoint, SYSTEM, lambda took_s: None)

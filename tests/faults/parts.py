@@ -175,9 +175,9 @@ def _traced_http(base: Any) -> Any:
             super().leave_ahead(exchange)
             _part().ahead.remove(exchange)
 
-        def wrote(self, exchange: Any, *given: Any) -> None:
+        def wrote(self, exchange: Any, sent_s: float) -> None:
             part, call = _part(), exchange.call
-            super().wrote(exchange, *given)
+            super().wrote(exchange, sent_s)
             one = part.ways[id(call)].tries[-1]
             one.writes, one.bookings = one.writes + 1, exchange.grant.taken
             one.exchange = exchange

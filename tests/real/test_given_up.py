@@ -199,11 +199,11 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
                 is_armed = False
                 raise Interrupted
 
-        class Blocked(Asked, eq=False):
-            def on_sent(self, sent_s: float) -> None:
-                if place == "in a write":
-                    interrupted()
+        def written(asked: Asked, sent_s: float) -> None:
+            if place == "in a write":
+                interrupted()
 
+        class Blocked(Asked, eq=False):
             def was_due(self, due_s: float) -> None:
                 super().was_due(due_s)
                 if self.head.startswith(b"POST /2"):
@@ -220,7 +220,7 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
             transport = Transport(endpoint, SYSTEM, lambda _: None, before)
 
             async def ask(number: int) -> bytes:
-                asked = Blocked(Timing(endpoint.timeouts, SYSTEM))
+                asked = Blocked(Timing(endpoint.timeouts, SYSTEM), on_sent=written)
                 asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
                 return (await transport.exchange(asked)).body
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from redline.calls import Endpoint, Timeouts
 from redline.calls.wire import Answer, Exchange, Timing, Transport
@@ -28,16 +28,15 @@ class Asked(Exchange, eq=False):
 
     gate: asyncio.Event | None = None
 
-    def acquire_now(self) -> Any:
-        return FreeGrant() if self.gate is None else None
+    def may_leave(self) -> bool:
+        if self.grant is None and self.gate is None:
+            self.grant = cast(Any, FreeGrant())
+        return self.grant is not None
 
     async def acquire(self) -> Any:
         assert self.gate is not None
         await self.gate.wait()
         return FreeGrant()
-
-    def on_sent(self, sent_s: float) -> None:
-        pass
 
 
 class Asking(NamedTuple):

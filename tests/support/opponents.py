@@ -157,8 +157,8 @@ class _Stamping(HttpBackend):
         super().__init__(endpoint)
         self.sends: Sends = []
 
-    def wrote(self, attempt: Any, call: Call, sent_s: float) -> None:
-        super().wrote(attempt, call, sent_s)
+    def wrote(self, attempt: Any, sent_s: float) -> None:
+        super().wrote(attempt, sent_s)
         self.sends.append((int(attempt.request.url.rpartition("=")[2]), sent_s))
 
 

@@ -120,12 +120,14 @@ class _Attempt(Exchange, kw_only=True, eq=False):
         if self.is_ahead:
             self.backend.leave_ahead(self)
 
-    def acquire_now(self) -> Grant | None:
-        grant = self.backend.limiter.acquire_now(self.cost)
-        if grant is None and self.cost.is_bound:
-            self.cost = self.backend.estimate(self)
+    def may_leave(self) -> bool:
+        if self.grant is None:
             grant = self.backend.limiter.acquire_now(self.cost)
-        return grant
+            if grant is None and self.cost.is_bound:
+                self.cost = self.backend.estimate(self)
+                grant = self.backend.limiter.acquire_now(self.cost)
+            self.grant = grant
+        return self.grant is not None
 
     async def acquire(self) -> Grant:
         grant = await self.backend.limiter.acquire(self.cost, self.call.priority)
@@ -139,9 +141,6 @@ class _Attempt(Exchange, kw_only=True, eq=False):
             if self.reader.relays:
                 self.take_now = self.reader.take_now
                 self.chunk_taker = self.reader.chunk_taker
-
-    def on_sent(self, sent_s: float) -> None:
-        self.backend.wrote(self, self.call, sent_s)
 
 
 class HttpBackend:
@@ -190,6 +189,7 @@ class HttpBackend:
         )
         self._outage = Outage()
         self.on_room = on_room
+        self._on_sent = self.wrote  # for each attempt
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
         self._tokens_out = 0  # expected of the calls on the wire
         self.head = self._transport.head
@@ -253,7 +253,13 @@ class HttpBackend:
         if self._models:
             request = renamed(request, self._models)
         attempt = _Attempt(
-            self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
+            self.timing,
+            call.deadline_s,
+            not call.once,
+            self._on_sent,
+            backend=self,
+            request=request,
+            call=call,
         )
         try:
             if self._finds_limits:
@@ -316,7 +322,13 @@ class HttpBackend:
         Makes one attempt, which waits for its grant but for no slot, and is not counted.
         """
         attempt = _Attempt(
-            self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
+            self.timing,
+            call.deadline_s,
+            not call.once,
+            self._on_sent,
+            backend=self,
+            request=request,
+            call=call,
         )
         try:
             attempt.load(request)
@@ -397,8 +409,9 @@ class HttpBackend:
         if self.on_room is not None and self._ahead.is_free:
             self.on_room()
 
-    def wrote(self, attempt: _Attempt, call: Call, sent_s: float) -> None:
+    def wrote(self, attempt: _Attempt, sent_s: float) -> None:
         """Counts a request that is about to be written. Raises CallError if it must not be."""
+        call = attempt.call
         if attempt.failed is not None:
             self._count_repeat(attempt, attempt.failed, sent_s)
         else:

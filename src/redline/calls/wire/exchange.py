@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -88,16 +88,17 @@ class Repeat(Exception):
         self.body = body
 
 
-def do_nothing() -> None:
-    """Does nothing: the default of `before_write`."""
+def do_nothing(*_: object) -> None:
+    """Does nothing: the default of `before_write`, and of an exchange's `on_sent`."""
 
 
 class Exchange(msgspec.Struct, eq=False):
     """One exchange, with its clocks and its grant, which the caller releases or settles.
 
-    may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
-    its headers. grant: for one write. due_s: since when the request waited for results that were
-    being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
+    may_repeat: a transport may raise Repeat. on_sent: called with the exchange and the time when
+    its request is about to be written; it is not written if that raises CallError. is_head: the
+    request is a HEAD, whose answer ends with its headers. grant: for one write. due_s: since when
+    the request waited for results that were being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
     its error there, after the write at failed_sent_s; it is then written on a new one. doubted: the
     body of the answer that it is repeated for.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
@@ -110,6 +111,7 @@ class Exchange(msgspec.Struct, eq=False):
     timing: Timing
     deadline_s: float = math.inf
     may_repeat: bool = False
+    on_sent: Callable[[Any, float], None] = do_nothing
     head: bytes = b""
     body: bytes = b""
     is_head: bool = False
@@ -129,16 +131,12 @@ class Exchange(msgspec.Struct, eq=False):
     chunk_taker: Callable[[], Callable[[bytes], int] | None] | None = None
 
     @abstractmethod
-    def acquire_now(self) -> Grant | None:
-        """Returns the grant if it is available without waiting, otherwise None."""
+    def may_leave(self) -> bool:
+        """Takes the grant if it is available without waiting; whether the exchange holds it."""
 
     @abstractmethod
     async def acquire(self) -> Grant:
         """Waits until the limits give the grant, and returns it."""
-
-    @abstractmethod
-    def on_sent(self, sent_s: float) -> None:
-        """Called when the request is about to be written, at sent_s."""
 
     def on_streamed(self, status: int, headers: Mapping[str, str]) -> None:
         """Called with the head of an answer whose body is streamed, before the body."""
@@ -184,12 +182,6 @@ class Exchange(msgspec.Struct, eq=False):
         """Enters the phase in which a connection is made."""
         self._enter("connect", self.timing.now_s() + self.timing.timeouts.connect_s)
 
-    def may_leave(self) -> bool:
-        """Takes the grant if it is available without waiting; whether the exchange holds it."""
-        if self.grant is None:
-            self.grant = self.acquire_now()
-        return self.grant is not None
-
     async def wait_for_grant(self) -> None:
         """Waits until the exchange holds its grant."""
         if not self.may_leave():
@@ -211,7 +203,7 @@ class Exchange(msgspec.Struct, eq=False):
         until_s = sent_s + first_s
         if self.deadline_s <= until_s:
             self.phase, until_s = "row", self.deadline_s
-        self.on_sent(sent_s)
+        self.on_sent(self, sent_s)
         alarm.ring_at(until_s)
 
     def headers_came(self) -> None:

@@ -161,8 +161,9 @@ class _Ring:
         self._to_wall_s = to_wall_s
         self._claim_s = max(window_s * GRAIN, min(window_s * _CLAIM_SHARE, _CLAIM_MOST_S))
         self._most_ahead = rate.count * _CLAIM_SHARE
-        self._image = bytearray(_SIZE)
-        _HEADER.pack_into(self._image, 0, _MAGIC, 0.0)
+        image = bytearray(_SIZE)
+        _HEADER.pack_into(image, 0, _MAGIC, 0.0)
+        self._entries = memoryview(image)[_FIRST_OFFSET:]
         self._changed: dict[int, Record] = {}  # by number: changed since the last write
         # How much may change between two writes, how much still may, and until when it may be sent.
         # Before `start` nothing is written.
@@ -178,7 +179,7 @@ class _Ring:
         self._fd: int | None = os.open(path, flags, 0o600)
         # Written completely at first, so that a full disk is noticed here and not at a send.
         try:
-            if os.pwrite(self._fd, self._image, 0) < _SIZE:
+            if os.pwrite(self._fd, image, 0) < _SIZE:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             self._abandon()
@@ -198,8 +199,6 @@ class _Ring:
         self._ahead, self._left, self._until_s, self._changes = 0, 0, latest_s, 0
 
     def keep(self, record: Record, change: int) -> None:
-        if self._fd is None:
-            return
         self._changed[record.number] = record
         # A decrease does not endanger the limit; it counts as a change, so that it is written.
         self._left -= change
@@ -246,21 +245,20 @@ class _Ring:
         self._ahead = self._left = ahead
 
     def _write_records(self) -> None:
-        changed = self._changed
+        changed, entries = self._changed, self._entries
         if not changed:
             return
+        to_wall_s, pack_into = self._to_wall_s, _ENTRY.pack_into
         # The later of two that share a slot counts: the other one has left the window.
-        for number in sorted(changed):
-            record = changed[number]
-            offset = _FIRST_OFFSET + number % _SLOTS * _ENTRY_BYTES
-            stamp_s = record.sent_s + self._to_wall_s
-            _ENTRY.pack_into(self._image, offset, stamp_s, record.amount)
+        for number, record in sorted(changed.items()):
+            offset = number % _SLOTS * _ENTRY_BYTES
+            pack_into(entries, offset, record.sent_s + to_wall_s, record.amount)
         (first, low), (last, high) = divmod(min(changed), _SLOTS), divmod(max(changed), _SLOTS)
         if first != last:
             low, high = 0, _SLOTS - 1
-        start, end = _FIRST_OFFSET + low * _ENTRY_BYTES, _FIRST_OFFSET + (high + 1) * _ENTRY_BYTES
+        start = low * _ENTRY_BYTES
         changed.clear()
-        self._put(memoryview(self._image)[start:end], start)
+        self._put(entries[start : (high + 1) * _ENTRY_BYTES], _FIRST_OFFSET + start)
 
     def _claim(self, amount: int, until_s: float) -> None:
         self._claimed = amount
