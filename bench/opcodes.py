@@ -4,9 +4,10 @@
     python bench/opcodes.py [COMMIT ...] --instructions [--top 20]   machine instructions
 
 The difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight, against
-the provider of record.SIM_COMMIT, without limits and with one that never binds. What is done by the
-clock is left out of the bytecodes. Instructions are counted by callgrind, take some ten
-seconds a run, and leave a record.
+the provider of record.SIM_COMMIT, without limits and with one that never binds. While bytecodes are
+counted, the clock goes as much slower as the run does, so that what depends on it is done about as
+often for each row as otherwise; what timers do is left out. Instructions are counted by callgrind,
+take some ten seconds a run, and leave a record.
 COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
 most between the first and the last, and --most R makes the status 1 if the last one costs more than
 R times the first under any load; for 4294e90 the bar is 0.65 of its instructions.
@@ -32,18 +33,23 @@ import record
 from versions import LOADS, checked_out, write_rows
 
 FEW, MANY = 300, 1_300
-# What is done by the clock, whatever the number of rows: samples ten times a second, and a look at
-# all endpoints of a pool once a second. A run whose opcodes are counted takes so long that they
-# would be counted a hundred times too often.
+# How many times as long a run takes whose opcodes are counted (15 to 21 were measured).
+SLOWER = 20
+# What timers do, whatever the number of rows: samples ten times a second, and a look at all
+# endpoints of a pool once a second. It would be counted that many times too often.
 PERIODIC = ("Sampler._sample_on", "Pool._review")
 FLAGS = ["--prompt", "Classify: {{ text }}", "--model", "m", "-q", "-o", "out.jsonl"]
 IN_FLIGHT = 16
 # Runs the command line, and counts: argv is the file for the counts, then the command's.
 COUNT = (
-    f"PERIODIC = {PERIODIC}"
+    f"PERIODIC, SLOWER = {PERIODIC}, {SLOWER}"
     + """
-import json, sys, threading
+import json, sys, threading, time
 from collections import Counter
+begun_s, real_s = time.monotonic(), time.monotonic
+def slower_s():
+    return begun_s + (real_s() - begun_s) / SLOWER
+time.monotonic = slower_s
 ran, frames = Counter(), Counter()
 def within(frame, event, _):
     if event == "opcode":
@@ -53,7 +59,8 @@ def apart(frame, event, _):
     return apart
 def entered(frame, event, _):
     caller = frame.f_back
-    if frame.f_code.co_qualname in PERIODIC or (caller is not None and caller.f_trace is apart):
+    is_apart = frame.f_code is slower_s.__code__ or frame.f_code.co_qualname in PERIODIC
+    if is_apart or (caller is not None and caller.f_trace is apart):
         frame.f_trace_lines = False
         return apart
     frame.f_trace_opcodes, frame.f_trace_lines = True, False

@@ -220,7 +220,7 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
             transport = Transport(endpoint, SYSTEM, lambda _: None, before)
 
             async def ask(number: int) -> bytes:
-                asked = Blocked(Timing(endpoint.timeouts, SYSTEM), on_sent=written)
+                asked = Blocked(Timing(endpoint.timeouts, SYSTEM, written))
                 asked.carry(transport.head("POST", f"/{number}", {}, b""), b"")
                 return (await transport.exchange(asked)).body
 

@@ -99,7 +99,7 @@ class Gatherer:
         self._ended: list[Ended] = []
         self.due = 0
         self._every = 1  # one call in this many is recorded, on average
-        self._draw = random.Random(0).randrange
+        self._draw = random.Random(0).random
         self._first_answer_s: float | None = None
         self._durable_s = 0.0
         self._clear()
@@ -133,7 +133,8 @@ class Gatherer:
 
     def _pass(self, number: int) -> None:
         """Draws the next call to be recorded after the one with this number."""
-        self.due = number + self._draw(1, 2 * self._every)
+        # As randrange(1, 2 * every), in half the time.
+        self.due = number + 1 + int(self._draw() * (2 * self._every - 1))
 
     def sample(self, sample: Sample) -> None:
         """Adds a sample of the run."""

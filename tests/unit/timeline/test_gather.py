@@ -63,7 +63,8 @@ def test_figures_of_many_calls_are_those_of_all(group: int) -> None:
     for q in (0.5, 0.95, 0.99):
         true_s = statistics.quantiles(load.latencies_s, n=100)[round(q * 100) - 1]
         found_s = window.latency.quantile_s(q)
-        assert found_s == pytest.approx(true_s, rel=0.03 if q < 0.99 else 0.06)
+        # About four standard deviations over seeds: 0.9, 1.5 and 1.9 %.
+        assert found_s == pytest.approx(true_s, rel={0.5: 0.04, 0.95: 0.06, 0.99: 0.08}[q])
     total_s = math.fsum(load.latencies_s)
     assert window.phases.first_byte_s + window.phases.answer_s == pytest.approx(total_s, rel=0.03)
     assert window.phases.client_s / window.calls == pytest.approx(0.01, rel=0.05)

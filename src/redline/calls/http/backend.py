@@ -177,7 +177,7 @@ class HttpBackend:
         self._charges_reserved = self._steering.charges_reserved
         self.estimator = TokenEstimator()
         self.clock = clock
-        self.timing = Timing(endpoint.timeouts, clock)
+        self.timing = Timing(endpoint.timeouts, clock, self.wrote)
         self._attempts = attempts or Attempts()
         self._listener = listener
         self._transport = Transport(
@@ -189,7 +189,6 @@ class HttpBackend:
         )
         self._outage = Outage()
         self.on_room = on_room
-        self._on_sent = self.wrote  # for each attempt
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
         self._tokens_out = 0  # expected of the calls on the wire
         self.head = self._transport.head
@@ -253,13 +252,7 @@ class HttpBackend:
         if self._models:
             request = renamed(request, self._models)
         attempt = _Attempt(
-            self.timing,
-            call.deadline_s,
-            not call.once,
-            self._on_sent,
-            backend=self,
-            request=request,
-            call=call,
+            self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
         )
         try:
             if self._finds_limits:
@@ -322,13 +315,7 @@ class HttpBackend:
         Makes one attempt, which waits for its grant but for no slot, and is not counted.
         """
         attempt = _Attempt(
-            self.timing,
-            call.deadline_s,
-            not call.once,
-            self._on_sent,
-            backend=self,
-            request=request,
-            call=call,
+            self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
         )
         try:
             attempt.load(request)

@@ -55,6 +55,10 @@ class Answer(msgspec.Struct, gc=False):
     body: bytes
 
 
+def do_nothing(*_: object) -> None:
+    """Does nothing: the default of `before_write` and `on_sent`."""
+
+
 class Alarm(Protocol):
     """A clock that ends an exchange whose time is up."""
 
@@ -65,12 +69,19 @@ class Alarm(Protocol):
 class Timing:
     """The clock and the timeouts of the exchanges with one endpoint.
 
-    first: the phase that begins with the write, and its seconds.
+    on_sent: called with an exchange and the time just before its request is written, which it is
+    not if a CallError is raised. first: the phase that begins with the write, and its seconds.
     """
 
-    def __init__(self, timeouts: Timeouts, clock: Clock) -> None:
+    def __init__(
+        self,
+        timeouts: Timeouts,
+        clock: Clock,
+        on_sent: Callable[[Any, float], None] = do_nothing,
+    ) -> None:
         self.timeouts = timeouts
         self.now_s = clock.now_s
+        self.on_sent = on_sent
         self.first = ("attempt", timeouts.attempt_s)
         if timeouts.first_byte_s < timeouts.attempt_s:
             self.first = ("first_byte", timeouts.first_byte_s)
@@ -88,17 +99,12 @@ class Repeat(Exception):
         self.body = body
 
 
-def do_nothing(*_: object) -> None:
-    """Does nothing: the default of `before_write`, and of an exchange's `on_sent`."""
-
-
 class Exchange(msgspec.Struct, eq=False):
     """One exchange, with its clocks and its grant, which the caller releases or settles.
 
-    may_repeat: a transport may raise Repeat. on_sent: called with the exchange and the time when
-    its request is about to be written; it is not written if that raises CallError. is_head: the
-    request is a HEAD, whose answer ends with its headers. grant: for one write. due_s: since when
-    the request waited for results that were being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
+    may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
+    its headers. grant: for one write. due_s: since when the request waited for results that were
+    being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
     its error there, after the write at failed_sent_s; it is then written on a new one. doubted: the
     body of the answer that it is repeated for.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
@@ -111,7 +117,6 @@ class Exchange(msgspec.Struct, eq=False):
     timing: Timing
     deadline_s: float = math.inf
     may_repeat: bool = False
-    on_sent: Callable[[Any, float], None] = do_nothing
     head: bytes = b""
     body: bytes = b""
     is_head: bool = False
@@ -203,7 +208,7 @@ class Exchange(msgspec.Struct, eq=False):
         until_s = sent_s + first_s
         if self.deadline_s <= until_s:
             self.phase, until_s = "row", self.deadline_s
-        self.on_sent(self, sent_s)
+        timing.on_sent(self, sent_s)
         alarm.ring_at(until_s)
 
     def headers_came(self) -> None:
