@@ -59,6 +59,21 @@ def test_a_refusal_of_the_endpoint_arrives_as_it_was_sent_and_so_does_the_reques
     run(main())
 
 
+def test_a_body_that_only_a_lenient_endpoint_can_read_is_not_sent(run: Run) -> None:
+    async def main() -> None:
+        backend = Told()
+        raw = b'{"stream": true, "messages": [], "service_tier": "\xc4"}'
+        async with (
+            Relay(backend) as relay,
+            aiohttp.ClientSession() as session,
+            session.post(f"{relay.base_url}/chat/completions", data=raw) as reply,
+        ):
+            assert (reply.status, "is not JSON" in await reply.text()) == (400, True)
+        assert not backend.calls
+
+    run(main())
+
+
 def test_nothing_can_be_served_is_told_to_new_calls_and_to_those_that_wait(run: Run) -> None:
     trouble: list[Refusal] = []
 

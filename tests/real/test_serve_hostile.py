@@ -559,6 +559,18 @@ def test_a_refusal_has_the_id_under_which_the_gateway_shows_it(tmp_path: Path) -
                 assert (answer.status, why in answer.body) == (400, True), answer.body
 
 
+def test_a_body_that_only_a_lenient_endpoint_can_read_is_not_sent(tmp_path: Path) -> None:
+    # The endpoint would stream, though the gateway cannot see that it is asked to.
+    lenient = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content": "x"}], '
+    bodies = [lenient + b'"service_tier": "\xc4"}', lenient + b'"stream_options": {"\xb9": 1}}']
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+        world = World(serve, sim, "")
+        for body in bodies:
+            answer = asyncio.run(once(world, request("POST", CHAT, body)))
+            assert (answer.status, b"is not JSON: 'utf-8' codec" in answer.body) == (400, True)
+        assert sim.stats()["received"] == 0
+
+
 # Bodies that name a dear model so that a reader may miss it.
 BESIDE = (
     b'{"model": "dear", "model": "cheap", "messages": []}',

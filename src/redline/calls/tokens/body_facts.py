@@ -91,8 +91,13 @@ def read_chat(raw: bytes) -> Chat | None:
     return chat
 
 
+# The facts of a body that is not JSON in UTF-8, or is nested too deeply. A lenient endpoint may
+# find others in it: such a body must not be sent to one.
+NOT_JSON = BodyFacts()
+
+
 def facts_of(raw: bytes) -> BodyFacts:
-    """Reads the facts of a body; a Chat for a usual chat, empty facts if it is not JSON."""
+    """Reads the facts of a body; a Chat for a usual chat, NOT_JSON if it is not JSON."""
     chat = read_chat(raw)
     if chat is not None:
         return chat
@@ -100,16 +105,20 @@ def facts_of(raw: bytes) -> BodyFacts:
         return _FACTS.decode(raw)
     except msgspec.ValidationError:
         return _valid_facts(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return BodyFacts()
+    except (ValueError, RecursionError):
+        return NOT_JSON
 
 
 def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
+        # All of it: the next reader stops at the beginning of a body that is no object.
+        msgspec.json.decode(raw, type=msgspec.Raw)
         stated = _STATED.decode(raw)
-    except (msgspec.DecodeError, ValueError, RecursionError):
+    except msgspec.ValidationError:
         return BodyFacts()
+    except (ValueError, RecursionError):
+        return NOT_JSON
     found: dict[str, Any] = {}
     for field in _FIELDS:
         try:

@@ -11,6 +11,7 @@ from redline.serve.http.requests import (
     Asked,
     Bounds,
     names_one_model,
+    not_json,
     read_body,
     read_call,
     read_part,

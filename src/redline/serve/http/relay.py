@@ -12,13 +12,13 @@ import msgspec
 
 from redline.apis import APIS, EventParser, event_bytes, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
-from redline.calls.tokens import BodyFacts, facts_of, keep_facts
+from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
 from redline.serve.http.door import Door, Page
 from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
-from redline.serve.http.requests import Bounds
+from redline.serve.http.requests import Bounds, not_json
 from redline.serve.http.routes import Routes
 
 CALLS = tuple(api.path for api in APIS)
@@ -76,6 +76,8 @@ class Relay(Door):
         if exchange.path in MESSAGES_CALLS:
             await self._answer_messages(exchange, raw, call)
             return
+        if facts is NOT_JSON:
+            raise not_json(raw)
         try:
             await pass_on(exchange, raw, facts, partial(self._send, call=call))
         finally:

@@ -105,6 +105,16 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
     )
 
 
+def not_json(raw: bytes) -> Refusal:
+    """The refusal of a body whose facts are NOT_JSON, with the reason."""
+    why: object = "it is nested too deeply"
+    try:
+        msgspec.json.decode(raw)
+    except (ValueError, RecursionError) as error:
+        why = error
+    return Refusal(f"The body of the request is not JSON: {why}.")
+
+
 # The key `model`, also with escapes; servers in Go read it in upper case as well.
 _MODEL_KEY = re.compile(
     rb'(?i)"(?:m|\\u00[46]d)(?:o|\\u00[46]f)(?:d|\\u00[46]4)(?:e|\\u00[46]5)(?:l|\\u00[46]c)"\s*:'
