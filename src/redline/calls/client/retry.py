@@ -83,8 +83,8 @@ class RetryBudget:
     """Limits retries to a share of traffic, so that they do not bury a struggling server.
 
     Each first attempt earns `share` of a retry, each second earns `floor_per_s`; the balance is at
-    most ten seconds' worth of the latter, and at least 10. A retry beyond the balance waits until
-    it is earned.
+    most ten seconds' worth of the latter, or 10 if that is more. A retry beyond the balance waits
+    until it is earned.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:

@@ -1,4 +1,4 @@
-"""What a request's body states about the tokens of its call."""
+"""Reads from a request's body what it states about the tokens of its call."""
 
 from __future__ import annotations
 
