@@ -18,7 +18,7 @@ from redline.journal import ResultsLost
 
 
 async def execute_mirrored(job: Job, parts: Parts) -> Report:
-    """As `execute_local`; the report states which files were not uploaded at the end.
+    """Does `execute_local`; the report states why the output was not uploaded, if it was not.
 
     Raises as `execute_local` does, and ConfigError if the store refuses before the run.
     """
@@ -44,7 +44,7 @@ async def execute_mirrored(job: Job, parts: Parts) -> Report:
 
 
 async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
-    """Does the work; a cancellation ends it at its next block, for the thread is waited for."""
+    """Does the work in a thread. A cancellation makes that end at its next block of data."""
     try:
         await asyncio.to_thread(work)
     except asyncio.CancelledError:

@@ -31,7 +31,7 @@ from redline.process import counted
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
 # A batch of your own server is over in seconds, one of a provider in minutes to hours. So polls
-# become rarer: 15 in the first two minutes, then one a minute.
+# become rarer: 13 in the first two minutes, then one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
 # Servers that say `completed` before their results can be read get this long to show them. Rows
 # that are sent again are paid for again.
@@ -50,7 +50,7 @@ _BAD_REPLIES = 2
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """What a row takes live: seconds with all other calls in flight, and tokens."""
+    """The pace of rows that are asked live: seconds of a row beside all others, and its tokens."""
 
     row_s: float
     row_tokens: float

@@ -131,7 +131,10 @@ class PartReader:
         return len(self._offsets)
 
     def pop(self, name: str) -> int | None:
-        """The offset of the row of this name; None if there is none, or was taken before."""
+        """Takes the row of this name and returns its offset.
+
+        None if there is none, or it was taken before.
+        """
         try:
             return self._offsets.pop(int(name, 16), None)
         except ValueError:
