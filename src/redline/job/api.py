@@ -47,8 +47,8 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
     strings.
     Without `output`, the report holds the outcomes in input order, and all are kept in memory.
-    Works in a script and in a notebook; in other code with a running event loop, use `await
-    redline.arun(...)`. Ctrl-C once drains, twice stops.
+    Works in a script and in a notebook; in other code with a running event loop, use
+    `await redline.arun(...)`. Ctrl-C once drains, twice stops.
     Raises ConfigError or JournalError if the run cannot begin.
     """
     _refuse_to_block()
@@ -61,7 +61,7 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
 
 @lists_options
 async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
-    """Does `run` in the running event loop: `report = await redline.arun(...)`.
+    """Runs every row, as `run` does, in the running event loop: `await redline.arun(...)`.
 
     Signals are left alone. When the task is cancelled, calls in flight are given up; rows that are
     done are on disk if there is an `output`, and the same call continues it.
@@ -305,7 +305,7 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """Does what asyncio.run does, without waiting for tasks and threads that never end."""
+    """Runs `work` as asyncio.run would, but does not wait for tasks and threads that never end."""
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -349,7 +349,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _display(options: Keywords) -> Display | None:
-    """Returns the display on a terminal and in a notebook, unless the caller states otherwise."""
+    """Returns the display on a terminal or in a notebook; None if the caller wants none."""
     is_shown, is_cell = options.get("progress"), is_notebook()
     if is_shown is None:
         is_shown = can_redraw(sys.stderr) or is_cell

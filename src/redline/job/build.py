@@ -426,7 +426,7 @@ def _done_before(job: Job, journal: Journal) -> InputCounts:
 
 
 def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
-    """Returns the backend: calls within limits, the job's budget, its retries, its cache."""
+    """Returns the objects that make calls: within limits, the budget, retries and the cache."""
     # Answers received before a request goes out are written before it.
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners

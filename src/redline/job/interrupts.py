@@ -56,7 +56,7 @@ class Interrupts:
         self._give_up = give_up
 
     def interrupt_from_outside(self) -> None:
-        """Does `interrupt` from another thread; without a runner, the run drains when it starts."""
+        """Interrupts from another thread; without a runner, the run drains when it starts."""
         if self._runner is None:
             self._is_early = True
             self.count += 1

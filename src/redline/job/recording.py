@@ -52,7 +52,7 @@ def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) 
 
 
 def _is_fixed(job: Job) -> bool:
-    """Whether neither limits nor calls in flight are to be found, and rows go by calls."""
+    """Whether neither limits nor concurrency are searched for, and rows go by single calls."""
     every = [endpoint.limits for endpoint in job.endpoints] or [job.limits]
     is_found = any(limits.rate == AUTO or limits.is_adaptive for limits in every)
     return not is_found and job.via not in BATCHING

@@ -142,7 +142,7 @@ class ResultsFile:
             )
 
     def check_end(self) -> None:
-        """Does `check`, and checks that the group is sound and ends the file.
+        """Checks as `check` does, and that the group is sound and ends the file.
 
         No writer may be left. Raises ResultsLost.
         """

@@ -50,7 +50,10 @@ _BAD_REPLIES = 2
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The pace of rows that are asked live: seconds of a row beside all others, and its tokens."""
+    """The pace of rows that are asked live.
+
+    row_s: seconds of one row while all slots are in use. row_tokens: its tokens.
+    """
 
     row_s: float
     row_tokens: float

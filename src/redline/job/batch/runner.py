@@ -137,7 +137,7 @@ class BatchRunner:
         await self._store.note(pace)
 
     async def _by_batches(self) -> None:
-        """Does `_work`, which a drain cancels. A RedlineError that it raises stops the run."""
+        """Runs `_work` until it ends or the run is drained. A RedlineError of it stops the run."""
         runner = self._world.runner
         work = asyncio.create_task(self._work(), name="redline batches")
         try:

@@ -141,7 +141,7 @@ class PartReader:
             return None
 
     def pop_line(self, number: int) -> int | None:
-        """Does `pop`, for a line of the uploaded file, from 1."""
+        """Takes the row in this line of the uploaded file, counted from 1; see `pop`."""
         key = next(islice(keys_of(Path(self._file.name)), number - 1, None), None)
         return None if key is None else self._offsets.pop(key, None)
 

@@ -81,7 +81,10 @@ class Filler:
             await self._close(route)
 
     async def leave(self) -> None:
-        """Does `close`, also for a row that the budget had no room for; reserves nothing for it."""
+        """Makes parts of all rows that were read, also of one that the budget had no room for.
+
+        Nothing is reserved for that one.
+        """
         if self._waiting is not None:
             (kept, route), self._waiting = self._waiting, None
             kept.worst = NOTHING

@@ -95,7 +95,10 @@ class Line(msgspec.Struct, kw_only=True):
         return not (self.verdict is self.reasks is self.dropped is None)
 
     def text(self) -> str:
-        """Returns the answer for a person: texts unchanged, other JSON on a line, vectors short."""
+        """Returns the answer for a person.
+
+        Texts are unchanged, other JSON is on one line, vectors are short.
+        """
         parts = [_text(msgspec.json.decode(self.output))]
         if self.tool_calls != _NULL:
             parts.append(f"tool calls: {bytes(self.tool_calls).decode('utf-8', 'replace')}")

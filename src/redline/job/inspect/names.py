@@ -9,7 +9,7 @@ OTHERS = "others"
 
 
 def known_or_others(counts: dict[Any, Any], name: Any) -> Any:
-    """Returns the name under which this one is counted: OTHERS once there are 100 others."""
+    """Returns the name under which this one is counted: OTHERS once 100 names are known."""
     return name if name in counts or len(counts) < MOST_NAMES else OTHERS
 
 

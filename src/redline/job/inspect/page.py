@@ -36,7 +36,7 @@ def page_of(
     table: list[tuple[str, str, str]],
     scores: str,
 ) -> str:
-    """Returns the page.
+    """Returns the page of a comparison.
 
     sides: the outputs, still open. table: figures of both by name. scores: in words. In memory are
     the texts that are shown, and of the pairs one at a time.

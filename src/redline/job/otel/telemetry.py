@@ -183,7 +183,10 @@ class Telemetry:
         return Measured(inner, self._meter, self._origin)
 
     def traced(self, inner: Backend) -> Backend:
-        """Returns a backend that makes spans of some calls of `inner`; `inner` itself for none."""
+        """Returns a backend that makes spans of some calls of `inner`.
+
+        Returns `inner` if the sample is 0.
+        """
         if self._spans is None:
             return inner
         return Traced(inner, self._spans, self._settings.sample)

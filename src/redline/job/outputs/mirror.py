@@ -336,7 +336,7 @@ def _fetch_all(url: ObjectUrl, output: Output) -> Output:
 
 
 def _has_old_names(url: ObjectUrl, store: ObjectStore) -> bool:
-    """Does `has_old_names` for the objects in the store."""
+    """Whether redline 0.1 wrote the objects; see `has_old_names`."""
     return has_old_names(url.file.name, lambda name: store.find(url.beside(name)) is not None)
 
 

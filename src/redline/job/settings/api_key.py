@@ -41,8 +41,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: str) -> str | None:
     """Returns the key if it may go to `base_url`; None if there is none, or a header holds another.
 
-    headers: their names. hint: for the error. Raises ConfigError for a key and any other host.
-    Returns None for a text that is not a URL: Endpoint refuses it.
+    headers: their names. hint: for the error. Raises ConfigError for any other host. A text that is
+    not a URL gets no key: Endpoint has an error of its own for it.
     """
     if not key or not is_http_url(base_url):
         return None

@@ -32,7 +32,10 @@ class Embedded(Protocol):
         ...
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """Runs the server while entered, as its base URL. Raises ConfigError if it cannot start."""
+        """Runs the server while entered, and yields its base URL.
+
+        Raises ConfigError if it cannot start.
+        """
         ...
 
 
@@ -48,7 +51,7 @@ class EmbeddedSim:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """Runs the server while entered, as its base URL."""
+        """Runs the server while entered, and yields its base URL."""
         # Imported here: a run against a real endpoint does not pay for a server's start-up.
         from redline.sim import SimSettings
         from redline.sim.server import Sim

@@ -151,7 +151,7 @@ _LISTED = "\n".join(
     ]
 )
 _NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
-# A function of the user's has no use for the first, and an `Endpoint` contains the second.
+# A function of the user's has no use for the first group; an `Endpoint` contains the second.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),

@@ -232,10 +232,10 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Ends the run, while entered, at its deadline, or if its results or its waits require it.
+        """Ends the run at its deadline, counted from the first entry, while entered.
 
-        The deadline counts from the first entry. on_drain: called when the run is drained
-        meanwhile.
+        Also ends it once results are not acknowledged any more, or it waits for longer than
+        allowed. on_drain: called when the run is drained meanwhile.
         """
         if self.ends_s is None:
             deadline_s = self._job.deadline_s
