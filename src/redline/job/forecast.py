@@ -52,7 +52,7 @@ class Plan(msgspec.Struct, kw_only=True):
 def plan(job: Job) -> Plan:
     """Forecasts a run from the whole input and the existing results. Blocks.
 
-    Sends and writes nothing. Raises ConfigError if the run itself would.
+    Sends and writes nothing. Raises ConfigError or JournalError if the run itself would.
     """
     # Of a file that will be followed, its present content.
     source = sampled(open_source(job.rows), job.samples)

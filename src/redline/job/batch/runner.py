@@ -385,7 +385,7 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     """Returns the ledger of the batches that earlier runs of the output have made. Blocks.
 
     is_new: there are no results yet. Raises ConfigError if their batches are running and this run
-    cannot continue them.
+    cannot continue them, JournalError if the ledger is damaged.
     """
     ledger = Ledger(output)
     is_anew = job.restart or is_new

@@ -76,7 +76,8 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
 
     rows: the input; None takes the path that the manifest names. limit: only the first N rows must
     be there; the others are read to distinguish their lines from lines of no row.
-    Raises ConfigError if there is no such output, or no input to compare with.
+    Raises ConfigError if there is no such output, or no input to compare with, JournalError if the
+    output cannot be read.
     """
     manifest = manifests.load(output)
     if manifest is None:
