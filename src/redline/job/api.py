@@ -42,7 +42,7 @@ _STREAM_AHEAD_BYTES = 32 * 1024 * 1024
 
 @lists_options
 def run(rows: object, **options: Unpack[Keywords]) -> Report:
-    """Send every row through and report; failures are data and raise nothing.
+    """Sends every row and returns the report; failures are data and raise nothing.
 
     rows: a path, a URL such as s3://bucket/rows.jsonl, an iterable or an async iterable of dicts or
     strings.
@@ -61,10 +61,10 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
 
 @lists_options
 async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
-    """As `run`, in the running event loop: `report = await redline.arun(...)`.
+    """Runs every row, as `run` does, in the running event loop: `await redline.arun(...)`.
 
-    Signals are left alone. When the task is cancelled, calls in flight are given up; what is done
-    is on disk if there is an `output`, and the same call continues it.
+    Signals are left alone. When the task is cancelled, calls in flight are given up; rows that are
+    done are on disk if there is an `output`, and the same call continues it.
     """
     job = make_job(rows, options, os.environ)
     return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))
@@ -79,7 +79,7 @@ def run_job(
     on_metrics: Callable[[str], None] | None = None,
     listeners: tuple[Listener, ...] = (),
 ) -> Report:
-    """As `run`, for an existing job.
+    """Runs an existing job and returns its report, as `run` does.
 
     on_result, on_failure: called with each row that has ended, or failed; None to call nothing.
     on_metrics: called with the URL of the metrics page; None to print it on stderr. listeners:
@@ -100,7 +100,7 @@ def run_job(
 
 @lists_options
 def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
-    """Each row's outcome as it comes, in the order of completion.
+    """Returns a stream of each row's outcome as it comes, in the order of completion.
 
         async with redline.stream(rows, model="m") as outcomes:
             async for outcome in outcomes:
@@ -117,7 +117,7 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
 
 
 class OutcomeStream:
-    """The outcomes of one run, which begins with the first that is asked for."""
+    """The outcomes of one run, which begins when the first one is asked for."""
 
     def __init__(self, job: Job) -> None:
         self._handover = _Handover()
@@ -151,7 +151,7 @@ class OutcomeStream:
 
 
 async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, None]:
-    """The outcomes of a run of the job, which ends with the generator."""
+    """Yields the outcomes of a run of the job, which ends with the generator."""
 
     async def work() -> Report:
         try:
@@ -196,7 +196,10 @@ class _Handover:
             runner.abort()
 
     async def put(self, result: Result) -> None:
-        """Hands one over; waits while the reader is too far behind. Drops it if it has left."""
+        """Hands over a result; waits while the reader is too far behind.
+
+        Drops it if the reader has left.
+        """
         while self._ahead_bytes >= _STREAM_AHEAD_BYTES and not self.is_left:
             self._has_room.clear()
             await self._has_room.wait()
@@ -206,7 +209,7 @@ class _Handover:
         await self._outcomes.put(result.outcome)
 
     async def next(self) -> Outcome | None:
-        """The next outcome; None after the last."""
+        """Returns the next outcome; None after the last."""
         if self._is_finished and self._outcomes.empty():
             return None
         outcome = await self._outcomes.get()
@@ -222,7 +225,7 @@ class _Handover:
             self._outcomes.put_nowait(None)
 
     def end(self) -> None:
-        """A reader that waits for the next outcome gets None."""
+        """Ends the stream: a reader that waits for the next outcome gets None."""
         self.is_left = True
         while not self._outcomes.empty():
             self._outcomes.get_nowait()
@@ -246,7 +249,7 @@ def _size_bytes(outcome: Outcome) -> int:
 
 
 async def _run_in_loop(job: Job, parts: Parts) -> Report:
-    """The report of the whole run, with its outcomes if nothing takes them."""
+    """Runs the job and returns its report, with the outcomes if nothing takes them."""
     outcomes: list[Outcome] = []
     if job.output is None and parts.on_result is None:
 
@@ -260,13 +263,13 @@ async def _run_in_loop(job: Job, parts: Parts) -> Report:
 
 
 def _print_metrics(url: str) -> None:
-    """Prints where the metrics are: a port that was picked is known from nowhere else."""
+    """Prints the URL of the metrics page: nothing else states a port that was picked."""
     if sys.stderr is not None:
         lasting(sys.stderr).write(f"metrics: {url}\n")
 
 
 def _refuse_to_block() -> None:
-    """Raises ConfigError in code of a running event loop, but for a notebook's cells.
+    """Raises ConfigError in code of a running event loop, except in a notebook's cells.
 
     A cell is meant to block; a handler that blocks holds up all others of its loop.
     """
@@ -281,7 +284,7 @@ def _refuse_to_block() -> None:
 
 
 def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """The result of `work` in a fresh event loop; in a thread if this one has a loop already."""
+    """Returns the result of `work` in a fresh event loop; in a thread if this one has a loop."""
     if not is_in_loop():
         return _run_loop(work, interrupts)
     thread = DaemonThreads(1, "redline")
@@ -302,7 +305,7 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
 
 
 def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """As asyncio.run, which would also wait for tasks and threads that never end."""
+    """Runs `work` as asyncio.run would, but does not wait for tasks and threads that never end."""
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
@@ -325,7 +328,7 @@ def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts
 
 
 def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancels what tasks of the user's are left, and waits for them a moment."""
+    """Cancels the remaining tasks of the user's, and waits for them a moment."""
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
         task.cancel()
@@ -337,7 +340,7 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """A loop of uvloop if that is installed, as it is except on Windows."""
+    """Returns a loop of uvloop if that is installed, as it is except on Windows."""
     try:
         import uvloop
     except ImportError:
@@ -346,7 +349,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _display(options: Keywords) -> Display | None:
-    """Progress is shown on a terminal and in a notebook, unless the caller says otherwise."""
+    """Returns the display on a terminal or in a notebook; None if the caller wants none."""
     is_shown, is_cell = options.get("progress"), is_notebook()
     if is_shown is None:
         is_shown = can_redraw(sys.stderr) or is_cell

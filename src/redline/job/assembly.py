@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class Kept(msgspec.Struct, frozen=True):
     """The open files of a run with an output.
 
-    before: what earlier runs have done of its input, None if the output may hold rows of another
-    one. account: what was spent, None for a run without a budget. ledger: what is with the Batch
-    API, None for a run that has nothing to do with it; held: the rows there, None for a run that
+    before: the rows of its input that earlier runs have done, None if the output may hold rows of
+    another one. account: the spending, None for a run without a budget. ledger: the batches, None
+    for a run that has nothing to do with the Batch API; held: the rows in them, None for a run that
     does not go by batches.
     """
 
@@ -45,12 +45,12 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """A View. found_limits: those that were found, in words.
+    """One run. It is a View. found_limits: those that were found, in words.
 
     kept: None for a run without an output; batches: None for one that makes its calls itself.
-    answers: of its cache. recorder: of its trace. sampler: of its timeline.
-    telemetry: None if nothing goes to OpenTelemetry.
-    check_source: looks whether the input is still what was read.
+    answers: of its cache. recorder: of its trace. sampler: of its timeline. telemetry: None if
+    nothing goes to OpenTelemetry.
+    check_source: raises ConfigError if the input has changed since it was read.
     """
 
     job: Job
@@ -89,7 +89,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def telemetry_notices(self) -> dict[str, str]:
-        """That OpenTelemetry is out of reach, or is back."""
+        """The notice that OpenTelemetry is out of reach, or is back."""
         return {} if self.telemetry is None else self.telemetry.notices
 
     @property
@@ -98,7 +98,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return self.feed.rows_skipped - self.selection.with_batches
 
     def counts(self) -> InputCounts:
-        """The rows of the whole input: done and left."""
+        """Returns the rows of the whole input: done and left."""
         feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
         rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
         seen = InputCounts(
@@ -122,7 +122,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return known if is_possible else seen
 
     def totals(self) -> Totals:
-        """The whole job now, as its timeline has it."""
+        """Returns the current totals of the whole job, for its timeline."""
         counts, tally, spent = self.counts(), self.tally, self.bill.read()
         return Totals(
             rows=counts.rows,
@@ -139,7 +139,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def ending(self) -> tuple[Ending, str]:
-        """How the run has ended, and the error that stopped it if one did."""
+        """Returns how the run has ended, and the error that stopped it, if any."""
         runner = self.runner
         if runner.stopped is not None:
             return "stopped", runner.stopped.what
@@ -149,12 +149,12 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
         return "interrupted" if runner.is_draining else "finished", ""
 
     def flawed(self) -> dict[str, int]:
-        """Successes by all runs of the output whose answer is cut, empty or refused."""
+        """Returns the numbers of cut, empty and refused answers by all runs of the output."""
         before = Counter[str]() if self.kept is None else self.kept.journal.answers.flaws
         return dict((before + self.tally.flawed).most_common())
 
     def _not_traced(self) -> str | None:
-        """Why the trace ends before the run; None if it does not."""
+        """Returns why the trace ends before the run; None if it does not."""
         recorder = self.recorder
         if recorder is None or recorder.failure is None:
             return None

@@ -130,7 +130,7 @@ class _Calls(msgspec.Struct, frozen=True):
 
 @asynccontextmanager
 async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
-    """A run that is ready to go; its input, output and connections are closed at the end.
+    """Yields a run that is ready to go; closes its input, output and connections at the end.
 
     Raises ConfigError or JournalError if the run cannot begin; JournalError at the end as well, if
     its last results cannot be saved.
@@ -169,7 +169,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
 
 
 async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | None:
-    """The server of the job's metrics page, which has nothing to show yet; None without one."""
+    """Starts the server of the job's metrics page, which shows nothing yet; None without one."""
     if job.metrics_port is None:
         return None
     # Imported here: a run without the page does not pay for it.
@@ -179,7 +179,7 @@ async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | Non
 
 
 def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
-    """The telemetry of the job; None for a job without OpenTelemetry."""
+    """Returns the telemetry of the job; None for a job without OpenTelemetry."""
     if job.otel is None:
         return None
     # Imported here: a run without it does not pay for it.
@@ -192,7 +192,7 @@ def _open_telemetry(job: Job, stack: AsyncExitStack) -> Telemetry | None:
 
 
 def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
-    """A monitor of the run's windows; the server's page shows its figures from now on."""
+    """Returns a monitor of the run's windows; the server's page shows its figures from now on."""
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note
@@ -230,7 +230,7 @@ def _open_input(job: Job, parts: Parts) -> _Input:
 
 
 def _limiters(job: Job) -> tuple[RateLimiter, ...]:
-    """The limiters of the job's calls. Raises ConfigError if they cannot be made as it says."""
+    """Returns the limiters of the job's calls. Raises ConfigError if they cannot be made."""
     if job.endpoints:
         for endpoint in job.endpoints:
             proxy_of(endpoint)
@@ -241,7 +241,7 @@ def _limiters(job: Job) -> tuple[RateLimiter, ...]:
 
 
 def _stream(job: Job, slots: int) -> StreamRows | None:
-    """The messages of the stream that the job reads; None if it reads something else."""
+    """Returns the messages of the stream that the job reads; None if it reads something else."""
     url = stream_of(job.rows)
     if url is None:
         return None
@@ -363,7 +363,7 @@ def _runner(
 
 
 def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Results:
-    """The receiver of results for a run without an output."""
+    """Returns the receiver of results for a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
     return SuppliedResults(parts.results, acknowledge)
@@ -372,7 +372,7 @@ def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Result
 def _acknowledging(
     tally: Tally, stream: StreamRows | None, gatherer: Gatherer
 ) -> Callable[[list[Brief]], None]:
-    """The callback for rows that are durable."""
+    """Returns the callback for rows that are durable."""
 
     def acknowledge(rows: list[Brief]) -> None:
         if stream is not None:
@@ -419,14 +419,14 @@ async def _open_output(
 
 
 def _done_before(job: Job, journal: Journal) -> InputCounts:
-    """The rows done by earlier runs, if the output's rows all belong to this input."""
+    """Returns the rows done by earlier runs, if the output's rows all belong to this input."""
     done, failed = len(journal.succeeded), len(journal.failed)
     is_again = job.retry_failed or job.retries_failures
     return InputCounts(rows=done + failed, done=done, failed=0 if is_again else failed)
 
 
 def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
-    """The backend: calls within their limits, the job's budget, its retries, its cache."""
+    """Returns the objects that make calls: within limits, the budget, retries and the cache."""
     # Answers received before a request goes out are written before it.
     before_write = do_nothing if kept is None else kept.journal.flush
     supplied, listeners = given.parts.backend, given.parts.listeners
@@ -466,7 +466,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
 def _http(
     job: Job, given: _Input, tally: Tally, before_write: Callable[[], None], listener: Listener
 ) -> tuple[Backend, Callable[[], list[str]]]:
-    """The job's endpoint, or its endpoints as a pool; and what finds their limits, in words."""
+    """Returns the job's endpoint, or its endpoints as a pool, and what describes their limits."""
     # Under the lock: the sends of another run's window are not this one's to write.
     stores = _stores(job)
     intake, outbox = intake_of(job.endpoints), Outbox(before_write)
@@ -504,13 +504,16 @@ def _http(
 
 
 def _price(job: Job, endpoint: Endpoint) -> float:
-    """The prices of an input and of an output token there; 0 if unknown."""
+    """Returns the price of an input token plus that of an output token; 0 if unknown.
+
+    In picodollars, at this endpoint.
+    """
     price = job.price_table().at(endpoint.label, job.prompting.model)
     return 0.0 if price is None else float(price.input + price.output)
 
 
 def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
-    """The backend within the job's budget; None if it has none."""
+    """Returns the backend within the job's budget; None if it has none."""
     if job.allowance is None:
         return None
     account = None if kept is None else kept.account
@@ -522,7 +525,7 @@ def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
 
 
 def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStore | None]:
-    """`inner` behind the job's cache, if it has one, and the store of its answers."""
+    """Returns `inner` behind the job's cache, if it has one, and the store of its answers."""
     if job.cache is None or not job.endpoints:
         return inner, None
     # Imported here: a run without a cache does not pay for it, nor for SQLite.
@@ -540,7 +543,7 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
 def _rows(
     job: Job, given: _Input, journal: Journal | None, load: Backpressure, held: HeldRows | None
 ) -> tuple[Feed, Selection]:
-    """The feed of rows that this run has to do, and how they are selected."""
+    """Returns the feed of rows that this run has to do, and their selection."""
     stream = given.stream
     identifier: Identifier | MessageKeys = Identifier()
     if journal is not None:
@@ -567,13 +570,13 @@ def _rows(
 
 
 def _stores(job: Job) -> Stores:
-    """The files in which limits outlive the run."""
+    """Returns the files in which limits outlive the run."""
     recent = None if job.output is None else job.output.state_path / "limits"
     return Stores(recent=recent, memory=job.memory)
 
 
 def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
-    """The ledger of batches; None for a run without the Batch API. Blocks."""
+    """Returns the ledger of batches; None for a run without the Batch API. Blocks."""
     if job.via not in BATCHING and not (output.state_path / "batches.jsonl").exists():
         return None
     # Imported here: a run without batches does not pay for them.
@@ -583,7 +586,7 @@ def _ledger(job: Job, output: Output, *, is_new: bool) -> Ledger | None:
 
 
 def _has_same_input(job: Job, output: Output) -> bool:
-    """The output's rows are those of the job's input, as far as their names show."""
+    """Whether the output's rows are those of the job's input, as far as their names show."""
     if job.restart or stream_of(job.rows) is not None:
         return False
     try:
@@ -597,7 +600,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
 async def _open_journal(
     job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
 ) -> tuple[Journal, Manifest]:
-    """The output's journal and manifest; opened in a thread, since the whole file is read."""
+    """Returns the output's journal and manifest, opened in a thread: the whole file is read."""
     opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))
     try:
         return await asyncio.shield(opening)

@@ -39,7 +39,7 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
 
 @asynccontextmanager
 async def _served(job: Job) -> AsyncIterator[Job]:
-    """The job, while the embedded server runs that it may ask for."""
+    """Yields the job with the URL of its embedded server, which runs meanwhile, if it has one."""
     if job.embedded is None or job.endpoint is None:
         yield job
         return

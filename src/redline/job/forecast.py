@@ -23,13 +23,13 @@ _STEPS = 20
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """rows = done_rows + untried_rows + sent_rows + bad_rows.
+    """The forecast of a run: rows = done_rows + untried_rows + sent_rows + bad_rows.
 
-    done_rows: the output has them already. untried_rows: left out by retry_failed. bad_rows: would
-    fail before anything is sent; first_problem is the first one's. tokens: estimated, of the rows
-    to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s: seconds until the last
-    row may be sent; 0 if nothing limits it. bound: the limit that decides it, None
-    without limits. first_request: of the first good row.
+    done_rows: rows that have an outcome in the output. untried_rows: left out by retry_failed.
+    bad_rows: would fail before anything is sent; first_problem is the first one's. tokens:
+    estimated, of the rows to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s:
+    seconds until the last row may be sent; 0 if nothing limits it. bound: the limit that decides
+    it, None without limits. first_request: of the first good row.
     """
 
     rows: int = 0
@@ -50,9 +50,9 @@ class Plan(msgspec.Struct, kw_only=True):
 
 
 def plan(job: Job) -> Plan:
-    """Reads the whole input and the results that exist; sends and writes nothing. Blocks.
+    """Forecasts a run from the whole input and the existing results. Blocks.
 
-    Raises ConfigError if the run itself would.
+    Sends and writes nothing. Raises ConfigError or JournalError if the run itself would.
     """
     # Of a file that will be followed, its present content.
     source = sampled(open_source(job.rows), job.samples)
@@ -107,7 +107,7 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
 
 
 def _done(job: Job) -> tuple[KeySet, KeySet]:
-    """Keys of the rows in the output and in its failures."""
+    """Returns the keys of the rows in the output and in its failures."""
     output = job.output
     if output is None or job.restart:
         return KeySet(), KeySet()
@@ -144,7 +144,7 @@ def _check_any(rules: Sequence[Rules], cost: Cost) -> None:
 
 
 def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
-    """The time that the limits require, and the limit that determines it.
+    """Returns the seconds that the limits require, and the limit that determines them.
 
     Several endpoints share the rows so that all finish at the same time.
     """
@@ -162,7 +162,7 @@ def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
 
 
 def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
-    """The share of the rows that these limits let pass in this time."""
+    """Returns the share of the rows that these limits let pass in this time."""
     least, most = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (least + most) / 2
@@ -172,9 +172,9 @@ def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
 
 
 def _time_of(made: Plan, limits: Limits, share: float) -> tuple[float, str | None]:
-    """The longest of the limits' own times, by the last-send formulas of docs/architecture.md.
+    """Returns the longest of the limits' own times, and its limit.
 
-    share: of the rows, 0 to 1.
+    The times are by the last-send formulas of docs/architecture.md. share: of the rows, 0 to 1.
     """
     sent = max(1, made.sent_rows)
     total = made.input_tokens + made.output_tokens

@@ -44,7 +44,7 @@ class Interrupts:
         self._lock = threading.Lock()
 
     def watch(self, runner: Runner) -> None:
-        """Interrupts are for this runner from now on."""
+        """Directs interrupts to this runner from now on."""
         # The runner last: another thread that sees it finds the loop as well.
         self._loop = asyncio.get_running_loop()
         self._runner = runner
@@ -56,7 +56,7 @@ class Interrupts:
         self._give_up = give_up
 
     def interrupt_from_outside(self) -> None:
-        """As `interrupt`, from another thread; without a runner, the run drains when it starts."""
+        """Interrupts from another thread; without a runner, the run drains when it starts."""
         if self._runner is None:
             self._is_early = True
             self.count += 1
@@ -77,7 +77,7 @@ class Interrupts:
         self._loop.call_soon_threadsafe(self._abort if is_second else self._runner.drain)
 
     def given_up(self) -> GivenUp:
-        """The error of a run that is left as it is."""
+        """Returns the error of a run that is left as it is."""
         left = ["the beginning of the run"]
         if self._runner is not None:
             left = self._runner.abandoned or ["what the run was waiting for"]
@@ -85,9 +85,9 @@ class Interrupts:
 
     @contextmanager
     def handled(self, loop: asyncio.AbstractEventLoop, main: asyncio.Task[Any]) -> Generator[None]:
-        """SIGINT and SIGTERM interrupt meanwhile. Does nothing outside the main thread.
+        """Makes SIGINT and SIGTERM interrupt meanwhile. Does nothing outside the main thread.
 
-        main: is cancelled while there is no runner yet, and KeyboardInterrupt raised in its place.
+        main: cancelled if there is no runner yet; KeyboardInterrupt is then raised in its place.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -133,7 +133,7 @@ class Interrupts:
         self._runner.abort()
 
     def _insist(self) -> None:
-        """Sees to it that the second interrupt ends the run. In a thread of its own."""
+        """Makes sure that the second interrupt ends the run. In a thread of its own."""
         if not self._has_turned.wait(_BLOCKED_S):
             self._raise_in_main(Unblocked)
         if not self._is_over.wait(GIVE_UP_S - _BLOCKED_S):

@@ -14,7 +14,7 @@ from redline.job.show import Report
 
 
 async def execute_local(job: Job, parts: Parts) -> Report:
-    """As `execute`, for a job without an embedded server and without an output in a store."""
+    """Executes a job that has no embedded server and no output in a store; see `execute`."""
     begun_s = SYSTEM.now_s()
     run: Run | None = None
     shown: asyncio.Task[None] | None = None

@@ -18,9 +18,10 @@ from redline.journal import ResultsLost
 
 
 async def execute_mirrored(job: Job, parts: Parts) -> Report:
-    """As `execute_local`; the report states which files were not uploaded at the end.
+    """Executes a job whose output is an object in a store; see `execute_local`.
 
-    Raises as `execute_local` does, and ConfigError if the store refuses before the run.
+    If the object was not written, the report states why. Raises as `execute_local` does, and
+    ConfigError if the store refuses before the run.
     """
     assert job.output is not None
     # In a thread, because it imports a driver.
@@ -44,7 +45,7 @@ async def execute_mirrored(job: Job, parts: Parts) -> Report:
 
 
 async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
-    """Does the work; a cancellation ends it at its next block, for the thread is waited for."""
+    """Does the work in a thread. A cancellation ends a transfer at its next block of data."""
     try:
         await asyncio.to_thread(work)
     except asyncio.CancelledError:

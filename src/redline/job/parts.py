@@ -32,8 +32,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     listeners: notified of the same events, after the tally.
     display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
     row that has ended; the run waits for what it returns. on_failure: gets each row that has
-    failed. on_upload: gets a function that gives up
-    the upload of the output, when this begins. on_metrics: gets the URL of the metrics page.
+    failed. on_upload: gets a function that gives up the upload of the output, when the upload
+    begins. on_metrics: gets the URL of the metrics page.
     """
 
     backend: Backend | None = None
@@ -49,7 +49,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     on_metrics: Callable[[str], None] | None = None
 
     def check(self, job: Job) -> None:
-        """Raises ConfigError if the job's settings ask for a part that is supplied, too."""
+        """Raises ConfigError if a part excludes a setting, or if nothing answers the calls."""
         if self.results is not None and job.output is not None:
             raise ConfigError(
                 "results go to the job's output or to the caller, and not to both",
@@ -77,5 +77,5 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _concurrency(limits: Limits) -> Limits:
-    """The limits, reduced to the number of calls in flight."""
+    """Returns the limits, reduced to the number of calls in flight."""
     return Limits() if limits.is_adaptive else Limits(concurrency=limits.concurrency)

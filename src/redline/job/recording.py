@@ -28,7 +28,7 @@ from redline.timeline import (
 
 
 def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) -> Sampler:
-    """Samples the run, into the timeline of the job's output if it has one."""
+    """Returns the sampler of the run, with the timeline of the job's output if it has one."""
     rates = [
         limit_text(kind, rate)
         for limits in ([endpoint.limits for endpoint in job.endpoints] or [job.limits])
@@ -52,23 +52,23 @@ def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) 
 
 
 def _is_fixed(job: Job) -> bool:
-    """Neither limits nor calls in flight are to be found, and rows go by calls."""
+    """Whether neither limits nor concurrency are searched for, and rows go by single calls."""
     every = [endpoint.limits for endpoint in job.endpoints] or [job.limits]
     is_found = any(limits.rate == AUTO or limits.is_adaptive for limits in every)
     return not is_found and job.via not in BATCHING
 
 
 def open_trace(path: Path) -> TraceFile:
-    """The trace, to be closed by the caller. Raises ConfigError if it cannot be written."""
+    """Returns the trace, to be closed by the caller. Raises ConfigError if it cannot be written."""
     return TraceFile(path)
 
 
 def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorder:
-    """`inner` with its calls recorded. workers: see RunBegan."""
+    """Returns `inner` with its calls recorded. workers: see RunBegan."""
     began = RunBegan(
         v=VERSION,
         at=SYSTEM.wall_s(),
-        # Rows that are read when they are written come when they come.
+        # Followed rows come when they are written, however many workers there are.
         workers=0 if job.follow else workers,
         balance=job.balance if len(job.endpoints) > 1 else "",
         endpoints=tuple(_facts(job, endpoint) for endpoint in job.endpoints),

@@ -218,9 +218,10 @@ def marks_of(rows: Iterable[Row]) -> list[int]:
 
 
 def mark_of(row: Row) -> int:
-    """Returns 32 bits of a named row's content, never 0; 0 for a row without a name.
+    """Returns a hash of a named row's content, 1 to 2^32 - 1; 0 for a row without a name.
 
-    Two rows with the same values have the same mark, in whatever way they are written.
+    Rows with the same values have the same mark, whatever the spaces and the order of their
+    columns. 0 also for a row that is nested too deeply to be encoded: its content is not compared.
     """
     data = row.data
     name = None if data is None else data.get("custom_id")
@@ -229,7 +230,6 @@ def mark_of(row: Row) -> int:
     try:
         return crc32(_CANONICAL.encode(data)) or 1
     except (TypeError, ValueError, RecursionError):
-        # Nested deeper than this thread's stack allows: its content is not compared.
         return 0
 
 

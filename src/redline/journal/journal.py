@@ -93,7 +93,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._is_closing = False
         self._error: JournalError | None = None
-        # Why nothing is acknowledged any more though lines are still written, and their rows.
+        # The error after which lines are written but no longer acknowledged, and their rows.
         self._lost: ResultsLost | None = None
         self._unplaced: list[Brief] = []
         self._before_sync: Callable[[], None] | None = None
@@ -156,7 +156,7 @@ class Journal:
 
     @property
     def failure(self) -> JournalError | None:
-        """Why nothing is acknowledged any more; None while all is well."""
+        """The error after which nothing is acknowledged any more; None if there was none."""
         return self._error or self._lost
 
     def append(self, result: Result) -> None:

@@ -142,7 +142,10 @@ class ResultsFile:
             )
 
     def check_end(self) -> None:
-        """Checks as `check` does, and that the group is sound and ends the file. No writer left."""
+        """Checks as `check` does, and that the group is sound and ends the file.
+
+        No writer may be left. Raises ResultsLost.
+        """
         self.check()
         group = self._group
         with telling(self.path):
@@ -209,7 +212,7 @@ class ResultsFile:
         return f"{self.path} was {was} while results were written to it"
 
     def sync(self) -> None:
-        """Makes all lines written so far durable. Blocks; may run beside `write`, in a thread."""
+        """Makes all lines written so far durable. Blocks; may run beside `flush`, in a thread."""
         # Before the call: a line written meanwhile may or may not be covered by it.
         size_bytes = self.size_bytes
         if size_bytes == self._synced_bytes:

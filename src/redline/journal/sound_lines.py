@@ -221,9 +221,9 @@ def read_results(path: Path) -> Iterator[bytes]:
 
 
 def read_keys(path: Path) -> KeySet:
-    """Reads the keys of the file's lines, with the marks of their last lines; none if no file.
+    """Reads the keys of the file's lines, with the marks of their last lines.
 
-    Raises JournalError for a file that cannot be read.
+    Returns an empty set if there is no file. Raises JournalError for one that cannot be read.
     """
     keys = KeySet()
     if path.exists():

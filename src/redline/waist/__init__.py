@@ -1,4 +1,4 @@
-"""What all backends share: Request, Call, Reply, Outcome, Load, Sink and Backend."""
+"""The types that all backends share: Request, Call, Reply, Outcome, Load, Sink and Backend."""
 
 from redline.waist.backend import COUNTED, Backend, Call, Chunk, Member, Outlet, Request, Sink
 from redline.waist.counters import Attempts, CacheUse

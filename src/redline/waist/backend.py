@@ -113,13 +113,13 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def read(cls, raw: bytes, url: str, model: str | None) -> Request:
-        """Makes a request with this JSON as its body. model: its model, already known."""
+        """Returns a request with this JSON as its body. model: as the JSON names it, or None."""
         request = cls(raw=raw, url=url)
         request.__dict__["model"] = model
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
-        """Returns the request with this JSON as its body. asked: that property; None to decode."""
+        """Returns the request with this JSON as its body. asked: the property's value, or None."""
         # Half the cost of a new one; a Struct does not declare it.
         request: Request = self.__copy__()  # type: ignore[attr-defined]
         force_setattr(request, "raw", raw)
@@ -295,9 +295,9 @@ class Backend(Protocol):
     """Anything that answers calls: an HTTP endpoint, a retry around one, a user's coroutine."""
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        """Returns the current load, and when this request could start; None for the smallest one.
+        """Returns the current load, and when the request could start.
 
-        now_s: monotonic time. Never waits and reserves nothing.
+        now_s: monotonic time. request: None for the smallest one. Never waits and reserves nothing.
         """
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -310,8 +310,8 @@ class Backend(Protocol):
 class Member(Backend, Protocol):
     """A backend that a pool holds.
 
-    on_room: called when it may be able to take another call, except when its holder knows: when one
-    of its calls ends, or at the end of the time for which `load` reported it parked. None for no
+    on_room: called when it may be able to take another call, except when one of its calls ends and
+    when the time is over for which `load` reported it parked: the pool knows of both. None for no
     callback.
     """
 

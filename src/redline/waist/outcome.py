@@ -96,8 +96,8 @@ class Attempt(msgspec.Struct, frozen=True):
 class Outcome(msgspec.Struct, kw_only=True):
     """The outcome of a call; each call has exactly one.
 
-    status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries, deadline
-    or budget are spent.
+    status: `succeeded`; `rejected`, which will never succeed; `exhausted`, whose retries or
+    deadline are spent.
     latency_s: from the write of the last attempt to the end of its answer.
     tried: the latest attempts, at most 32 of them, oldest first; empty if no request was made.
     is_cached: another call had this answer, now or before; attempts is then 0, and usage is what

@@ -35,8 +35,8 @@ class DynamicBatcher:
     answers: a function of a list, which returns one answer for each item; or what takes lists of
     inputs: an Endpoint, its base URL, or a backend, which is closed with the batcher.
     max_batch_size: items of a call; a longer list is sent alone, as it came. max_wait_s: how long a
-    request waits for others. max_in_flight: batches at once; None for 8, and 1 for a plain
-    function. executor: where a plain function runs; None for threads of its own.
+    request waits for others. max_in_flight: batches at once; None for 8, or 1 for a plain function.
+    executor: runs a plain function; None for threads of its own.
 
     Each request is answered with its own part of the answer; see batch.py for failures. Retries
     belong around the batcher: a transient error is every member's.

@@ -126,7 +126,7 @@ class ListFunction:
 
 
 def lists_of(function: ListFunction) -> Lists:
-    """Returns how requests with single items become lists for the function."""
+    """Returns the functions that join single items into lists for `function`."""
     return Lists(backend=function, part_of=part_of, joined=joined, split=split)
 
 

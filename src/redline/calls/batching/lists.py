@@ -67,7 +67,7 @@ def form_of(url: str) -> ListForm | None:
 
 
 def lists_of(backend: Backend) -> Lists:
-    """Returns how requests become lists for a backend of the APIs above."""
+    """Returns the functions that join requests into lists for a backend of the APIs above."""
     return Lists(backend=backend, part_of=part_of, joined=joined, split=split)
 
 

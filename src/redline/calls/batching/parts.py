@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Lists(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests are joined for a backend of lists, and its answer is split between them.
+    """A backend of lists, and the functions that join requests for it and split its answers.
 
     part_of: returns a request's part, None if it must be sent alone. joined: returns one request
     for several parts. split: returns the outcome of each part from the joint success; raises

@@ -1,4 +1,4 @@
-"""When a batch is closed, and which requests are in it; decides only, and never waits.
+"""The rule that closes batches and chooses their requests; decides only, and never waits.
 
 A batch here is one call with a list of items. Requests that may share a call form a group.
 

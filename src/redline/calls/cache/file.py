@@ -125,7 +125,7 @@ class Database:
             try:
                 database.close()
             except sqlite3.Error:
-                # Its last checkpoint failed; the log keeps what it held.
+                # The next connection to the file rolls back what was not committed.
                 pass
 
 

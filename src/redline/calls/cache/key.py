@@ -86,7 +86,8 @@ def only_asks(request: Request) -> bool:
 def is_determined(request: Request) -> bool:
     """Whether the request alone decides its answer, which is not sampled at random.
 
-    This holds for embeddings, temperature 0 and a seed; otherwise providers sample.
+    This holds for embeddings, and for temperature 0 and a seed unless the answer depends on a
+    search, on a tool that the server runs, or on earlier turns; otherwise providers sample.
     """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):

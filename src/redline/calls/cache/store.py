@@ -55,7 +55,7 @@ _MOST_IN_ONE_QUERY = 128
 
 
 class Cache(msgspec.Struct, frozen=True):
-    """Which answers are cached, and where.
+    """The settings of the answer cache.
 
     folder: None for the user's cache folder. max_bytes: the bound of the file in it, at least
     1,000,000; the least recently used answers are deleted first. includes_sampled: answers sampled

@@ -1,8 +1,9 @@
 """The Batch API of an endpoint of OpenAI's form: files go up, batches are made, results come down.
 
 Providers count its requests apart from those of their models, so the endpoint's limits do not apply
-to them. They are retried as a row's are, except the creation of a batch: if the answer is lost, the
-batch may exist, and a second one would be paid for as well. The caller looks for it first.
+to them. They are retried as a row's are, except the deletion of a file and the creation of a batch:
+if the answer is lost, the batch may exist, and a second one would be paid for as well. The caller
+looks for it first.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class BatchApi:
         return page.data, page.has_more
 
     async def download(self, file_id: str, path: Path) -> None:
-        """Downloads the file to `path`, replacing its contents."""
+        """Downloads the file to `path`, replacing its contents. Also raises OSError."""
         for attempt in range(self._retry.max_retries + 1):
             try:
                 await self._download(file_id, path)

@@ -34,7 +34,7 @@ _NO_COST = Cost()
 
 
 class _Waits(msgspec.Struct):
-    """When a call waited; see the marks of an Attempt."""
+    """The times of a call's waits; see the marks of an Attempt."""
 
     eligible_s: float | None = None
     slot_s: float | None = None
@@ -201,7 +201,7 @@ class FunctionBackend:
 
 
 def label_of(function: Callable[..., Any]) -> str:
-    """Returns the function's name, which labels it as an endpoint is."""
+    """Returns the function's name, its label in messages and results."""
     return getattr(function, "__name__", type(function).__name__)
 
 

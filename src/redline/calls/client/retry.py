@@ -50,11 +50,12 @@ _MOST_TRIED = 32
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How often and how fast failed attempts are retried.
+    """The number and the pace of retries.
 
     max_retries: attempts after the first, 0..100. base_s, cap_s: back-off, above 0 and at most
     86,400 s. share: retries may be at most this share of first attempts, 0..1, above a floor of
     `floor_per_s` retries a second; retries beyond that wait.
+    Raises ConfigError for a value out of range.
     """
 
     max_retries: int = 8
@@ -83,8 +84,8 @@ class RetryBudget:
     """Limits retries to a share of traffic, so that they do not bury a struggling server.
 
     Each first attempt earns `share` of a retry, each second earns `floor_per_s`; the balance is at
-    most ten seconds' worth of the latter, and at least 10. A retry beyond the balance waits until
-    it is earned.
+    most ten seconds' worth of the latter, or 10 if that is more. A retry beyond the balance waits
+    until it is earned.
     """
 
     def __init__(self, policy: RetryPolicy) -> None:

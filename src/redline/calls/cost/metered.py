@@ -3,7 +3,7 @@
   an attempt ends with                          spent is
   a reply and its usage                         what the usage costs
   a reply without a usage                       the worst case
-  an HTTP error that came in place of an answer nothing
+  an HTTP error in place of an answer           nothing
   HTTP 504 or 524                               the worst case: the model may have continued
   anything else, once it was written            the worst case: it may have been billed
   anything else, before that                    nothing

@@ -122,8 +122,11 @@ class Prices:
         )
 
     def _price_at(self, endpoint: str, model: str) -> Price | None:
-        """Returns the first price of: the endpoint's tariff, the user's price for the name that is
-        asked for, the stated price of the endpoint's own name for it."""
+        """Returns the price of a model at an endpoint; None if unknown.
+
+        The endpoint's tariff comes first, then the user's price for the requested name, then the
+        stated price of the endpoint's own name for it.
+        """
         called = self._models[endpoint].get(model, model)
         tariff = self._tariffs.get(endpoint, {})
         return (

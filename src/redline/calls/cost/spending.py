@@ -1,4 +1,4 @@
-"""What may be spent, what is spent, and what is reserved for calls in flight."""
+"""The amounts that may be spent, are spent, and are reserved for calls in flight."""
 
 from __future__ import annotations
 

@@ -312,7 +312,7 @@ class HttpBackend:
     ) -> None:
         """Passes the answer's bytes to `take` as they arrive, uninterpreted. Raises CallError.
 
-        Makes one attempt, which waits for its grant but for no slot, and is not counted.
+        Makes one attempt, which waits for its grant but for no slot.
         """
         attempt = _Attempt(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
@@ -498,7 +498,8 @@ class HttpBackend:
     ) -> Answer:
         """Sends the request once more, on a new connection, and returns its answer.
 
-        It waits for the limits like any other, and is not a retry: the row has done nothing wrong.
+        The second write waits for the limits like any other. It is no retry: the row is not to
+        blame.
         """
         attempt.again(repeat)
         # It is not on the wire until it is written again: a drain ends it, as it does any other.

@@ -1,4 +1,4 @@
-"""What a request's body states about the tokens of its call."""
+"""Reads from a request's body what it states about the tokens of its call."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _ONE_ANSWER: dict[str, Any] = {}
 
 
 class Asked(msgspec.Struct, eq=False):
-    """What one request asks for. Raises nothing.
+    """The tokens that one request asks for. Raises nothing.
 
-    name: the model's; empty if it is missing or no plausible name. drafts: answers that are billed.
-    most_output: the maximum of each in tokens, None if unstated. size_bytes: bytes of a JSON body
-    in which only texts become tokens; None for any other body. tokenizer: the one that counted it
-    last. ids: tokens that the body gives as numbers, set by `amounts`.
+    name: the model's; empty if it is missing or no plausible name. has_output: whether its API has
+    output tokens. drafts: answers that are billed. most_output: the maximum of each in tokens, None
+    if unstated. size_bytes: bytes of a JSON body in which only texts become tokens; None for any
+    other body. tokenizer: the one that counted it last. ids: tokens that the body gives as numbers,
+    set by `amounts`.
     """
 
     name: str

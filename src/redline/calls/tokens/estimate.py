@@ -52,7 +52,7 @@ _MESSAGE_BYTES = len('{"role":"","content":""},')
 _BY_TOKEN = (_CONSTANT, _MESSAGE, _MEDIA, Prior(1.0, 0.1, 2.0))
 # Long texts are estimated from this many of their characters, which bounds the time.
 _MOST_CHARS = 4096
-# Half the first guess for a letter or digit, less for others, where tokenizers differ more.
+# Half the first guess for a letter, less for others, where tokenizers differ more.
 # Spaces and marks may come in runs that are one token.
 _LEAST_LETTER, _LEAST_DIGIT, _LEAST_ACCENTED, _LEAST_WIDE = 0.12, 0.25, 0.1, 0.3
 
@@ -115,9 +115,10 @@ class _Model:
             self._most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
 
     def bound(self, asked: Asked, size_bytes: int, most: int) -> Cost | None:
-        """Returns a cost that no chat with `size_bytes` of JSON exceeds, nor its estimate.
+        """Returns a cost whose input is never below that of a chat with `size_bytes` of JSON.
 
-        None while the input is being learned, if usage is not reported, and above `most` tokens.
+        The estimate of the chat's input is not above it either. None while the input is being
+        learned, if usage is not reported, and above `most` tokens.
         """
         if not (self._is_settled and self.tells_usage):
             return None
@@ -266,7 +267,7 @@ class TokenEstimator:
     def end(self, sending: Sending, reply: Reply | None, took_s: float) -> None:
         """Ends a call after `took_s` seconds and corrects the estimates by its reply's usage.
 
-        A usage that cannot be true (no positive number, or far off) moves them little or not.
+        A usage that cannot be true (not positive, or far off) moves them little or not at all.
         """
         asked, model = sending.asked, sending.model
         if model is None or asked is None:

@@ -1,8 +1,8 @@
 """Linear weights, learned one observation at a time: a Kalman filter around a first guess.
 
-Recursive least squares with three changes. Each weight keeps at least a little of its first
-uncertainty and never more than all of it, so that old evidence fades and nothing drifts if
-nothing is observed. An observation counts by its relative error, so that long prompts do not
+Recursive least squares with three changes. The deviation of each weight stays between a hundredth
+of its first one and three times it, so that old evidence fades and nothing drifts if nothing is
+observed. An observation counts by its relative error, so that long prompts do not
 outvote short ones. What lies more than 3 standard deviations off counts as 3 (Huber's rule), so
 that one false reading cannot carry the weights away; six of them in a row on one side are a change
 (another tokenizer, a prompt that the server adds), and then all is uncertain again.
@@ -78,7 +78,7 @@ class Weights:
         return total
 
     def learn(self, amounts: Sequence[float], value: float) -> None:
-        """Corrects the weights by the true value for these amounts; any finite one is safe."""
+        """Corrects the weights by the true value for these amounts; any finite value is safe."""
         self._readings += 1
         expected = self.value(amounts)
         scale = max(_SMALLEST_SCALE, expected)

@@ -17,7 +17,7 @@ _AROUND_BYTES = len(b"\r\n\r\n")
 
 @lru_cache(maxsize=4096)
 def size_line(whole_bytes: int) -> bytes | None:
-    """Returns the size line of a chunk of `whole_bytes` on the wire; None if there is no such.
+    """Returns the size line of a chunk of `whole_bytes` on the wire; None if no chunk is that long.
 
     The number is in lower case.
     """

@@ -28,15 +28,16 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One HTTP endpoint: its address, the caller's credentials, and its limits.
 
     base_url: ends in `/v1`, as in the openai SDK. api_key: sent as a bearer token; never printed
-    and never written. proxy: an http:// URL, or "" for none at all; None takes HTTP(S)_PROXY and
-    NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of that row.
+    and never written. proxy: the URL of an HTTP proxy, or "" for none at all; None takes
+    HTTP(S)_PROXY and NO_PROXY from the environment. max_reply_bytes: a longer answer is an error of
+    that row.
     weight: among several, its capacity in proportion to the others', above 0. group: endpoints of
     one group give the same answers; empty for none. models: its own names of models by the
     requested ones; other names are sent as they are. metrics, probe: for a server of your own among
     several: True reads its /metrics every second, and checks its /health; a URL or a path replaces
     these. prices: its prices by model, if they differ from others'; a dict of dollars per million
     tokens is accepted in place of a Price.
-    Raises ConfigError for an unusable URL, header, weight, price or name of a model.
+    Raises ConfigError for a value that cannot be used.
     """
 
     base_url: str

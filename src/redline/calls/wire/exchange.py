@@ -69,8 +69,9 @@ class Alarm(Protocol):
 class Timing:
     """The clock and the timeouts of the exchanges with one endpoint.
 
-    on_sent: called with an exchange and the time just before its request is written, which it is
-    not if a CallError is raised. first: the phase that begins with the write, and its seconds.
+    on_sent: called with an exchange and its send time just before the request is written; if it
+    raises a CallError, nothing is written. first: the phase that begins with the write, and its
+    seconds.
     """
 
     def __init__(
@@ -137,7 +138,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     @abstractmethod
     def may_leave(self) -> bool:
-        """Takes the grant if it is available without waiting; whether the exchange holds it."""
+        """Takes the grant if it is available at once; returns whether the exchange holds it."""
 
     @abstractmethod
     async def acquire(self) -> Grant:
@@ -148,7 +149,7 @@ class Exchange(msgspec.Struct, eq=False):
         return
 
     async def get_ready(self) -> None:
-        """Waits until the exchange may take a connection to wait for its grant with.
+        """Waits until the exchange may take a connection, on which it then waits for its grant.
 
         Returns at once, unless a subclass bounds the number of such exchanges.
         """

@@ -1,4 +1,4 @@
-"""Whether kept connections may carry another request, and which of their answers are doubted.
+"""Decides whether kept connections may carry another request, and which answers are doubted.
 
 HTTP/1.1 ties an answer to its request by their order alone. The first answer on a connection
 belongs to the first request; a later one may be left over from an earlier request. So what comes on

@@ -44,7 +44,7 @@ class Rest:
     stopped: CallError | NoEndpoint | None = None
 
     def add(self, offset: int, kept: Kept) -> None:
-        """One row more."""
+        """Adds a row."""
         self.offsets.append(offset)
         self.worst = self.worst.plus(Amount(*kept.worst))
         self.attempts = max(self.attempts, kept.attempts + 1)
@@ -72,7 +72,7 @@ class Collector:
         self.is_leaving = True
 
     def has_line(self, key: int, mark: int) -> bool:
-        """The row of this content has its result or failure in the journal from an earlier run."""
+        """Whether the journal has a line for the row with this content from an earlier run."""
         journal = self._world.journal
         if journal.has_succeeded(key, mark):
             return True
@@ -81,9 +81,10 @@ class Collector:
     async def collect(
         self, part: Part, batch: Batch, reader: PartReader, *, may_wait: bool
     ) -> Rest | None:
-        """Saves the answers of the batch; None if it has answers that are not visible yet.
+        """Saves the answers of the batch, and returns its rows without an outcome.
 
-        may_wait: if False, invisible answers are treated as missing.
+        None if it has answers that are not visible yet. may_wait: if False, invisible answers are
+        treated as missing.
         """
         paths = []
         for number, file_id in enumerate(batch.files):
@@ -126,7 +127,7 @@ class Collector:
         return True
 
     async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
-        """Saves the failures of the lines that made a batch fail."""
+        """Saves the failures of the lines that made a batch fail; returns the other rows."""
         rest = Rest()
         for number, error in reasons.items():
             offset = await asyncio.to_thread(reader.pop_line, number)
@@ -137,7 +138,7 @@ class Collector:
         return rest
 
     async def leave(self, part: Part, reader: PartReader) -> Rest:
-        """All of its rows that have no outcome, as they are."""
+        """Returns all rows of the part that have no outcome, unchanged."""
         rest = Rest()
         for offset in await asyncio.to_thread(reader.rest):
             kept = reader.read(offset)
@@ -166,7 +167,7 @@ class Collector:
         return unread
 
     def _outcome(self, part: Part, kept: Kept, raw: bytes, line: ResultLine) -> Outcome:
-        """The outcome of the row whose line is `raw`. Its error contains no secret."""
+        """Returns the outcome of the row whose line is `raw`. Its error contains no secret."""
         asked, wall_s = kept.asked().body, SYSTEM.wall_s()
         outcome = outcome_of(line, part.url, self._output_path, wall_s, asked)
         if outcome.error is None:
@@ -181,7 +182,7 @@ class Collector:
         return outcome
 
     async def _end(self, part: Part, kept: Kept, offset: int, outcome: Outcome, rest: Rest) -> None:
-        """One row has come out of a batch: it is saved, or goes to the rest."""
+        """Saves the outcome of a row that has come out of a batch, or adds the row to the rest."""
         world = self._world
         if world.metered is not None and outcome.reply is not None:
             cost = world.metered.cost_batched(kept.asked(self._output_path), outcome.reply)
@@ -196,7 +197,7 @@ class Collector:
         if error is not None and not self.is_leaving:
             world.tally.batch_failed(error.kind)
         if error is not None and error.stops_run:
-            # It was so when the batch was done. The row is asked again: live, or by the next run.
+            # The error is as old as the batch. The row is asked again: live, or by the next run.
             if self.is_leaving:
                 rest.add(offset, kept)
             else:

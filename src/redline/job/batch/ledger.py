@@ -1,18 +1,18 @@
 """The state of batches, in a file that outlives the process: labels.redline/batches.jsonl.
 
-A part is some rows that travel in one batch. Each note is written and synced before what follows
-from it is done.
+A part is a group of rows that travel in one batch. Each note is written and synced before what
+follows from it is done.
 
   a part is   from the note    its rows are                         after a restart it is
   spooled     part             in a local file, durable             uploaded
   uploaded    file             in a file at the provider            made into a batch
   making      making           perhaps in a batch                   looked for at the provider first
   running     batch            in this batch                        polled
-  uploaded    refused          in no batch: there was no room
+  uploaded    refused          in no batch: there was no room       made into a batch
   done        done             in the journal, in a later part, or to be asked again
 
-The first note names the run, so that its batches are known by their metadata. A row that is in
-two parts is of the later one: it was sent again, and the death came before `done`.
+The first note names the run, so that its batches are known by their metadata. A row that is in two
+parts belongs to the later one: it was sent again, and the process died before `done`.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _HINT = "see which batches the provider has of this run, and start over with --r
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One line. at: which kind, see above.
+    """One line. at: its kind, see above.
 
     run, place: of the first. rows, url, model, worst: of a part; worst is reserved for it, in
     picodollars and tokens. wall_s: when a batch was about to be made. spent: by a part that is
-    done. row_s, row_tokens: what a row took when it was asked live, for --via auto.
+    done. row_s, row_tokens: the cost of a row that was asked live, for --via auto.
     """
 
     at: str
@@ -73,8 +73,8 @@ class Part(msgspec.Struct, kw_only=True):
 class Ledger:
     """The notes of one output, whose lock the caller holds.
 
-    place: which provider the batches are with; empty if none was noted. Opening reads the file
-    and makes nothing. Raises JournalError for one that is damaged.
+    place: the provider that has the batches; empty if none was noted. Opening reads the file and
+    makes nothing. Raises JournalError for one that is damaged.
     """
 
     def __init__(self, output: Output) -> None:
@@ -99,20 +99,23 @@ class Ledger:
         return total
 
     def part_path(self, number: int) -> Path:
-        """The file of a part's rows."""
+        """Returns the file of a part's rows."""
         return self.folder / f"part-{number}.jsonl"
 
     def results_path(self, number: int, kind: str) -> Path:
-        """The file that holds a part's results of this kind while they are read."""
+        """Returns the file that holds a part's results of this kind while they are read."""
         return self.folder / f"part-{number}.{kind}"
 
     def next_number(self) -> int:
-        """The number of a new part; each is given once, also over restarts."""
+        """Returns the number of a new part; each is given once, also over restarts."""
         self._last_part += 1
         return self._last_part
 
     def begin(self, place: str) -> None:
-        """Opens the file for writing, and names the run if it has no name. Blocks."""
+        """Opens the file for writing, and names the run if it has no name. Blocks.
+
+        Removes all files in the folder but those of open parts.
+        """
         with telling(self.path):
             self.folder.mkdir(exist_ok=True)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -128,14 +131,14 @@ class Ledger:
             self.write(Note(at="run", run=secrets.token_hex(8), place=place))
 
     def forget(self) -> None:
-        """Removes what earlier runs have noted, of which nothing is open. Blocks."""
+        """Removes the notes of earlier runs, whose parts are all done. Blocks."""
         with telling(self.path):
             self.path.unlink(missing_ok=True)
         self.run, self.place, self.pace = "", "", None
         self.spent, self._size, self._last_part = NOTHING, 0, 0
 
     def write(self, note: Note) -> None:
-        """Takes the note, once it is durable. Blocks. Raises JournalError."""
+        """Writes a note durably, then applies it. Blocks. Raises JournalError."""
         assert self._fd is not None
         if note.at == "part":
             with telling(self.folder):
@@ -210,7 +213,7 @@ def _line(note: Note) -> bytes:
 
 
 def _note(line: bytes) -> Note | None:
-    """The note of a line; None if its checksum does not hold or its end is missing."""
+    """Returns the note of a line; None if its checksum does not hold or its end is missing."""
     text, _, check = line.rstrip(b"\n").rpartition(b" ")
     if not line.endswith(b"\n") or check != b"%08x" % zlib.crc32(text):
         return None

@@ -1,4 +1,4 @@
-"""Rows for the workers of a run that asks some of them live: the first ones, or what is left."""
+"""Rows for the workers of a run that asks some live: the first, or those left by batches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROWS_AT_ONCE = 256
 
 
 class _Rows:
-    """What both have in common: they go on from another supply, whose rows they count."""
+    """The base of both: they continue with another supply, whose rows they count."""
 
     def __init__(self, supply: Supply) -> None:
         # Always empty: each row is asked for.
@@ -34,7 +34,7 @@ class _Rows:
 
 
 class FirstRows(_Rows):
-    """The first `most_rows` rows of another supply; a Supply. handed: so far."""
+    """The first `most_rows` rows of another supply; a Supply. handed: rows handed out so far."""
 
     def __init__(self, supply: Supply, most_rows: int) -> None:
         super().__init__(supply)
@@ -69,14 +69,17 @@ class LeftRows(_Rows):
         self.rows = 0
 
     def add(self, path: Path, offsets: array[int]) -> None:
-        """The rows of a part at these offsets; its file is this one's to remove."""
+        """Adds the rows of a part at these offsets; `remove_files` removes its file."""
         self._paths.append(path)
         self.rows += len(offsets)
         if offsets:
             self._left.append((path, offsets))
 
     def remove_files(self) -> None:
-        """The rows have all been handed out, or are left for the next run. Blocks."""
+        """Removes the files of the parts. Blocks.
+
+        Their rows have all been handed out, or are left for the next run.
+        """
         drop(self._paths)
 
     async def next(self) -> Picked | None:

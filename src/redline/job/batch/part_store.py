@@ -1,9 +1,9 @@
 """The life of a part, each of whose steps is durable before the next begins.
 
-A part ends in this order: rows that are sent again are in a new part, lines of the others in the
-journal and synced, the ledger says that it is done, its own file is removed, the provider's are.
-After a death it is read again from the beginning: rows that have a line, or are in a later part,
-are passed over.
+A part ends in this order: rows that are sent again are put into a new part, lines of the others are
+in the journal and synced, the ledger notes that the part is done, its own file is removed, the
+provider's are. After a death the part is read again from the beginning: rows that have a line, or
+are in a later part, are passed over.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PartStore:
         self._use = use
 
     async def note(self, note: Note) -> None:
-        """Returns once the note is durable."""
+        """Writes a note to the ledger; returns once it is durable."""
         writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.write, note))
         try:
             await asyncio.shield(writing)
@@ -45,7 +45,7 @@ class PartStore:
             raise
 
     async def announce(self, number: int, writer: PartWriter, url: str, model: str) -> None:
-        """The part is there: its rows are durable, and the ledger says so."""
+        """Makes a part's rows durable, then notes the part in the ledger."""
         await asyncio.to_thread(writer.finish)
         part = Note(at="part", part=number, rows=writer.rows, url=url, model=model)
         part.worst = writer.worst
@@ -54,10 +54,10 @@ class PartStore:
     async def send_again(
         self, reader: PartReader, part: Part, offsets: array[int], most_rows: int = 0
     ) -> int:
-        """The number of the last of the new parts of these rows.
+        """Puts these rows into new parts; returns the number of the last one.
 
-        most_rows: of each new part, and the batch that the rows were in does not count against
-        their retries; 0 puts all into one.
+        most_rows: of each new part; the batch that the rows were in then does not count against
+        their retries. 0 puts all into one.
         """
         size, number = most_rows or len(offsets), 0
         for begin in range(0, len(offsets), max(1, size)):
@@ -71,7 +71,11 @@ class PartStore:
         return number
 
     async def finish(self, part: Part, spent: Amount, *, keeps_rows: bool = False) -> None:
-        """Every row of the part has its outcome in the journal, or is elsewhere."""
+        """Notes that a part is done, once the journal is synced, and removes its files.
+
+        Every row of the part must have its outcome in the journal, or be elsewhere. keeps_rows:
+        keeps the file of its rows.
+        """
         await self._journal.saved()
         await self.note(Note(at="done", part=part.number, spent=spent))
         paths = [self._ledger.results_path(part.number, kind) for kind in ("output", "errors")]
@@ -80,7 +84,7 @@ class PartStore:
         await asyncio.to_thread(drop, paths)
 
     async def tidy(self, part: Part, batch: Batch | None) -> None:
-        """Deletes the provider's files. They cost nothing, and would go by themselves."""
+        """Deletes the provider's files. They cost nothing, and the provider would delete them."""
         files = [part.file, *(batch.files if batch is not None else ())]
         for file_id in filter(None, files):
             try:
@@ -90,7 +94,7 @@ class PartStore:
 
 
 def _copied(reader: PartReader, offsets: array[int], path: Path, more: int) -> PartWriter:
-    """A new file of these rows, each with `more` attempts added. Blocks."""
+    """Writes a new file of these rows, each with `more` attempts added. Blocks."""
     writer = PartWriter(path)
     for offset in offsets:
         kept: Kept = reader.read(offset)

@@ -4,8 +4,8 @@ a batch that is     its finished lines   its other lines
 completed           are results          are looked for again, then sent again, at most twice
 expired             are results          are sent again, at most --max-retries times
 cancelled by us     are results          are done live
-cancelled else      are results          are left for the next run, and this one ends
-failed for want of room                  wait until another batch is over, or go in halves
+cancelled otherwise are results          are left for the next run, and this one ends
+failed for want of room                  wait until another batch is over, or are halved
 failed by lines                          those lines are failures, the others are sent again
 failed otherwise                         are left for the next run, and this one ends
 """
@@ -30,13 +30,13 @@ from redline.process import counted
 # take 100 MB, and a file is in memory while it is sent.
 MOST_ROWS = 50_000
 MOST_BYTES = 100 * 10**6
-# A batch of a server in the house is over in seconds, one of a provider in minutes to hours. Looks
-# become rarer from the one to the other: 15 in the first two minutes, then one a minute.
+# A batch of your own server is over in seconds, one of a provider in minutes to hours. So polls
+# become rarer: 13 in the first two minutes, then one a minute.
 FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
-# Servers that say `completed` before their results can be read get so long to show them. Rows that
-# are sent again are paid for again.
+# Servers that say `completed` before their results can be read get this long to show them. Rows
+# that are sent again are paid for again.
 MOST_RESULTS_S = 30.0
-# A provider that cannot be reached for that long ends the run; its batches continue.
+# A provider that cannot be reached for this long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
 # For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
 # before it waits for hours.
@@ -50,19 +50,25 @@ _BAD_REPLIES = 2
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """The cost of a live row: seconds with all other calls in flight, and tokens."""
+    """The pace of rows that are asked live.
+
+    row_s: seconds of one row while all slots are in use. row_tokens: its tokens.
+    """
 
     row_s: float
     row_tokens: float
 
 
 def next_look_s(before_s: float | None) -> float:
-    """Seconds until a batch is looked at again; before_s: the wait before, None for the first."""
+    """Returns the seconds until a batch is polled again.
+
+    before_s: the wait before, None for the first.
+    """
     return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
 
 
 def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:
-    """A request of this size may join a part of this many rows and bytes."""
+    """Whether a request of this size may join a part of this many rows and bytes."""
     return rows < MOST_ROWS and (not rows or size_bytes + more_bytes <= MOST_BYTES)
 
 
@@ -73,7 +79,7 @@ def outcome_of(
     wall_s: float,
     asked: Any = None,
 ) -> Outcome:
-    """The outcome of the row. url, asked: the path and the body of its request."""
+    """Returns the outcome of the row. url, asked: the path and the body of its request."""
     try:
         return _answered(line, url, output_path, wall_s, asked)
     except (CallError, NoEndpoint) as error:
@@ -104,9 +110,10 @@ def _answered(
 
 
 def without_line(status: str, unread: int) -> CallError:
-    """The error of a row without a line in a batch of this status; unread: lines that name no row.
+    """Returns the error of a row without a line in a batch of this status.
 
-    The lines of a completed batch were answered, and paid for: they are sent again less often.
+    unread: lines that name no row. The lines of a completed batch were answered, and paid for: they
+    are sent again less often.
     """
     why = "no line for the row"
     if unread:
@@ -117,13 +124,13 @@ def without_line(status: str, unread: int) -> CallError:
 
 
 def unfinished(code: object = None, message: object = None) -> ServerFailed:
-    """The error of a row that its batch has no answer for."""
+    """Returns the error of a row for which its batch has no answer."""
     why = ": ".join(str(part) for part in (code, message) if part)
     return ServerFailed(f"the batch ended without an answer: {why or 'no line for the row'}")
 
 
 def is_sent_again(error: Exception | None, attempts: int, max_retries: float) -> bool:
-    """The row goes into another batch, after this many attempts."""
+    """Whether the row goes into another batch, after this many attempts."""
     if not isinstance(error, Retryable):
         return False
     most = min(max_retries, _BAD_REPLIES) if isinstance(error, BadReply) else max_retries
@@ -131,12 +138,12 @@ def is_sent_again(error: Exception | None, attempts: int, max_retries: float) ->
 
 
 def is_full(problems: Sequence[Problem]) -> bool:
-    """The batch failed because the provider holds too much of this account already."""
+    """Whether the batch failed because the provider holds too much of this account already."""
     return any(problem.code == "token_limit_exceeded" for problem in problems)
 
 
 def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
-    """The lines, from 1, that made a batch fail, and why."""
+    """Returns the lines, from 1, that made a batch fail, each with its error."""
     return {
         problem.line: Rejected(
             f"the Batch API rejected the row: {_reason(problem)}",
@@ -148,7 +155,7 @@ def bad_lines(problems: Sequence[Problem]) -> dict[int, Rejected]:
 
 
 def reasons_of(problems: Sequence[Problem]) -> str:
-    """Why a batch failed, in a line."""
+    """Returns the reasons why a batch failed, in a line."""
     return "; ".join(map(_reason, problems[:3])) or "the provider names no reason"
 
 
@@ -157,9 +164,10 @@ def _reason(problem: Problem) -> str:
 
 
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
-    """About how many seconds `rows` rows take live.
+    """Returns about how many seconds `rows` rows take live.
 
-    The maximum of the times that the slots and each stated limit need.
+    The maximum of the times that the slots, and each stated limit of requests or of all tokens,
+    need.
     """
     amounts = {"requests": float(max(0, rows - 1)), "tokens": rows * pace.row_tokens}
     times = [math.ceil(rows / slots) * pace.row_s]
@@ -173,5 +181,8 @@ def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
 
 
 def margin_s(live_rest_s: float, deadline_s: float) -> float:
-    """How long before its deadline a run cancels its batches, to run the unfinished rows live."""
+    """Returns the seconds before its deadline at which a run cancels its batches.
+
+    The time is for the unfinished rows, which then run live.
+    """
     return min(CANCEL_S, _CANCEL_SHARE * deadline_s) + _LIVE_FACTOR * live_rest_s

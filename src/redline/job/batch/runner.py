@@ -52,7 +52,7 @@ _LONGEST_PAUSE_S = 1.0
 
 
 class _Look(msgspec.Struct):
-    """When a running batch is checked next.
+    """The polls of a running batch. due_s: when it is polled next. wait_s: the wait before that.
 
     silent_since_s: since when the provider has not answered. over_since_s: since when the batch is
     over. state, finished: as last seen.
@@ -83,9 +83,9 @@ class BatchRunner:
         self._looks: dict[int, _Look] = {}
         # Parts whose batch the provider does not know any more.
         self._gone: set[int] = set()
-        # When a part that is sent again may go, by its number.
+        # The monotonic time before which a part is not sent again, by its number.
         self._not_before_s: dict[int, float] = {}
-        # The provider holds as much as it takes, until a batch is over.
+        # The provider takes no further batch until one is over.
         self._is_full = False
 
     async def prepare(self) -> None:
@@ -105,12 +105,12 @@ class BatchRunner:
         await asyncio.to_thread(self._left.remove_files)
 
     async def aclose(self) -> None:
-        """Ends connections. Rows that are in no part yet are read again by the next run."""
+        """Closes connections. Rows that are in no part yet are read again by the next run."""
         await asyncio.to_thread(self._filler.drop)
         await self._api.aclose()
 
     def _survey(self) -> int:
-        """The number of rows in open parts without an outcome. Blocks."""
+        """Returns the number of rows in open parts without an outcome. Blocks."""
         unfinished = 0
         for number in sorted(self._ledger.parts, reverse=True):
             path = self._ledger.part_path(number)
@@ -124,7 +124,7 @@ class BatchRunner:
         return unfinished
 
     async def _probe(self) -> None:
-        """Runs the first rows live, and records what a row takes."""
+        """Runs the first rows live, and records their pace."""
         runner, tally = self._world.runner, self._world.tally
         first = FirstRows(self._world.feed, PROBE_ROWS)
         begun_s = SYSTEM.now_s()
@@ -137,7 +137,7 @@ class BatchRunner:
         await self._store.note(pace)
 
     async def _by_batches(self) -> None:
-        """Does the work of `_work`; what it raises ends the run, and so does its cancellation."""
+        """Runs `_work` until it ends or the run is drained. A RedlineError of it stops the run."""
         runner = self._world.runner
         work = asyncio.create_task(self._work(), name="redline batches")
         try:
@@ -181,7 +181,7 @@ class BatchRunner:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Seconds until the next batch is to be made or checked."""
+        """Returns the seconds until the next batch is to be made or polled, at most 1."""
         now_s = SYSTEM.now_s()
         dues = [self._look_of(part).due_s - now_s for part in self._running()]
         if not self._is_full:
@@ -215,7 +215,10 @@ class BatchRunner:
             self._count()
 
     async def _seen(self, part: Part, look: _Look) -> Batch | None:
-        """The batch as it is now; None if the provider does not answer at present."""
+        """Returns the current state of the batch; None if the provider does not answer at present.
+
+        Raises its last error if it has not answered for an hour.
+        """
         batch_id = part.batches[-1]
         try:
             batch = await self._api.look(batch_id)
@@ -240,9 +243,9 @@ class BatchRunner:
         return batch
 
     async def _has_ended(self, part: Part, batch: Batch, *, may_wait: bool) -> bool:
-        """Ends the batch: its answers are saved, and its other rows continue.
+        """Ends the batch: saves its answers, and passes its other rows on.
 
-        False if its results cannot all be seen yet, and may be waited for.
+        Returns False if its results cannot all be seen yet, and may be waited for.
         """
         is_leaving = self._collector.is_leaving
         if batch.status == "failed" and not is_leaving and is_full(batch.problems):
@@ -279,7 +282,7 @@ class BatchRunner:
     async def _pass_on(
         self, part: Part, rest: Rest, reader: PartReader, *, is_sent: bool = False
     ) -> None:
-        """The rest of a part goes into a new one, or is left, and the part is done."""
+        """Puts the rest of a part into a new one, or leaves it; the part is then done."""
         metered, is_leaving = self._world.metered, self._collector.is_leaving
         if metered is not None:
             if part.number in self._gone:
@@ -301,7 +304,7 @@ class BatchRunner:
             raise over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
-        """The provider holds too much already: the part waits for others, or goes in halves."""
+        """Makes a part wait for others, or halves it: the provider holds too much already."""
         if len(self._running()) > 1:
             self._is_full = True
             await self._store.note(Note(at="refused", part=part.number))
@@ -379,10 +382,10 @@ class BatchRunner:
 
 
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
-    """The ledger of the batches that earlier runs of the output have made. Blocks.
+    """Returns the ledger of the batches that earlier runs of the output have made. Blocks.
 
     is_new: there are no results yet. Raises ConfigError if their batches are running and this run
-    is of another kind.
+    cannot continue them, JournalError if the ledger is damaged.
     """
     ledger = Ledger(output)
     is_anew = job.restart or is_new
@@ -412,7 +415,10 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
 
 
 def goes_by_batches(job: Job, ledger: Ledger) -> bool:
-    """Whether the run uses batches, or must end those that earlier runs have left."""
+    """Whether the run uses batches, or must end those that earlier runs have left.
+
+    Raises ConfigError if it has several endpoints, and there are such batches.
+    """
     if ledger.parts and len(job.endpoints) > 1:
         raise ConfigError(
             "batches of this output are with a provider, and a run with several endpoints cannot "
@@ -423,7 +429,7 @@ def goes_by_batches(job: Job, ledger: Ledger) -> bool:
 
 
 def batches_of(world: World, ledger: Ledger) -> BatchRunner:
-    """The runner of a job that goes by batches. Blocks."""
+    """Returns the runner of a job that goes by batches. Blocks."""
     job = world.job
     assert job.endpoint is not None
     ledger.begin(place_of(job))
@@ -431,6 +437,6 @@ def batches_of(world: World, ledger: Ledger) -> BatchRunner:
 
 
 def place_of(job: Job) -> str:
-    """Identifies the provider, so that batches are not looked for at another one."""
+    """Returns a name of the provider, so that batches are not looked for at another one."""
     assert job.endpoint is not None
     return job.embedded.place if job.embedded is not None else job.endpoint.base_url

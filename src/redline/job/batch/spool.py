@@ -1,6 +1,6 @@
 """Rows that are with the Batch API, on disk: one file for each part, in the output's state folder.
 
-A line is one row: what it is, how often it was sent, what it may cost, and its request as the
+A line is one row: its identity, the batches it was in, its worst cost, and its request as the
 provider gets it. So the input is not needed again when the results come, and memory holds the keys
 of one part at a time, about 100 bytes a row.
 """
@@ -51,7 +51,7 @@ class Kept(msgspec.Struct, kw_only=True):
 
     @classmethod
     def of(cls, picked: Picked, request: Request, worst: Amount = NOTHING) -> Kept:
-        """The row with what is to be asked for it. Raises TypeError or ValueError if not JSON."""
+        """Returns the row with the request for it. Raises TypeError or ValueError if not JSON."""
         key = f"{picked.key:016x}"
         asked = RequestLine(key, "POST", request.url, msgspec.Raw(_ENCODE(request.body)))
         return cls(
@@ -73,7 +73,7 @@ class Kept(msgspec.Struct, kw_only=True):
         return Picked(row, int(self.key, 16), False, mark, custom_id(row))
 
     def asked(self, output_path: tuple[str | int, ...] = ()) -> Request:
-        """The request that was sent to the provider."""
+        """Returns the request that was sent to the provider."""
         line: dict[str, Any] = msgspec.json.decode(self.request)
         return Request(url=line["url"], body=line["body"], output_path=output_path)
 
@@ -95,7 +95,7 @@ class PartWriter:
             self._file = path.open("wb", buffering=_BUFFER_BYTES)
 
     def add(self, kept: Kept) -> None:
-        """One row more. A write of the buffer goes to the system's cache, not to the disk."""
+        """Adds a row. Writes of the buffer go to the system's cache, not to the disk."""
         with telling(self.path):
             self._file.write(_ENCODE(kept) + b"\n")
         self.rows += 1
@@ -131,25 +131,28 @@ class PartReader:
         return len(self._offsets)
 
     def pop(self, name: str) -> int | None:
-        """The offset of the row of this name; None if there is none, or was taken before."""
+        """Takes the row of this name and returns its offset.
+
+        None if there is none, or it was taken before.
+        """
         try:
             return self._offsets.pop(int(name, 16), None)
         except ValueError:
             return None
 
     def pop_line(self, number: int) -> int | None:
-        """As `pop`, for a line of the uploaded file, from 1."""
+        """Takes the row in this line of the uploaded file, counted from 1; see `pop`."""
         key = next(islice(keys_of(Path(self._file.name)), number - 1, None), None)
         return None if key is None else self._offsets.pop(key, None)
 
     def rest(self) -> array[int]:
-        """Offsets of the rows that were not taken, which now are."""
+        """Takes all rows that were not taken; returns their offsets."""
         offsets = array("Q", self._offsets.values())
         self._offsets.clear()
         return offsets
 
     def read(self, offset: int) -> Kept:
-        """The row there. A read of one line, mostly from the system's cache."""
+        """Returns the row at this offset. A read of one line, mostly from the system's cache."""
         self._file.seek(offset)
         return _KEPT.decode(self._file.readline())
 
@@ -158,14 +161,14 @@ class PartReader:
 
 
 def keys_of(path: Path) -> Iterator[int]:
-    """The keys of a part's rows, in their order. Blocks."""
+    """Yields the keys of a part's rows, in their order. Blocks."""
     with path.open("rb") as file:
         for line in file:
             yield int(line[_KEY_FROM:_KEY_TO], 16)
 
 
 def marked_keys_of(path: Path) -> Iterator[tuple[int, int]]:
-    """The keys of a part's rows with their marks, 0 if those are unknown. Blocks."""
+    """Yields the keys of a part's rows with their marks, 0 if those are unknown. Blocks."""
     with path.open("rb") as file:
         for line in file:
             has_mark = line[_KEY_TO:_MARK_FROM] == _MARKED
@@ -174,7 +177,7 @@ def marked_keys_of(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def rows_at(path: Path, offsets: Iterable[int]) -> list[Kept]:
-    """The rows of a part at these offsets. Blocks."""
+    """Returns the rows of a part at these offsets. Blocks."""
     found = []
     with path.open("rb") as file:
         for offset in offsets:
@@ -184,13 +187,13 @@ def rows_at(path: Path, offsets: Iterable[int]) -> list[Kept]:
 
 
 def upload_of(path: Path) -> bytes:
-    """The file that is uploaded to the provider for a part. Blocks."""
+    """Returns the contents of the file that is uploaded to the provider for a part. Blocks."""
     with path.open("rb") as file:
         return b"".join(bytes(_KEPT.decode(line).request) + b"\n" for line in file)
 
 
 def chunks_of(path: Path) -> Iterator[list[bytes]]:
-    """The lines of a file of results that are not blank, some at a time. Blocks."""
+    """Yields the lines of a file of results that are not blank, up to 256 at a time. Blocks."""
     with path.open("rb") as file:
         bare = _lines(file)
         while lines := list(islice(bare, _LINES_AT_ONCE)):
@@ -198,12 +201,12 @@ def chunks_of(path: Path) -> Iterator[list[bytes]]:
 
 
 def count_lines(paths: Iterable[Path]) -> int:
-    """Lines of these files that are not blank. Blocks."""
+    """Returns the number of lines of these files that are not blank. Blocks."""
     return sum(len(lines) for path in paths for lines in chunks_of(path))
 
 
 def is_torn(path: Path) -> bool:
-    """The last line of a file of results stops in the middle. Blocks."""
+    """Whether the last line of a file of results stops in the middle. Blocks."""
     last = b"{}"
     for lines in chunks_of(path):
         last = lines[-1]

@@ -51,7 +51,7 @@ class Filler:
 
     @property
     def rows(self) -> int:
-        """Rows in parts that are not whole yet."""
+        """The number of rows in parts that are not whole yet."""
         return sum(writer.rows for _, writer in self._writers.values())
 
     async def fill(self) -> None:
@@ -81,7 +81,10 @@ class Filler:
             await self._close(route)
 
     async def leave(self) -> None:
-        """As `close`, also of a row that the budget had no room for; nothing is reserved for it."""
+        """Makes parts of all rows that were read, also of one that the budget had no room for.
+
+        Nothing is reserved for that one.
+        """
         if self._waiting is not None:
             (kept, route), self._waiting = self._waiting, None
             kept.worst = NOTHING
@@ -95,7 +98,10 @@ class Filler:
         self._writers.clear()
 
     async def _next(self) -> tuple[Kept, Route] | None:
-        """The next row that can be asked; None if it has its outcome, or there is none."""
+        """Returns the next row that can be asked.
+
+        None if the row that was read has its outcome, or there is no other one.
+        """
         runner, metered = self._world.runner, self._world.metered
         picked = await runner.next_row()
         if picked is None:
@@ -118,7 +124,7 @@ class Filler:
         return None
 
     async def _add(self, kept: Kept, route: Route) -> bool:
-        """Puts the row into the part of its route; True if that made one whole."""
+        """Puts the row into the part of its route; returns whether that made a part whole."""
         is_whole = False
         if route in self._writers:
             writer = self._writers[route][1]
@@ -142,7 +148,10 @@ class Filler:
 
 
 def _route(request: Request) -> Route:
-    """Path and model, which all rows of a part share. Raises BadRow for what no batch takes."""
+    """Returns path and model, which all rows of a part share.
+
+    Raises BadRow for a request that no batch takes.
+    """
     body = request.body
     if request.method != "POST" or not isinstance(body, dict):
         raise BadRow("the Batch API takes POST requests of a JSON object", hint="use --via live")
@@ -159,7 +168,7 @@ class Sender:
         self._max_retries = max_retries
 
     async def submit(self, part: Part) -> None:
-        """Puts the part into a batch, whatever of that was done before. Raises CallError."""
+        """Puts the part into a batch, continuing after the last noted step. Raises CallError."""
         number = part.number
         if not part.file:
             data = await asyncio.to_thread(upload_of, self._ledger.part_path(number))
@@ -177,7 +186,7 @@ class Sender:
         await self._store.note(Note(at="batch", part=number, batch=batch.id))
 
     async def find(self, part: Part) -> Batch | None:
-        """The batch that was made of the part and not noted; None for none."""
+        """Returns the batch that was made of the part and not noted; None for none."""
         wanted = _metadata(self._ledger.run, part.number)
         oldest_s = part.making_wall_s - _CLOCK_SLACK_S
         after = None
@@ -192,7 +201,7 @@ class Sender:
             after = batches[-1].id
 
     async def _make(self, part: Part) -> Batch:
-        """A new batch of the part, or one whose creation was not confirmed."""
+        """Creates a batch of the part; returns it, or one whose creation was not confirmed."""
         metadata = _metadata(self._ledger.run, part.number)
         attempt = 0
         while True:
@@ -209,5 +218,5 @@ class Sender:
 
 
 def _metadata(run: str, number: int) -> dict[str, str]:
-    """The metadata by which a batch of this part is recognized."""
+    """Returns the metadata by which a batch of this part is recognized."""
     return {"redline_run": run, "redline_part": str(number)}

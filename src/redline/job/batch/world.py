@@ -1,4 +1,4 @@
-"""The run that batches belong to, and which of its rows they hold already."""
+"""The run that batches belong to, and the rows that batches of earlier runs hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redline.journal import Journal, KeySet
 
 
 class HeldRows:
-    """Rows in parts from earlier runs, which the input need not bring.
+    """Rows in parts from earlier runs, which need not be in the input.
 
     changed: those whose content is another one now.
     """
@@ -22,7 +22,7 @@ class HeldRows:
         self._journal = journal
 
     def add(self, key: int, mark: int) -> bool:
-        """A part holds the row; False if another part was found to hold it already."""
+        """Records that a part holds the row; False if another part holds it already."""
         if not self._keys.add(key):
             return False
         self._keys.mark((key,), (mark,))

@@ -21,7 +21,7 @@ class MetricsPage:
         self._core = extra("prometheus_client.core", "metrics", asked_for)
 
     def of(self, found: Iterable[Family]) -> bytes:
-        """The page that has these metrics."""
+        """Returns the page of these metrics."""
         registry = self._core.CollectorRegistry()
         registry.register(_Collector([self._metric(family) for family in found]))
         page: bytes = self._library.generate_latest(registry)

@@ -1,4 +1,4 @@
-"""The page that Prometheus reads of a job, on a port of its own."""
+"""The metrics page of a job for Prometheus, on a port of its own."""
 
 from __future__ import annotations
 

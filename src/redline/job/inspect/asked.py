@@ -1,4 +1,4 @@
-"""Rows as the input has them, for lines that do not repeat theirs."""
+"""Reads rows from the input, for lines that do not repeat theirs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from redline.sources import AsyncRows, open_source, sampled
 
 
 def rows_asked(opened: Opened, keys: Iterable[int]) -> Iterator[tuple[int, msgspec.Raw]]:
-    """The rows of these keys, as JSON, in the order of the input, which is read up to the last.
+    """Yields the rows of these keys, as JSON, in the order of the input, read up to the last one.
 
-    Only if the input is a file that is still there, and of rows that hold what they did. Memory: 16
-    to 32 bytes for each row of the input.
+    Yields nothing if the input is not a file that still exists, and leaves out rows whose content
+    has changed. Memory: 16 to 32 bytes for each row of the input.
     """
     wanted = set(keys)
     manifest = opened.manifest

@@ -1,4 +1,4 @@
-"""Answers by who gave them: counts and tokens."""
+"""Answers by their source: counts and tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Calls:
 
     input_tokens, output_tokens: as the usage of the answers states them; unstated: answers without
     a usage. billed: the same tokens as they are priced, see `Usage`; unbilled: answers whose usage
-    does not tell.
+    does not state these.
     """
 
     def __init__(self, source: Source) -> None:
@@ -24,7 +24,7 @@ class Calls:
         self.billed = (0, 0, 0, 0)
 
     def add(self, line: Line) -> None:
-        """Takes one more answer."""
+        """Adds an answer."""
         self.answers += 1
         usage = line.usage
         if usage is None:

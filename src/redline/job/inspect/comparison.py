@@ -1,4 +1,4 @@
-"""Two outputs by the rows they have in common: which ended, or were answered, otherwise.
+"""Two outputs by the rows they have in common: which ended, or were answered, differently.
 
 Rows are matched as a run knows them: by their custom_id, otherwise by their content. Of each answer
 are kept a hash of 64 bits and where its line begins; only those of the sample are read again.
@@ -54,14 +54,16 @@ class Pair(NamedTuple):
     second_begin: int
 
     def lines(self) -> tuple[Line | None, Line | None]:
-        """The line in each output, None for one that cannot be read."""
+        """Returns the line in each output, None for one that cannot be read."""
         first = read_line(self.first.line_at(self.first_begin))
         return first, read_line(self.second.line_at(self.second_begin))
 
 
 class Difference(NamedTuple):
-    """A setting that decides answers, as JSON; empty if it is not set. Long values are cut to where
-    they differ."""
+    """A setting that decides answers, as JSON; empty if it is not set.
+
+    Long values are cut to where they differ.
+    """
 
     name: str
     first: str
@@ -97,7 +99,7 @@ class Comparison(msgspec.Struct, kw_only=True):
         return self.pairs.total()
 
     def as_fields(self) -> dict[str, Any]:
-        """For programs."""
+        """Returns the comparison as JSON fields, for programs."""
         fields: dict[str, Any] = {
             "common": self.common,
             "only_first": self.only_first,
@@ -124,7 +126,7 @@ class Comparison(msgspec.Struct, kw_only=True):
 def compare_outputs(
     first: Opened, second: Opened, tariff: Tariff, *, sample: int = 0, seed: int = 0
 ) -> Comparison:
-    """Matches two outputs by their rows. Blocks while it reads the current lines of both once.
+    """Compares two outputs by their rows. Blocks while it reads the current lines of both once.
 
     sample: pairs of each kind to be kept. Memory: about 120 bytes a row.
     Raises ConfigError if the two are one file, or have no row in common.
@@ -148,7 +150,7 @@ def compare_outputs(
 
 
 def differences(first: Opened, second: Opened) -> list[Difference]:
-    """The settings that two outputs were made with and that differ, by name."""
+    """Returns the settings that two outputs were made with and that differ, by name."""
     ones, others = _settings(first), _settings(second)
     if first.manifest is None or second.manifest is None:
         return []
@@ -171,7 +173,7 @@ def _json(value: Any) -> str:
 
 
 def _cut(first: str, second: str) -> tuple[str, str]:
-    """Both texts, from shortly before where they differ, if one of them is long."""
+    """Returns both texts, from shortly before where they differ if one of them is long."""
     begin = 0
     if max(len(first), len(second)) > _SHOWN_CHARACTERS:
         pairs = enumerate(zip(first, second, strict=False))
@@ -255,7 +257,7 @@ class _Pairing:
         self._samples[kind].offer(key, Pair(key, here, begin, index, place.begin))
 
     def _kind(self, number: int, line: Line | None) -> str:
-        """The kind of a row that both outputs have an answer to."""
+        """Returns the kind of a row that both outputs have an answer to."""
         found = self.comparison
         is_equal = line is not None and self._hashes[number] == line.output_hash()
         found.equal += is_equal

@@ -15,14 +15,14 @@ _SIM, _ENGINE = "sim", "engine:"
 
 
 class Tariff(msgspec.Struct, frozen=True, kw_only=True):
-    """Prices by model, and of endpoints that take others or have other names for models."""
+    """Prices by model, and by endpoint if one has other prices or other names for models."""
 
     own: Mapping[str, Price] = {}
     models: Mapping[str, Mapping[str, str]] = {}
     tariffs: Mapping[str, Mapping[str, Price]] = {}
 
     def at(self, endpoint: str) -> Prices:
-        """The prices of answers of this endpoint."""
+        """Returns the prices of answers of this endpoint."""
         if endpoint not in self.models and endpoint not in self.tariffs:
             return Prices(self.own)
         models = {endpoint: self.models.get(endpoint, {})}
@@ -33,7 +33,6 @@ class Cost(msgspec.Struct, kw_only=True):
     """The cost of an output's answers.
 
     picodollars: of `priced` answers. unpriced: answers by their model, which has no price.
-
     unstated: answers whose usage does not say how many tokens they took. Answers from the cache,
     and of servers inside the run, cost nothing and are in none of these.
     """
@@ -45,7 +44,7 @@ class Cost(msgspec.Struct, kw_only=True):
 
 
 class Billing(msgspec.Struct, frozen=True):
-    """How the answers of one output are billed.
+    """The billing of one output's answers.
 
     asked_model: the one that the job has named. is_free: no answer costs anything.
     """
@@ -55,7 +54,7 @@ class Billing(msgspec.Struct, frozen=True):
     is_free: bool
 
     def cost(self, calls: Iterable[Calls]) -> Cost:
-        """The cost of these answers."""
+        """Returns the cost of these answers."""
         cost = Cost()
         for each in calls:
             is_embedded = each.endpoint == _SIM or each.endpoint.startswith(_ENGINE)

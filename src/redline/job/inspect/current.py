@@ -1,4 +1,4 @@
-"""Which lines of an output are current: at most one for each row, over the results and failures.
+"""The current lines of an output: at most one for each row, over the results and failures.
 
 A row may have several lines: it was repeated, changed, tried again, or is in both files because a
 run ended early. The rules are those of the journal:
@@ -41,7 +41,7 @@ class FileIndex:
     """The lines of one file, in order, and which of them are current. Reads the file once.
 
     fd: of the file, which stays open as long as this is used; None for no file.
-    takes_later: of two lines of a row, the later one is current; asked with their marks.
+    takes_later: returns whether the later of two lines of a row is current, from their marks.
     above: the file whose lines come before those of this one, if a row has lines in both.
 
     keys: of all rows in it; a key's mark is 1 + the number of its last line that was current.
@@ -75,16 +75,16 @@ class FileIndex:
 
     @property
     def lines(self) -> int:
-        """All lines, with those that are not current."""
+        """The number of all lines, also those that are not current."""
         return len(self._is_current)
 
     def mark_of(self, key: int) -> int:
-        """The mark of the row's content, by its current line; 0 if that is unknown."""
+        """Returns the mark of the row's content, by its current line; 0 if that is unknown."""
         number = self.keys.mark_of(key)
         return self._marks[number - 1] if number else 0
 
     def places(self) -> Iterator[Place]:
-        """The current lines, in the order of the file."""
+        """Yields the current lines, in the order of the file."""
         number = 0
         for stretch in [] if self._fd is None else read_stretches(self._fd):
             last = number + len(stretch.lines)
@@ -98,7 +98,7 @@ class FileIndex:
                 return
 
     def line_at(self, begin: int) -> bytes:
-        """The line that begins at this byte."""
+        """Returns the line that begins at this byte."""
         assert self._fd is not None
         pieces: list[bytes] = []
         while piece := os.pread(self._fd, _LINE_BYTES, begin):
@@ -131,7 +131,7 @@ class FileIndex:
             self._drop(keys, first, self._above)
 
     def _add_again(self, key: int, number: int) -> None:
-        """A line of a row that has one already."""
+        """Adds a line of a row that has one already."""
         earlier = self.keys.mark_of(key)
         if self._takes_later(self._marks[earlier - 1], self._marks[number - 1]):
             # It is already counted if the row is in the file above.
@@ -143,7 +143,7 @@ class FileIndex:
             self.repeated += 1
 
     def _drop(self, keys: Sequence[int], first: int, above: FileIndex) -> None:
-        """The lines of rows that have one in the file above are not current."""
+        """Unmarks the lines of rows that have one in the file above: they are not current."""
         for number, is_over in enumerate(map(above.keys.__contains__, keys), first):
             if is_over and self._is_current[number]:
                 self._is_current[number] = 0
@@ -178,21 +178,21 @@ class CurrentLines:
 
     @property
     def is_torn(self) -> bool:
-        """The last line of a file has no end."""
+        """Whether the last line of a file has no end."""
         return self.results.is_torn or self.failures.is_torn
 
     def __contains__(self, key: int) -> bool:
         return key in self.results.keys or key in self.failures.keys
 
     def mark_of(self, key: int) -> int:
-        """The mark of the row's content, by its current line; 0 if that is unknown."""
+        """Returns the mark of the row's content, by its current line; 0 if that is unknown."""
         index = self.results if key in self.results.keys else self.failures
         return index.mark_of(key)
 
 
 @contextmanager
 def current_lines(output: Output) -> Iterator[CurrentLines]:
-    """The current lines of an output, as long as the block lasts. Blocks; never writes.
+    """Yields the current lines of an output, for as long as the block lasts. Blocks; never writes.
 
     Raises JournalError for a file that cannot be read. A file that is missing has no lines.
     """

@@ -30,9 +30,9 @@ class Figures:
     """Adds up lines.
 
     reasons: results by finish reason, None for one without. errors: failures by kind and HTTP
-    status. calls: results by who answered. latencies: of results that were answered live. verdicts:
-    graded answers. dropped: texts that were not kept, by the reason. reasks: None if no line says.
-    unreadable: lines of which only the row is known.
+    status. calls: results by their source. latencies: of results that were answered live. verdicts:
+    graded answers, by verdict. dropped: texts that were not kept, by the reason. reasks: None if no
+    line states them. unreadable: lines of which only the row is known.
     """
 
     def __init__(self, billing: Billing) -> None:
@@ -80,7 +80,7 @@ class Figures:
 
     @property
     def output_tokens(self) -> int:
-        """As `input_tokens`."""
+        """Output tokens of results, as their usage states them; cached answers are left out."""
         return sum(each.output_tokens for each in self._asked())
 
     @property
@@ -90,7 +90,7 @@ class Figures:
 
     @property
     def unstated(self) -> int:
-        """Results that do not."""
+        """Results that do not state their tokens, without those from the cache."""
         return sum(each.unstated for each in self._asked())
 
     @property
@@ -99,7 +99,7 @@ class Figures:
         return self._billing.cost(self.calls.values())
 
     def add_result(self, line: Line | None) -> None:
-        """Takes a result; None for one that cannot be read, of which only the row is known."""
+        """Adds a result; None for one that cannot be read, of which only the row is known."""
         self.succeeded += 1
         if line is None:
             self.unreadable += 1
@@ -117,7 +117,7 @@ class Figures:
             self._add_task(line)
 
     def add_failure(self, line: Line | None) -> None:
-        """Takes a failure; None as above."""
+        """Adds a failure; None for one that cannot be read."""
         self.failed += 1
         if line is None or line.error is None:
             self.unreadable += 1
@@ -145,7 +145,10 @@ class Figures:
                 count_name(self.dropped, reason)
 
     def as_fields(self) -> dict[str, Any]:
-        """For programs: JSON with units in the names; what does not apply is left out."""
+        """Returns the figures as JSON fields, for programs: units are in the names.
+
+        Fields of the cache, batches, tasks and unreadable lines are left out if they are empty.
+        """
         latencies, cost = self.latencies, self.cost
         latency_s = {
             "p50": latencies.at_s(0.5),
@@ -183,7 +186,7 @@ class Figures:
 
 
 def _summed(pairs: Iterable[tuple[str | None, int]]) -> dict[str, int]:
-    """The sums by name, without those of no name."""
+    """Returns the sums by name, without those of no name."""
     sums: Counter[str] = Counter()
     for name, number in pairs:
         if name:

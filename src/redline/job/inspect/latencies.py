@@ -19,7 +19,7 @@ class Latencies:
         self._new: list[float] = []
 
     def add(self, latency_s: float) -> None:
-        """Takes one, 0 s or more."""
+        """Adds a latency, 0 s or more."""
         self._new.append(latency_s)
         self.count += 1
         if len(self._new) >= _BUFFERED:
@@ -31,7 +31,7 @@ class Latencies:
         return max(self._most_s, max(self._new, default=0.0))
 
     def at_s(self, share: float) -> float | None:
-        """The latency that this share of all, 0 to 1, does not exceed; None without any."""
+        """Returns the latency that this share of all, 0 to 1, does not exceed; None without any."""
         self._pack()
         if not self.count:
             return None

@@ -80,7 +80,7 @@ class Line(msgspec.Struct, kw_only=True):
 
     @property
     def is_cut(self) -> bool:
-        """The answer, or one of its choices, was cut at the token limit."""
+        """Whether the answer, or one of its choices, was cut at the token limit."""
         found = self.finish_reason
         return found == "length" or (isinstance(found, list) and "length" in found)
 
@@ -95,18 +95,21 @@ class Line(msgspec.Struct, kw_only=True):
         return not (self.verdict is self.reasks is self.dropped is None)
 
     def text(self) -> str:
-        """The answer for a person: texts as they are, other JSON on one line, vectors short."""
+        """Returns the answer for a person.
+
+        Texts are unchanged, other JSON is on one line, vectors are short.
+        """
         parts = [_text(msgspec.json.decode(self.output))]
         if self.tool_calls != _NULL:
             parts.append(f"tool calls: {bytes(self.tool_calls).decode('utf-8', 'replace')}")
         return "\n".join(part for part in parts if part)
 
     def input_text(self) -> str:
-        """The row that was asked, see `input_text`; empty if the line does not repeat it."""
+        """Returns the row that was asked, see `input_text`; empty if the line has none."""
         return input_text(self.input)
 
     def output_hash(self) -> int:
-        """A 64-bit hash of the answer, never 0: equal answers have equal hashes.
+        """Returns a 64-bit hash of the answer, never 0: equal answers have equal hashes.
 
         The order of an object's keys and the ids of tool calls do not matter.
         """
@@ -133,7 +136,10 @@ _BATCH_LINE, _KIND = msgspec.json.Decoder(_BatchLine), msgspec.json.Decoder(_Kin
 
 
 def read_line(data: bytes) -> Line | None:
-    """The line of a results or failures file; None if a version that is unknown has written it."""
+    """Returns the line of a results or failures file; None if it cannot be read.
+
+    Such a line is of an unknown version, for instance.
+    """
     try:
         if not data.startswith(_BATCH):
             return _LINE.decode(data)
@@ -146,7 +152,7 @@ def read_line(data: bytes) -> Line | None:
 
 
 def _read_body(line: Line, body: bytes) -> None:
-    """Puts the answer that a batch line holds whole into the fields of other lines."""
+    """Reads the whole answer in a batch line into the fields that other lines have."""
     try:
         kind = _KIND.decode(body).object
         reply = replies.read(_PATHS.get(kind, "/") if isinstance(kind, str) else "/", body)
@@ -161,7 +167,7 @@ def _read_body(line: Line, body: bytes) -> None:
 
 
 def input_text(row: msgspec.Raw) -> str:
-    """A row for a person, a line for each column."""
+    """Returns a row for a person, a line for each column."""
     value = msgspec.json.decode(row)
     if isinstance(value, dict):
         return "\n".join(f"{name}: {_text(each)}" for name, each in value.items())
@@ -169,7 +175,7 @@ def input_text(row: msgspec.Raw) -> str:
 
 
 def _canonical(output: msgspec.Raw) -> bytes:
-    """The same bytes for equal JSON."""
+    """Returns the same bytes for equal JSON."""
     data = bytes(output)
     return _SORTED.encode(msgspec.json.decode(data)) if b"{" in data[:2] else data
 

@@ -9,7 +9,7 @@ OTHERS = "others"
 
 
 def known_or_others(counts: dict[Any, Any], name: Any) -> Any:
-    """The name under which this one is counted: OTHERS once 100 different ones are there."""
+    """Returns the name under which this one is counted: OTHERS once 100 names are known."""
     return name if name in counts or len(counts) < MOST_NAMES else OTHERS
 
 

@@ -25,9 +25,9 @@ _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04")
 class Opened(msgspec.Struct, frozen=True, kw_only=True):
     """An output that can be read.
 
-    name: what a person calls it. manifest: None for results that were copied without their folder,
-    or if it is damaged; problem then says so. spent: what all runs with a budget have spent, None
-    without a budget.
+    name: its name for people. manifest: None for results that were copied without their folder, or
+    if it is damaged; problem then says so. spent: the amounts that all runs with a budget have
+    spent, None without a budget.
     """
 
     output: Output
@@ -58,7 +58,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_running(self) -> bool:
-        """A run writes to it at this moment."""
+        """Whether a run writes to it at this moment."""
         try:
             return bool(is_held(self.output))
         except OSError:
@@ -66,13 +66,13 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
             return False
 
     def billing(self, tariff: Tariff) -> Billing:
-        """How its answers are billed. Answers of a user's own function are free."""
+        """Returns the billing of its answers. Answers of a user's own function are free."""
         return Billing(tariff, self.model, is_free="call" in self.settings)
 
 
 @contextmanager
 def opened(output: Output) -> Iterator[Opened]:
-    """The output, open as long as the block lasts. Blocks while it reads both files once.
+    """Yields the output, open as long as the block lasts. Blocks while it reads both files once.
 
     Raises ConfigError if it is not the results file of a run, JournalError if it cannot be read.
     """
@@ -95,7 +95,7 @@ def opened(output: Output) -> Iterator[Opened]:
 
 
 def _manifest(output: Output) -> tuple[Manifest | None, str]:
-    """The manifest of the output, and the reason if there is none."""
+    """Returns the manifest of the output, and the reason if there is none."""
     try:
         manifest = manifests.load(output)
     except JournalError as error:

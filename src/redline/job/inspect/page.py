@@ -36,9 +36,10 @@ def page_of(
     table: list[tuple[str, str, str]],
     scores: str,
 ) -> str:
-    """The page. sides: the outputs, still open. table: figures of both by name. scores: in words.
+    """Returns the page of a comparison.
 
-    In memory are the texts that are shown, and of the pairs one at a time.
+    sides: the outputs, still open. table: figures of both by name. scores: in words. In memory are
+    the texts that are shown, and of the pairs one at a time.
     """
     # Imported here: only a page needs it.
     from jinja2 import Environment, StrictUndefined
@@ -93,5 +94,5 @@ def _side(line: Line | None) -> _Text:
 
 
 def _cut(text: str) -> tuple[str, int]:
-    """The text as it may be shown, and how many characters are left out."""
+    """Returns the text as it may be shown, and the number of characters left out."""
     return printable(text[:_MOST_CHARACTERS]), max(0, len(text) - _MOST_CHARACTERS)

@@ -1,6 +1,6 @@
 """A sample of rows that is the same each time, and the same in every output of these rows.
 
-A row's rank is a hash of its key and the seed; the sample are the rows of the lowest ranks. So
+A row's rank is a hash of its key and the seed; the rows of the lowest ranks make up the sample. So
 each row is as likely as any other, and neither order nor repetition matters.
 """
 
@@ -39,5 +39,5 @@ class Sample(Generic[Item]):
             heappushpop(self._kept, entry)
 
     def items(self) -> list[Item]:
-        """The sampled items, in the order in which they were offered."""
+        """Returns the sampled items, in the order in which they were offered."""
         return [item for _, _, item in sorted(self._kept, key=lambda entry: entry[1])]

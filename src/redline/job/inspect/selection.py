@@ -21,11 +21,12 @@ _MOST_DIGITS = 18
 
 
 class Selection(msgspec.Struct, frozen=True, kw_only=True):
-    """Which rows: all that one of these names, or all rows if none does.
+    """The rows to select: those that one of these settings names, or all rows if none does.
 
     failed: rows with a failure. cut: rows whose answer was cut at the token limit. row: the rows of
-    this number, or of this custom_id. sample: at most this many of these; see `Sample`.
-    adds_input: rows of `row` and `sample` get what was asked from the input, if need be.
+    this number, or of this custom_id; failed and cut are then ignored. sample: at most this many of
+    these; see `Sample`. adds_input: the selected rows get what was asked from the input, if need
+    be, with row or sample.
     """
 
     failed: bool = False
@@ -48,7 +49,7 @@ class Found(NamedTuple):
 
 
 def figures_of(opened: Opened, tariff: Tariff) -> Figures:
-    """All rows of an output in numbers. Blocks while it reads the current lines once."""
+    """Returns the figures of all rows. Blocks while it reads the current lines once."""
     figures = Figures(opened.billing(tariff))
     for place in opened.lines.results.places():
         figures.add_result(read_line(place.line))
@@ -58,9 +59,9 @@ def figures_of(opened: Opened, tariff: Tariff) -> Figures:
 
 
 def select(opened: Opened, selection: Selection) -> Iterator[Found]:
-    """The rows selected, successes first, each in the order of its file. Blocks.
+    """Yields the rows selected, successes first, each in the order of its file. Blocks.
 
-    In memory at a time is one of them; of a sample, only where they are.
+    Keeps one row in memory at a time; of a sample, only the places of its lines.
     """
     found = _matching(opened.lines, selection)
     if selection.sample is None and selection.row is None:
@@ -102,13 +103,13 @@ def _is_cut(data: bytes) -> bool:
 
 
 def row_number(row: str) -> int | None:
-    """The row's number that a text states, None for a text that can only be a custom_id."""
+    """Returns the row's number that a text states, None for a text that can only be a custom_id."""
     is_number = row.isascii() and row.isdigit() and len(row) <= _MOST_DIGITS
     return int(row) if is_number else None
 
 
 def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
-    """The lines of the rows of this number or custom_id; of samples `NAME#2` those of `NAME`."""
+    """Yields the lines of rows of this number or custom_id; of samples `NAME#2` those of `NAME`."""
     number = row_number(row)
     # In the form that lines have; a name that is not valid UTF-8 is in no line.
     name = msgspec.json.encode(row.encode("utf-8", "replace").decode())

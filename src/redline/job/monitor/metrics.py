@@ -1,8 +1,8 @@
-"""What a job says of itself on its metrics page: the names, labels and values of its metrics.
+"""The metrics of a job on its page: their names, labels and values.
 
 Names and units are those of Prometheus' rules: base units, `_total` for what only grows. Every
-label has few values: endpoints and the model as the settings name them, kinds of errors, tokens or
-rows as the code does. Counters are of this process's run; `redline_job_rows` is of the whole job.
+label has few values: endpoints and the model are named as in the settings, kinds of errors, tokens
+or rows as in the code. Counters are of this process's run; `redline_job_rows` is of the whole job.
 https://prometheus.io/docs/practices/naming/
 """
 
@@ -66,7 +66,7 @@ class _Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def families(view: View, whole: Window) -> list[Family]:
-    """The metrics of a run now, those that it has figures for.
+    """Returns the current metrics of a run, those that it has figures for.
 
     whole: all windows of the run as one.
     """
@@ -77,7 +77,7 @@ def families(view: View, whole: Window) -> list[Family]:
 
 
 def _parts(view: View) -> dict[str, Attempts]:
-    """The counts of each endpoint, by its label."""
+    """Returns the counts of each endpoint, by its label."""
     if view.tally.parts:
         return dict(view.tally.parts)
     job = view.job

@@ -30,7 +30,7 @@ class Watch(msgspec.Struct, frozen=True):
 
 
 def watch_of(job: Job) -> Watch:
-    """The rules of the job, none of which is breached yet."""
+    """Returns a watch for the rules of the job, none of which is breached yet."""
     allowance, settings = job.allowance or Allowance(), job.alerts
     picodollars = allowance.picodollars
     alerts = Alerts(
@@ -61,14 +61,14 @@ class Monitor:
         self._whole = Window(begin_s=0.0, end_s=0.0)
 
     def note(self, window: Window) -> None:
-        """A window of the run has ended."""
+        """Takes a window of the run that has ended."""
         self._whole = merged([self._whole, window])
         self._notify(self._alerts.note(self._view.sampler.windows))
         if self._on_figures is not None:
             self._on_figures(self.families())
 
     def families(self) -> list[Family]:
-        """The metrics of the run now."""
+        """Returns the current metrics of the run."""
         return families(self._view, self._whole)
 
     async def finish(self) -> None:
@@ -95,7 +95,7 @@ class Monitor:
                 self._webhook.put(self._body(alert))
 
     def _body(self, alert: Alert) -> dict[str, object]:
-        """The body of a notification. Chat programs show `text`."""
+        """Returns the body of a notification. Chat programs show `text`."""
         facts, output = self._view.sampler.facts, self._view.job.output
         name = facts.input if output is None else output.name
         text = alert.text if alert.state == "firing" else alert.what

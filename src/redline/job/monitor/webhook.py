@@ -1,7 +1,7 @@
 """Alerts on their way to a webhook: one after the other, each tried again for a while.
 
-What is sent is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. A
-server that has taken one and whose answer is lost gets it again, under the same `id`.
+A body is `{"event": "alert", "id": ..., "state": "firing" or "ended", "text": ..., ...}`. If the
+server has taken it but the answer is lost, it is sent again, with the same `id`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Webhook:
 
     @property
     def failure(self) -> str | None:
-        """How many notifications did not arrive, and why the last did not; None if all did."""
+        """The number of notifications that did not arrive, and why the last did not, in words.
+
+        None if all arrived.
+        """
         if not self._lost:
             return None
         # Not the whole URL: its path is often a secret.
@@ -51,7 +54,7 @@ class Webhook:
         return f"{lost} did not reach the webhook at {self._host}: {self._reason}"
 
     def put(self, body: dict[str, Any]) -> None:
-        """Sends it after those before it. The oldest one is given up for one too many."""
+        """Queues a notification behind the others. Beyond MOST_WAITING, drops the oldest one."""
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._lose("too many were waiting")
@@ -93,13 +96,13 @@ class Webhook:
             self._task = None
 
     def _opened(self) -> HttpBackend:
-        """Connections to the webhook."""
+        """Returns a backend for the webhook."""
         timeouts = Timeouts(connect_s=TIMEOUT_S, first_byte_s=TIMEOUT_S, attempt_s=TIMEOUT_S)
         endpoint = Endpoint(base_url=f"{self._origin}/v1", timeouts=timeouts)
         return HttpBackend(endpoint, clock=self._clock)
 
     async def _send(self, backend: HttpBackend, body: dict[str, Any]) -> str | None:
-        """None once it is taken; otherwise why it was given up."""
+        """Sends a notification; returns None once it is taken, otherwise why it was given up."""
         for pause_s in (*PAUSES_S, None):
             error = await _posted(backend, self._path, body)
             if error is None:
@@ -117,7 +120,7 @@ class Webhook:
 async def _posted(
     backend: HttpBackend, path: str, body: dict[str, Any]
 ) -> CallError | NoEndpoint | None:
-    """Why it was not taken; None if it was."""
+    """Makes one attempt; returns the error if it was not taken, None if it was."""
 
     async def drop(chunk: bytes) -> None:
         pass

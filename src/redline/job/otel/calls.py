@@ -31,11 +31,11 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
     places: Mapping[str, Place]
 
     def operation(self, url: str, endpoint: str) -> str:
-        """The operation name of a request to this path. endpoint: may be a function."""
+        """Returns the operation name of a request to this path. endpoint: may be a function."""
         return operation_of(url) if endpoint in self.places else names.OTHER_OPERATION
 
     def attributes(self, operation: str, endpoint: str) -> dict[str, str | int]:
-        """The attributes that metrics and spans share."""
+        """Returns the attributes that metrics and spans share."""
         place = self.places.get(endpoint, Place())
         found: dict[str, str | int] = {
             names.OPERATION: operation,
@@ -212,13 +212,13 @@ class Traced(_Around):
 
 
 def _began_s(attempt: Attempt) -> float:
-    """The attempt's first mark, in seconds."""
+    """Returns the attempt's first mark, in seconds."""
     marks = (attempt.queued_s, attempt.eligible_s, attempt.sent_s)
     return next((mark for mark in marks if mark is not None), attempt.complete_s)
 
 
 def _asked(fields: Mapping[str, Any]) -> dict[str, float]:
-    """The numeric parameters of a request, by attribute name."""
+    """Returns the numeric parameters of a request, by attribute name."""
     found = {}
     for field, name in names.REQUEST_FIELDS.items():
         value = fields.get(field)
@@ -228,7 +228,7 @@ def _asked(fields: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _answered(reply: Reply, attempt: Attempt) -> dict[str, Any]:
-    """The attributes of an answer, without its text."""
+    """Returns the attributes of an answer, without its text."""
     found: dict[str, Any] = {}
     if reply.model:
         found[names.RESPONSE_MODEL] = reply.model[:_LONGEST_TEXT]
@@ -244,7 +244,7 @@ def _answered(reply: Reply, attempt: Attempt) -> dict[str, Any]:
 
 
 def _failed(attempt: Attempt, number: int) -> dict[str, Any]:
-    """The attributes of a failed attempt's event."""
+    """Returns the attributes of a failed attempt's event."""
     error = attempt.error
     assert error is not None
     found: dict[str, Any] = {

@@ -25,12 +25,12 @@ _LONGEST_REASON = 200
 
 
 def module(name: str) -> Any:
-    """A module of OpenTelemetry. Raises ConfigError with the command that installs it."""
+    """Returns a module of OpenTelemetry. Raises ConfigError with the command that installs it."""
     return extra(f"opentelemetry.{name}", GROUP, PURPOSE)
 
 
 class Reach:
-    """Whether data arrives; exporter threads write it, and the event loop reads it.
+    """The state of the receiver; exporter threads write it, and the event loop reads it.
 
     host: of the last request. reason: why the last failed request failed. outages: their number so
     far.
@@ -60,7 +60,10 @@ class Reach:
             self._failing.setdefault(path, SYSTEM.now_s())
 
     def look(self, now_s: float) -> bool | None:
-        """True if an outage has begun since the last call, False if one is over; otherwise None."""
+        """Returns True if an outage has begun since the last call, False if one is over.
+
+        Otherwise None.
+        """
         with self._lock:
             since_s = min(self._failing.values(), default=math.inf)
             is_out = now_s - since_s >= LEAST_OUTAGE_S
@@ -75,7 +78,7 @@ class Reach:
 
 
 def session_of(reach: Reach) -> Any:
-    """A `requests.Session` that notes in `reach` how each of its requests ends."""
+    """Returns a `requests.Session` that notes in `reach` how each of its requests ends."""
     requests = extra("requests", GROUP, PURPOSE)
     sessions, errors = requests.Session, requests.exceptions
 
@@ -122,14 +125,14 @@ class CountedSpans:
 
 
 def span_exporter(settings: OtelSettings, reach: Reach) -> CountedSpans:
-    """An exporter of spans to the endpoint of the settings, or to that of the environment."""
+    """Returns an exporter of spans to the endpoint of the settings, or of the environment."""
     exporters = module("exporter.otlp.proto.http.trace_exporter")
     made = exporters.OTLPSpanExporter(**_options(settings, "v1/traces", reach))
     return CountedSpans(made, module("sdk.trace.export").SpanExportResult.SUCCESS)
 
 
 def metric_exporter(settings: OtelSettings, reach: Reach) -> Any:
-    """An exporter of metrics to the endpoint of the settings, or to that of the environment."""
+    """Returns an exporter of metrics to the endpoint of the settings, or of the environment."""
     exporters = module("exporter.otlp.proto.http.metric_exporter")
     return exporters.OTLPMetricExporter(**_options(settings, "v1/metrics", reach))
 
@@ -143,7 +146,7 @@ def _options(settings: OtelSettings, path: str, reach: Reach) -> dict[str, Any]:
 
 
 def _reason(error: BaseException, errors: Any) -> str:
-    """Why a request failed. errors: the module of exceptions of `requests`."""
+    """Returns why a request failed. errors: the module of exceptions of `requests`."""
     if isinstance(error, errors.SSLError):
         return "its certificate is not accepted"
     if isinstance(error, errors.Timeout):
@@ -159,7 +162,7 @@ def _reason(error: BaseException, errors: Any) -> str:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """The operating system's error, which urllib3 and requests wrap in their own."""
+    """Returns the operating system's error, which urllib3 and requests wrap in their own."""
     for _ in range(_DEEPEST):
         if error is None:
             return None

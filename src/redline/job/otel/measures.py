@@ -33,7 +33,7 @@ class Meter(Protocol):
     """The receiver of measures and figures."""
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
-        """A new series, which the caller keeps."""
+        """Returns a new series, which the caller keeps."""
         ...
 
     def note(self, families: Iterable[Family]) -> None:
@@ -95,7 +95,7 @@ class Aggregated:
         self._families = list(families)
 
     def read(self, now_ns: int) -> Any:
-        """The present state as the SDK's MetricsData."""
+        """Returns the present state as the SDK's MetricsData."""
         sdk = self._sdk
         self._read = _State(now_ns, {}, {})
         metrics = [*self._of_histograms(now_ns), *self._of_families(now_ns)]

@@ -130,7 +130,7 @@ class NumberName(msgspec.Struct, frozen=True):
 
 
 def number_name(family: Family) -> NumberName | None:
-    """The exported name of a family of the metrics page; None for one that is not exported."""
+    """Returns the exported name of a family of the metrics page; None if it is not exported."""
     unit = _UNITS.get(family.name)
     if unit is None or family.kind == "histogram":
         return None
@@ -177,7 +177,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 def place_of(base_url: str) -> Place:
-    """The address and the provider of an endpoint, from its base URL."""
+    """Returns the address and the provider of an endpoint, from its base URL."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "").rstrip(".")
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -186,6 +186,6 @@ def place_of(base_url: str) -> Place:
 
 
 def operation_of(url: str) -> str:
-    """The operation name of a request to this path."""
+    """Returns the operation name of a request to this path."""
     api = api_of(url)
     return OTHER_OPERATION if api is PLAIN else _OPERATIONS.get(api.ending, OTHER_OPERATION)

@@ -37,7 +37,7 @@ from redline.process import DaemonThreads, counted
 
 # The end of a job waits this long for data in transit.
 LAST_S = 3.0
-# How many seconds the progress shows that an outage is over, and how many outages it reports.
+# The seconds for which the progress shows that an outage is over, and the most that it reports.
 _BACK_S = 30.0
 _MOST_TOLD = 10
 _NS = 1e9
@@ -47,7 +47,7 @@ _NO_PRINT = logging.NullHandler()
 
 
 def open_telemetry(job: Job) -> Telemetry | None:
-    """The job's telemetry; None without settings for it, or if the environment disables it.
+    """Returns the job's telemetry; None without settings for it, or if the environment disables it.
 
     Raises ConfigError if the library is missing, or cannot use the environment's variables.
     """
@@ -79,7 +79,7 @@ class SpanExport:
         return self._exporter.delivered
 
     async def finish(self, until_s: float) -> bool:
-        """Sends the remaining spans until `until_s`; whether that ended in time."""
+        """Sends the remaining spans until `until_s`; returns whether that ended in time."""
         # The flush takes up to half a minute itself.
         thread = DaemonThreads(1, "redline-otel-spans")
         has_ended = await _ended(thread.submit(self._provider.shutdown), until_s)
@@ -179,11 +179,14 @@ class Telemetry:
         self._set_offset()
 
     def measured(self, inner: Backend) -> Backend:
-        """A backend that measures the attempts of `inner`, each `send` of which is one."""
+        """Returns a backend that measures the attempts of `inner`, each `send` of which is one."""
         return Measured(inner, self._meter, self._origin)
 
     def traced(self, inner: Backend) -> Backend:
-        """A backend that makes spans of some calls of `inner`; `inner` if the sample is 0."""
+        """Returns a backend that makes spans of some calls of `inner`.
+
+        Returns `inner` if the sample is 0.
+        """
         if self._spans is None:
             return inner
         return Traced(inner, self._spans, self._settings.sample)
@@ -212,7 +215,7 @@ class Telemetry:
 
     @property
     def _why(self) -> str:
-        """Why data did not arrive although no request has failed."""
+        """The reason why data did not arrive although no request has failed."""
         if self._is_late:
             return f"no answer within {LAST_S:g} s of the job's end"
         return "there was too much to send"
@@ -302,14 +305,14 @@ async def _ended(work: Future[Any], until_s: float) -> bool:
 
 
 def _set_by_program(api: Any, kind: str) -> Any:
-    """The provider that the program has set; None if it has set none."""
+    """Returns the provider that the program has set; None if it has set none."""
     provider = getattr(api, f"get_{kind}_provider")()
     # The API returns a proxy for a provider that may still be set.
     return None if "Proxy" in type(provider).__name__ else provider
 
 
 def _resource(settings: OtelSettings, clock: Clock) -> Any:
-    """The sender: a service, and this run of it, so that counters of two runs stay separate."""
+    """Returns the sender: a service, and this run of it, so that counters of runs stay separate."""
     resources = module("sdk.resources")
     run = f"{socket.gethostname()}-{os.getpid()}-{clock.wall_s():.3f}"
     stated = {names.SERVICE_VERSION: __version__, names.SERVICE_INSTANCE: run}

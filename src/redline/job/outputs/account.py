@@ -1,8 +1,8 @@
-"""What a run with a budget has spent, in a file that outlives the process.
+"""The spending of a run with a budget, in a file that outlives the process.
 
-One line of fixed length, written over in place: what is spent, with the worst case of every call
-that is on its way. It is written before each send and after each settlement, so the death of the
-process loses nothing, and what was on its way then counts as spent. It is made durable before the
+It is one line of fixed length, overwritten in place: the amount spent, with the worst case of every
+call in flight. It is written before each send and after each settlement, so the death of the
+process loses nothing, and calls that were in flight count as spent. It is made durable before the
 results of the calls are; so a power loss takes back only calls whose results it takes as well.
 """
 
@@ -34,7 +34,7 @@ class AccountFile:
     """The file of one output, whose lock the caller holds.
 
     is_new: nothing is spent yet, whatever an earlier output has left. Raises JournalError for a
-    file that is damaged or cannot be opened: what is spent is then unknown.
+    file that is damaged or cannot be opened: the amount spent is then unknown.
     """
 
     def __init__(self, output: Output, *, is_new: bool) -> None:
@@ -56,7 +56,10 @@ class AccountFile:
         _write(self._fd, committed)
 
     def sync(self) -> None:
-        """Makes written amounts durable. May run at the same time as `keep`, in a thread."""
+        """Makes written amounts durable. May run at the same time as `keep`, in a thread.
+
+        Raises JournalError.
+        """
         try:
             os.fsync(self._fd)
         except OSError as error:
@@ -84,9 +87,10 @@ def _write(fd: int, amount: Amount) -> None:
 
 
 def read_spent(output: Output) -> Amount | None:
-    """The amounts that all runs of an output have spent and reserved; None without a budget.
+    """Returns the amounts that all runs of an output have spent and reserved.
 
-    Works while a run is writing the file. Raises JournalError for a damaged file.
+    None without a budget. Works while a run is writing the file. Raises JournalError for a damaged
+    file.
     """
     path = path_of(output)
     try:

@@ -1,17 +1,17 @@
 """An output in an object store: its files are on this machine, and objects are made of them.
 
 A store has no append, no fsync and no lock. So a run writes files, as it always does, and they
-become objects as a whole: when the run ends, however it ends. Before a run, what the store has is
-looked at. For the results and for the failures:
+become objects as a whole: when the run ends, however it ends. Before a run, the results and the
+failures are compared with their objects:
 
   the file has all of the object    the file stays, and becomes the object at the end
   the object has all of the file    the object is fetched
   neither has all of the other      refused
 
 Results are only appended, so one that begins with all bytes of the other has all of it. An object
-that is as it was when the file was uploaded needs no reading: the file has all of it. A file that
-is as it was then, whose object is another one, was rewritten elsewhere, as by --ordered: the object
-is fetched, and the file kept aside.
+that is as it was when the file was uploaded needs no reading: the file has all of it. If the file
+is as it was then, but the object is another one, the output was rewritten elsewhere, as by
+--ordered: the object is fetched, and the file kept aside.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RANGE_BYTES = 8 * 1024 * 1024
 
 
 class _Relation(Enum):
-    """How a file and its object relate: which contains all of the other."""
+    """The relation of a file and its object: which of them contains all of the other."""
 
     FILE_HAS_ALL = auto()
     OBJECT_HAS_ALL = auto()
@@ -78,7 +78,7 @@ class Mirror:
         return self._stopped.is_set()
 
     def prepare(self, *, restart: bool, force: bool) -> None:
-        """Makes the files on this machine those that a run goes on from.
+        """Brings the files on this machine to the state from which a run continues.
 
         Raises ConfigError if the store refuses, or holds what must not be replaced.
         """
@@ -100,10 +100,10 @@ class Mirror:
             ) from error
 
     def upload(self) -> None:
-        """Makes the objects what the files are now: the manifest first, failures last.
+        """Uploads the files that differ from their objects: the manifest first, failures last.
 
-        So death on the way leaves no row out. Raises JournalError if the store refuses or
-        holds what this output has not seen, ConfigError if another run has begun meanwhile.
+        So death on the way leaves no row out. Raises JournalError if the store refuses or holds
+        what this output has not seen, ConfigError if another run has begun meanwhile.
         """
         output = self.output
         try:
@@ -129,7 +129,7 @@ class Mirror:
             ) from error
 
     def _upload(self, path: Path, found: Found | None) -> None:
-        """Makes an object of the file, or removes the one whose file is gone."""
+        """Makes an object of a changed file, or removes the one whose file is gone."""
         if not path.exists():
             if found is not None:
                 self._store.remove(self._url(path), found)
@@ -140,7 +140,7 @@ class Mirror:
             self._remember(path, found)
 
     def _replaced(self, path: Path) -> Found | None:
-        """The object that an upload of the file may replace; None if there is none.
+        """Returns the object that an upload of the file may replace; None if there is none.
 
         Raises StoreError if something else has changed it, so that the file lacks some of its
         content.
@@ -181,11 +181,15 @@ class Mirror:
             )
 
     def _reconcile(self, path: Path, found: Found | None) -> bool:
-        """Whether the file was fetched. Raises ConfigError if neither has all of the other."""
+        """Fetches the object if the file lacks some of it; returns whether it did.
+
+        Raises ConfigError if neither has all of the other, unless the file is as it was when it was
+        last seen: it is then kept aside.
+        """
         relation = self._relation(path, found)
         if found is None or relation is _Relation.FILE_HAS_ALL:
             if found is not None and not self._is_seen(path, found):
-                # It is not read again before the upload, which its lack of a digest brings about.
+                # The object is not read again; without a digest of the file, it is uploaded.
                 self._state.seen[path.name] = _Seen(found, "")
             return False
         if relation is _Relation.NEITHER:
@@ -198,7 +202,7 @@ class Mirror:
         return True
 
     def _relation(self, path: Path, found: Found | None) -> _Relation:
-        """Reads both as far as they are equal, if it must."""
+        """Returns the relation; reads both as far as they are equal, if it must."""
         if found is None:
             return _Relation.FILE_HAS_ALL
         if not path.exists():
@@ -298,10 +302,10 @@ class Mirror:
 
 @contextmanager
 def fetched(url: ObjectUrl) -> Generator[Output]:
-    """The output at `url`, as files that last as long as the block; those that are there. Blocks.
+    """Yields the output at `url` as local files, which last as long as the block. Blocks.
 
-    An error of the block that names a file names the object instead. Raises ConfigError if the
-    store refuses.
+    Objects that do not exist have no file. An error of the block that names a file names the object
+    instead. Raises ConfigError if the store refuses.
     """
     # Imported here: it brings modules for archives, which no other part needs.
     from tempfile import TemporaryDirectory
@@ -317,7 +321,7 @@ def fetched(url: ObjectUrl) -> Generator[Output]:
 
 
 def _fetch_all(url: ObjectUrl, output: Output) -> Output:
-    """The output, with the names that its objects have."""
+    """Fetches the objects; returns the output, with the names that they have."""
     store = store_of(url, "reading")
     try:
         output = msgspec.structs.replace(output, has_old_names=_has_old_names(url, store))
@@ -332,23 +336,23 @@ def _fetch_all(url: ObjectUrl, output: Output) -> Output:
 
 
 def _has_old_names(url: ObjectUrl, store: ObjectStore) -> bool:
-    """As `has_old_names`, for the objects in the store."""
+    """Whether redline 0.1 wrote the objects; see `has_old_names`."""
     return has_old_names(url.file.name, lambda name: store.find(url.beside(name)) is not None)
 
 
 def _files(output: Output) -> tuple[Path, Path]:
-    """The files that become objects, besides the manifest."""
+    """Returns the files that become objects, besides the manifest."""
     return output.path, output.failed_path
 
 
 def _digest(path: Path) -> str:
-    """A digest of the file's bytes, because opening a results file changes its times."""
+    """Returns a digest of the file's bytes, because opening a results file changes its times."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
 def _ranges(store: ObjectStore, url: ObjectUrl) -> Iterator[bytes]:
-    """The bytes of an object in order; CorruptInput if it does not stay the same meanwhile."""
+    """Yields the bytes of an object in order. Raises CorruptInput if it changes meanwhile."""
     reader = ObjectReader(url, store)
     reader.open()
     at = 0
@@ -359,7 +363,7 @@ def _ranges(store: ObjectStore, url: ObjectUrl) -> Iterator[bytes]:
 
 
 def _fetch(store: ObjectStore, url: ObjectUrl, path: Path, stopped: threading.Event) -> None:
-    """Puts a copy of the object in place of the file, as a whole."""
+    """Replaces the file by a copy of the object, as a whole."""
 
     def write(fd: int) -> None:
         for data in _ranges(store, url):

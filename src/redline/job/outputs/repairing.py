@@ -1,4 +1,4 @@
-"""Taking the lines out of a results file that a run refuses, and keeping every other one.
+"""Takes the lines out of a results file that a run refuses, and keeps every other one.
 
 For each file: scan -> copy what goes out to a file beside it -> put a new file of the kept lines in
 its place. Both copies are durable before the next step, so that death at any moment leaves the old
@@ -32,8 +32,8 @@ class Repair(msgspec.Struct, kw_only=True):
     """The repair of one file.
 
     kept, damaged, repeated: numbers of lines. damaged: without a checksum that holds, or without an
-    end. repeated: for a row that has a sound line before it. aside: holds the lines that were taken
-    out, byte for byte; None if there were none, and then nothing was changed.
+    end. repeated: for a row that has a sound line before it. aside: the file of the lines that were
+    taken out, byte for byte; None if there were none, and then nothing was changed.
     """
 
     path: Path
@@ -44,12 +44,12 @@ class Repair(msgspec.Struct, kw_only=True):
 
 
 def repair(output: Output) -> list[Repair]:
-    """Makes an output one that a run goes on from; a Repair for each of its files. Blocks.
+    """Repairs an output so that a run can continue it; returns a Repair for each file. Blocks.
 
     Repeated failures stay: a run itself drops all but the last of a row. The rows of lines that
     were damaged have no line afterwards, so the next run does them again.
-    Raises ConfigError if there is no results file of redline, if it is another output's
-    failures, or while a run writes to it, JournalError if a file cannot be read or written.
+    Raises ConfigError if there is no results file of redline, if it is another output's failures,
+    or while a run writes to it, JournalError if a file cannot be read or written.
     """
     owner = owner_of_failures(output.path)
     if owner is not None and owner.path.exists():
@@ -83,7 +83,10 @@ def _repaired(path: Path, *, is_unique: bool) -> Repair:
 
 
 def _to_take_out(fd: int, done: Repair, is_unique: bool) -> array[int]:
-    """Begins and ends of the bytes to take out, in order and apart; counts lines in `done`."""
+    """Returns begins and ends of the bytes to take out, in order and apart.
+
+    Counts lines in `done`.
+    """
     known = KeySet()
     out = array("Q")
     for stretch in read_stretches(fd):

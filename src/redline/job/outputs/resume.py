@@ -29,7 +29,7 @@ from redline.store import local_path, url_of
 def open_journal(
     job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
 ) -> tuple[Journal, Manifest]:
-    """The journal of `output`, ready to continue, and its manifest. Blocks while it reads.
+    """Returns the journal of `output`, ready to continue, and its manifest. Blocks while it reads.
 
     The caller holds the lock. Raises ConfigError if the file is not redline's or was begun with
     other settings, JournalError if it is damaged.
@@ -64,7 +64,11 @@ def open_journal(
 
 
 def _begun(job: Job, output: Output) -> Manifest | None:
-    """The manifest of the results that are there; None for a new output."""
+    """Returns the manifest of the existing results.
+
+    None for a new output, without results, or if `force` overrules a missing or damaged one. Raises
+    ConfigError or JournalError otherwise.
+    """
     if not output.path.exists() and not output.failed_path.exists():
         return None
     try:
@@ -88,10 +92,10 @@ def _begun(job: Job, output: Output) -> Manifest | None:
 
 
 def another_input(job: Job, output: Output) -> str | None:
-    """The input that the output was begun with, if this run has another one; otherwise None.
+    """Returns the input that the output was begun with, if this run has another one.
 
-    Blocks. Raises ConfigError if the output has rows, and none of the new input's: it is likely
-    that one of the two names is wrong, and every row would be paid for.
+    None otherwise. Blocks. Raises ConfigError if the output has rows, and none of the new input's:
+    it is likely that one of the two names is wrong, and every row would be paid for.
     """
     if job.restart or not (output.path.exists() or output.failed_path.exists()):
         return None
@@ -134,7 +138,7 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
 
 
 def _near(path: str) -> str:
-    """The path as a person in this folder would write it."""
+    """Returns the path, relative to the current folder if it is in that."""
     short = os.path.relpath(path) if "://" not in path else path
     return path if short.startswith("..") else short
 

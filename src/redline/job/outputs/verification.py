@@ -23,10 +23,10 @@ from redline.sources import AsyncRows, Source, open_source, sampled
 
 
 class Verification(msgspec.Struct, kw_only=True):
-    """Whether an output has each row of its input exactly once.
+    """The result of comparing an output with its input.
 
-    rows: of the input. succeeded + failed + missing = rows.
-
+    rows: of the input. succeeded + failed + missing = rows. first_missing: a row's number; None if
+    none is missing.
     repeated: lines for a row that has one already. changed: lines that answer what a row held
     before it was changed. strange: lines whose row is not in the input. damaged: lines whose
     checksum does not hold.
@@ -48,7 +48,7 @@ class Verification(msgspec.Struct, kw_only=True):
         return not (self.missing or self.repeated or self.changed or self.damaged)
 
     def __str__(self) -> str:
-        """One line: `verify: 20 of 20, each once`, or the problem."""
+        """Returns one line: `verify: 20 of 20, each once`, or the problem."""
         found = self.rows - self.missing
         if self.is_whole:
             parts = [f"verify: {found:,} of {self.rows:,}, each once"]
@@ -76,7 +76,8 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
 
     rows: the input; None takes the path that the manifest names. limit: only the first N rows must
     be there; the others are read to distinguish their lines from lines of no row.
-    Raises ConfigError if there is no such output, or no input to compare with.
+    Raises ConfigError if there is no such output, or no input to compare with, JournalError if the
+    output cannot be read.
     """
     manifest = manifests.load(output)
     if manifest is None:
@@ -97,7 +98,7 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
 
 
 def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manifest:
-    """A manifest for results that were copied without their folder. Raises ConfigError."""
+    """Returns a manifest for results that were copied without their folder. Raises ConfigError."""
     missing = manifests.path_of(output)
     if not output.path.exists() or not has_sound_line(output.path):
         raise ConfigError(
@@ -112,7 +113,7 @@ def _without_folder(output: Output, *, is_input_named: bool) -> manifests.Manife
 
 
 def _scan(path: Path, verification: Verification) -> KeySet:
-    """The keys in a file, with the marks of their last lines; counts the lines that are no use."""
+    """Returns the keys in a file, with the marks of their last lines; counts unusable lines."""
     keys = KeySet()
     if not path.exists():
         return keys
@@ -131,7 +132,10 @@ def _compare(
     keys: tuple[KeySet, KeySet],
     verification: Verification,
 ) -> int:
-    """The number of keys that are those of rows; `verification` counts the first `limit` rows."""
+    """Returns the number of keys that are those of rows.
+
+    Counts the first `limit` rows in `verification`.
+    """
     of_rows = 0
     succeeded, failed = keys
     if isinstance(source, AsyncRows):

@@ -1,4 +1,4 @@
-"""The data of a report: what one job did, in figures, series and sentences. Plain functions."""
+"""The data of a report: the figures, series and sentences of one job. Plain functions."""
 
 from __future__ import annotations
 
@@ -136,12 +136,12 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def points_each(jobs: int) -> int:
-    """Points for each of `jobs` outputs, so that their page has as many in total as that of one."""
+    """Returns the points for each of `jobs` outputs, so that all have as many as one would."""
     return MOST_POINTS // jobs
 
 
 def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
-    """The report of one output. most_points: of its series."""
+    """Returns the report of one output. most_points: of its series."""
     timeline = files.timeline
     bound = bound_of(timeline)
     points = points_of(timeline, bound, most_points)
@@ -218,9 +218,9 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
 
 
 def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
-    """By all runs; None if that of a run which had answers is unknown.
+    """Returns the dollars spent by all runs; None if those of a run that had answers are unknown.
 
-    A budget in money counts on over the runs, so that a run begins with what those before it spent.
+    A budget in money continues over the runs, so that a run begins with what those before it spent.
     """
     total_usd: float | None = None
     for run in runs:
@@ -255,7 +255,11 @@ def _runs(files: JobFiles) -> tuple[RunLine, ...]:
 
 
 def _errors(windows: Sequence[Window]) -> tuple[ErrorLine, ...]:
-    """A window has the last of its errors in words: which kind that is of, is known of one kind."""
+    """Returns the failed attempts by kind, the most frequent first.
+
+    A window has only its last error in words, whose kind is known if all its errors are of one
+    kind.
+    """
     examples = {kind: one.error for one in windows if len(one.errors) == 1 for kind in one.errors}
     return tuple(
         ErrorLine(
@@ -266,7 +270,7 @@ def _errors(windows: Sequence[Window]) -> tuple[ErrorLine, ...]:
 
 
 def _settings(manifest: Manifest | None) -> tuple[tuple[str, str], ...]:
-    """The settings that determine the answers; a manifest never holds a key."""
+    """Returns the settings that determine the answers; a manifest never holds a key."""
     if manifest is None:
         return ()
     settings = manifest.settings.items()
@@ -282,5 +286,5 @@ def _text(value: object) -> str:
 
 
 def json_of(reports: Sequence[JobReport]) -> str:
-    """The same as one JSON object, with a job for each output."""
+    """Returns the reports as one JSON object, with a job for each output."""
     return msgspec.json.encode({"report": VERSION, "jobs": reports}).decode() + "\n"

@@ -49,9 +49,10 @@ _DECODE = msgspec.json.Decoder(_Line).decode
 
 
 def failed_rows(path: Path) -> list[FailedKind]:
-    """The kinds in the failures file at `path`, most frequent first; empty without a file.
+    """Returns the kinds in the failures file at `path`, most frequent first; at most 50.
 
-    Lines that cannot be read are passed over, such as one that is being written. Raises OSError.
+    Empty without a file. Lines that cannot be read are passed over, such as one that is being
+    written. Raises OSError.
     """
     kinds: dict[str, FailedKind] = {}
     try:
@@ -81,6 +82,6 @@ def _example(line: _Line) -> FailedRow:
 
 
 def shown(text: str, longest: int = _LONGEST) -> str:
-    """The text, printable and at most so long."""
+    """Returns the text, printable and cut to `longest` characters."""
     text = printable(text[: 2 * longest].encode("utf-8", "replace").decode())
     return text if len(text) <= longest else text[: longest - 3] + "..."

@@ -29,7 +29,7 @@ _TEMPLATE = "page.html.jinja"
 
 
 def html_of(reports: Sequence[JobReport]) -> str:
-    """The page of one output, or one that compares several.
+    """Returns the page of one output, or one that compares several.
 
     Raises ConfigError if there is something to draw, and plotly is not installed.
     """
@@ -55,7 +55,7 @@ def html_of(reports: Sequence[JobReport]) -> str:
 
 
 def _plotly() -> str:
-    """The script of plotly. Raises ConfigError if it is not installed."""
+    """Returns the script of plotly. Raises ConfigError if it is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
@@ -68,7 +68,7 @@ def _plotly() -> str:
 
 
 def chart_data(reports: Sequence[JobReport]) -> dict[str, Any]:
-    """The data from which the page's script draws."""
+    """Returns the data from which the page's script draws."""
     ends_s = [end_s for report in reports for end_s in report.series.end_s[-1:]]
     unit_s, unit = unit_of(max(ends_s, default=0.0))
     return {
@@ -90,6 +90,6 @@ def _job(report: JobReport) -> dict[str, Any]:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON for an element of the page: without what would end it."""
+    """Returns JSON for an element of the page: without anything that would end the element."""
     text = msgspec.json.encode(data).decode()
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

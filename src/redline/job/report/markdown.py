@@ -28,7 +28,7 @@ _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~&$!])")
 
 
 def markdown_of(reports: Sequence[JobReport]) -> str:
-    """The report of one output, or a table of several."""
+    """Returns the report of one output, or a table of several."""
     lines = _one(reports[0]) if len(reports) == 1 else _several(reports)
     return "\n".join(lines) + "\n"
 
@@ -98,7 +98,7 @@ def _several(reports: Sequence[JobReport]) -> Iterator[str]:
 
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A Markdown table; empty without rows."""
+    """Yields the lines of a Markdown table; none without rows."""
     if not rows:
         return
     yield from ("", f"## {title}", "")

@@ -32,7 +32,10 @@ class JobFiles(msgspec.Struct, kw_only=True):
 
 
 def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFiles:
-    """The files beside the output, apart from the timeline; an unreadable file becomes a note."""
+    """Reads the files beside the output; an unreadable file becomes a note.
+
+    timeline: read already, since its file is not one of these.
+    """
     files = JobFiles(name=output.name, timeline=timeline, is_running=is_running, notes=[])
     files.has_budget = path_of(output).exists()
     try:

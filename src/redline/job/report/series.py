@@ -64,7 +64,7 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[str, Column] = {}
 
     def strokes(self, column: Column) -> list[list[tuple[float, float]]]:
-        """Lines that draw the column as steps: points of time and value, a line for each stretch.
+        """Returns lines that draw the column as steps: points of time and value, for each stretch.
 
         A value that is unknown ends a line, and so does a gap.
         """
@@ -91,7 +91,7 @@ class Point(msgspec.Struct, frozen=True):
 
 
 def offsets_of(timeline: Timeline) -> list[float]:
-    """When each run begins on the axis, in seconds."""
+    """Returns the seconds on the axis at which each run begins."""
     runs = timeline.runs
     longest_s = _LONGEST_PAUSE * sum(run.last_s for run in runs)
     offsets = [0.0] if runs else []
@@ -104,12 +104,15 @@ def offsets_of(timeline: Timeline) -> list[float]:
 
 
 def bound_of(timeline: Timeline) -> list[list[Binding]]:
-    """What bound in each window, for each run."""
+    """Returns what bound in each window, for each run."""
     return [bindings(run.windows) for run in timeline.runs]
 
 
 def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int) -> list[Point]:
-    """At most `most` points, and one more for each run and each gap. bound: as of `bound_of`."""
+    """Returns at most `most` points, and one more for each run and each gap.
+
+    bound: as of `bound_of`.
+    """
     longest_s = 2 * sum(run.last_s for run in timeline.runs) / most
     points = []
     for run, found, offset_s in zip(timeline.runs, bound, offsets_of(timeline), strict=True):
@@ -124,7 +127,7 @@ def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int)
 
 
 def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
-    """For each point, how many neighbours it merges: without a gap, within `longest_s`."""
+    """Returns for each point the number of windows in it: without a gap, within `longest_s`."""
     counts: list[int] = []
     begin_s = end_s = 0.0
     for window in windows:
@@ -139,7 +142,7 @@ def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
 
 
 def _longest(found: Sequence[Binding]) -> Binding:
-    """The cause that bound for most of the time, as in its longest window."""
+    """Returns the cause that bound for most of the time, as in its longest window."""
     spans: dict[tuple[object, str], float] = {}
     for one in found:
         name = (one.cause, one.what)
@@ -149,7 +152,7 @@ def _longest(found: Sequence[Binding]) -> Binding:
 
 
 def band_of(points: Sequence[Point]) -> list[Binding]:
-    """The causes on the axis; neighbours with the same cause are merged, gaps are left out."""
+    """Returns the causes on the axis; neighbours with the same cause are merged."""
     band: list[Binding] = []
     for point in points:
         one = msgspec.structs.replace(point.binding, begin_s=point.begin_s, end_s=point.end_s)
@@ -161,7 +164,7 @@ def band_of(points: Sequence[Point]) -> list[Binding]:
 
 
 def series_of(points: Sequence[Point]) -> Series:
-    """The columns of these points."""
+    """Returns the columns of these points."""
     windows = [point.window for point in points]
 
     def per_s(count: Callable[[Window], float]) -> Column:
@@ -189,12 +192,15 @@ def series_of(points: Sequence[Point]) -> Series:
 
 
 def rounded(value: float | None) -> float | None:
-    """Rounded to four digits, which is more than a chart shows."""
+    """Returns the value rounded to four digits, which is more than a chart shows."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 def _spent(windows: Sequence[Window]) -> Column:
-    """What a run has spent counts from its own beginning, unless a budget counts on."""
+    """Returns the dollars spent by all runs until the end of each point.
+
+    A run's dollars count from its own beginning, unless a budget continues over the runs.
+    """
     column: list[float | None] = []
     before_usd = last_usd = 0.0
     for window in windows:
@@ -210,7 +216,7 @@ def _spent(windows: Sequence[Window]) -> Column:
 
 
 def _phases(windows: Sequence[Window]) -> list[str]:
-    """The phases in which calls spent at least a hundredth of their time."""
+    """Returns the phases in which calls spent at least a hundredth of their time."""
     whole = merged_phases([one.phases for one in windows])
     names = msgspec.structs.asdict(whole)
     return [name for name, spent_s in names.items() if spent_s >= _LEAST_PHASE * whole.total_s > 0]
@@ -241,7 +247,7 @@ def _limits(windows: Sequence[Window]) -> tuple[LimitSeries, ...]:
 
 
 def errors_of(windows: Iterable[Window]) -> Counter[str]:
-    """Attempts that failed, by kind; those that an interruption ended are no failures."""
+    """Counts attempts that failed, by kind; those that an interruption ended are no failures."""
     errors: Counter[str] = Counter()
     for window in windows:
         errors.update(window.errors)
@@ -250,7 +256,10 @@ def errors_of(windows: Iterable[Window]) -> Counter[str]:
 
 
 def _kinds(windows: Sequence[Window]) -> dict[str, list[str]]:
-    """The kinds of errors that have a line each, the most frequent first; the rest have one."""
+    """Returns the kinds of errors that have a line each, the most frequent first.
+
+    The rest share a line.
+    """
     kinds = [kind for kind, _ in errors_of(windows).most_common()]
     lines = {kind: [kind] for kind in kinds[:_MOST_LINES]}
     if kinds[_MOST_LINES:]:

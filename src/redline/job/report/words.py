@@ -32,13 +32,13 @@ CAUSES = {
 
 
 def headline(report: JobReport) -> str:
-    """The sentence that comes first."""
+    """Returns the sentence that comes first."""
     text = report.sentence
     return text[:1].upper() + text[1:]
 
 
 def state_text(report: JobReport) -> str:
-    """`finished 2026-11-25 14:03 UTC, after 12 m 03 s`; of all runs."""
+    """Returns a text like `finished 2026-11-25 14:03 UTC, after 12 m 03 s`; of all runs."""
     last = report.runs[-1]
     ran = f"after {duration(report.figures.running_s)}"
     if len(report.runs) > 1:
@@ -50,31 +50,31 @@ def state_text(report: JobReport) -> str:
 
 
 def nothing_text(report: JobReport) -> str:
-    """Why there is no figure."""
+    """Returns a sentence that explains why there are no figures."""
     if report.state == "running":
         return "The run has just begun: there is nothing to show yet."
     return "The run ended before its first sample: there is nothing to show."
 
 
 def run_text(run: RunLine) -> str:
-    """A sentence on how one run ended."""
+    """Returns how one run ended, in words."""
     return _STATES[run.state] + (f": {run.stopped}" if run.stopped else "")
 
 
 def when(at: float) -> str:
-    """`2026-11-25 14:03 UTC`."""
+    """Returns a text like `2026-11-25 14:03 UTC`. at: seconds since 1970."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def seconds(value: float | None) -> str:
-    """`140 ms`, `2.3 s`, or `-`."""
+    """Returns a text like `140 ms` or `2.3 s`; `-` for None."""
     if value is None:
         return "-"
     return f"{1000 * value:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def rate(value: float) -> str:
-    """`12.3`, `1,234`."""
+    """Returns a text like `12.3` or `1,234`."""
     return f"{value:.3g}" if value < 99.95 else f"{value:,.0f}"
 
 
@@ -83,7 +83,7 @@ def money(usd: float) -> str:
 
 
 def rows_text(figures: Figures) -> str:
-    """`20,000 rows: 2,779 done, 3 failed, 17,218 left`."""
+    """Returns a text like `20,000 rows: 2,779 done, 3 failed, 17,218 left`."""
     return InputCounts(
         rows=figures.rows,
         done=figures.done,
@@ -145,7 +145,10 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
 
 
 def facts_of(*figures: Figures) -> list[tuple[str, list[str]]]:
-    """Label and values, one for each; facts that say nothing of any are left out."""
+    """Returns labels, each with a text for every one of `figures`.
+
+    Facts that are unknown for all of them are left out.
+    """
     table = [(label, [text(one) for one in figures]) for label, text in FACTS]
     return [(label, values) for label, values in table if any(value != "-" for value in values)]
 
@@ -156,12 +159,12 @@ SCORES = ("change", "answers per second", "verdict")
 
 
 def helps_rows(report: JobReport) -> list[tuple[str, str]]:
-    """Changes, and what they would bring."""
+    """Returns changes, and what they would bring."""
     return advice(report.helps)
 
 
 def score_rows(report: JobReport) -> list[tuple[str, str, str]]:
-    """The runs that were predicted, and how the predictions scored."""
+    """Returns the runs that were predicted, and how the predictions scored."""
     rows = []
     for score in report.scores:
         prediction, measured = score.prediction, f"{rate(score.measured_per_s)} measured"
@@ -175,5 +178,5 @@ def score_rows(report: JobReport) -> list[tuple[str, str, str]]:
 
 
 def percent(share: float) -> str:
-    """`96 %`, or `under 1 %`."""
+    """Returns a text like `96 %`, or `under 1 %`."""
     return "under 1 %" if 0 < share < 0.005 else f"{100 * share:.0f} %"

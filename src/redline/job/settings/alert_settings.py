@@ -21,10 +21,10 @@ _MOST = 1e12
 
 
 def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
-    """The built-in rules with what the table says otherwise.
+    """Returns the built-in rules, changed by the table.
 
-    where: how an error names the table. Raises ConfigError for an unknown key or rule, a rule that
-    no job has figures for, and a value that is none.
+    where: the table's name in errors. Raises ConfigError for an unknown key or rule, a rule that no
+    job has figures for, and an invalid value.
     """
     for key in table:
         if key in WITHOUT_FIGURES:
@@ -88,7 +88,7 @@ def _threshold(name: str, stated: object, where: str) -> float:
 
 
 def _webhook(stated: object, where: str) -> str:
-    """The URL; it is not shown, since its path is often a secret."""
+    """Returns the URL. Errors do not show it, since its path is often a secret."""
     if stated == "":
         return ""
     is_url = isinstance(stated, str) and is_http_url(stated) and "#" not in stated

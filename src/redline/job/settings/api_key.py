@@ -1,4 +1,4 @@
-"""Where the key in OPENAI_API_KEY goes when nothing names it: to OpenAI, and to this machine."""
+"""The default destinations of the key in OPENAI_API_KEY: OpenAI, and this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redline.errors import ConfigError
 KEY_VARIABLE = "OPENAI_API_KEY"
 URL_VARIABLE = "OPENAI_BASE_URL"
 _OPENAI_HOST = "openai.com"
-# A header by one of these names carries the credentials of the endpoint: no key goes beside it.
+# A header of one of these names carries credentials: no key is sent with it.
 _CREDENTIALS = re.compile(
     r"(proxy-)?authorization|(.*-)?api-?key|(.*-)?(access-|auth-)?token", re.I
 )
@@ -26,7 +26,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """The variables in which a server and a key are looked up.
 
     environ: variables by name, those of `.env` included. dotenv: the ones that `.env` alone sets.
-    key_hint: how to name a key for another host.
+    key_hint: a hint how to name a key for another host.
     """
 
     environ: Mapping[str, str]
@@ -34,15 +34,15 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     key_hint: str = _NAME_THE_KEY
 
     def is_pair(self, one: str, other: str) -> bool:
-        """Both variables are stated in the same place: in the environment, or in `.env`."""
+        """Whether both variables are set in the same place: in the environment, or in `.env`."""
         return (one in self.dotenv) == (other in self.dotenv)
 
 
 def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: str) -> str | None:
-    """The key, if it may go to `base_url`; None if there is none, or a header holds another.
+    """Returns the key if it may go to `base_url`; None if there is none, or a header holds another.
 
-    headers: their names. hint: how to name the key. Raises ConfigError for any other host. A text
-    that is no URL gets no key: Endpoint has an error of its own for it.
+    headers: their names. hint: for the error. Raises ConfigError for any other host. A text that is
+    not a URL gets no key: Endpoint has an error of its own for it.
     """
     if not key or not is_http_url(base_url):
         return None
@@ -71,5 +71,5 @@ def is_this_machine(host: str) -> bool:
 
 
 def _host(base_url: str) -> str:
-    """The host in lower case, without a dot at its end."""
+    """Returns the host in lower case, without a dot at its end."""
     return (urlsplit(base_url).hostname or "").rstrip(".")

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, runtime_checkable
 
-# An endpoint is made before its server has started, and with it the port is known.
+# An endpoint is made before its server starts; the port is known only after that.
 UNKNOWN_URL = "http://127.0.0.1/v1"
 
 
@@ -14,8 +14,8 @@ UNKNOWN_URL = "http://127.0.0.1/v1"
 class Embedded(Protocol):
     """A server that a run starts and ends.
 
-    place: what it is called in files, since its port is another one each time.
-    model: asked if the run names none. notice: to be shown while it starts; empty for nothing.
+    place: its name in files, since its port is another one each time. model: the model to ask if
+    the run names none. notice: shown while it starts; empty for none.
     """
 
     @property
@@ -28,11 +28,14 @@ class Embedded(Protocol):
     def notice(self) -> str: ...
 
     def identity(self) -> str:
-        """The part of a cache key that changes whenever its answers may change."""
+        """Returns the part of a cache key that changes whenever the server's answers may change."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[str]:
-        """The server's base URL, while entered. Raises ConfigError if it cannot start."""
+        """Runs the server while entered, and yields its base URL.
+
+        Raises ConfigError if it cannot start.
+        """
         ...
 
 
@@ -43,12 +46,12 @@ class EmbeddedSim:
     notice = ""
 
     def identity(self) -> str:
-        """Its place, since it always answers alike."""
+        """Returns its place, since its answers never change."""
         return self.place
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:
-        """The server's base URL, while entered."""
+        """Runs the server while entered, and yields its base URL."""
         # Imported here: a run against a real endpoint does not pay for a server's start-up.
         from redline.sim import SimSettings
         from redline.sim.server import Sim

@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keywords(TypedDict, total=False):
-    """Every option is optional and means what the flag of its name means; see ABOUT."""
+    """The keyword arguments. All are optional; each means what its flag means, see ABOUT."""
 
     prompt: str
     system: str
@@ -151,20 +151,21 @@ _LISTED = "\n".join(
     ]
 )
 _NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
-# An answer of your own has no use for them, and an `Endpoint` brings them.
+# A function of the user's has no use for the first group; an `Endpoint` contains the second.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
 )
-# What has its own say about the value, or takes anything.
+# Options that take anything, or whose values are checked elsewhere.
 _UNCHECKED = ("call", "cache", "fail_on", "before", "after", "executor")
 
 
 def options_of(keywords: Mapping[str, Any]) -> Options:
-    """The options that the keyword arguments state.
+    """Returns the options that the keyword arguments state.
 
-    Raises ConfigError for an unknown one, with the nearest known one, or an unusable value.
+    Raises ConfigError for an unknown argument, with the nearest known one, and for an unusable
+    value.
     """
     for name in keywords:
         if name not in Keywords.__annotations__:
@@ -173,7 +174,7 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
     _check_types(given)
     _check_rivals(given)
     fields: dict[str, Any] = {}
-    # In their own order: a short form is above the `limits` that it is added to.
+    # In the order of `Keywords`: concurrency and rate override those of `limits`.
     for name in Keywords.__annotations__:
         if name in given:
             read = _READERS.get(name)
@@ -182,7 +183,7 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
 
 
 def lists_options(function: F) -> F:
-    """`function(rows, **options)`, with each option in its help and in its signature."""
+    """Adds each option to the help and the signature of `function(rows, **options)`; returns it."""
     function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{_LISTED}"
     signature = inspect.signature(function)
     rows = next(iter(signature.parameters.values()))
@@ -206,7 +207,7 @@ def _check_types(given: Mapping[str, Any]) -> None:
 
 @cache
 def _kinds() -> dict[str, tuple[type, ...]]:
-    """The classes that each keyword's annotation names; none for one that is not checked."""
+    """Returns the classes that each keyword's annotation names; none for an unchecked one."""
     found: dict[str, tuple[type, ...]] = {}
     for name, hint in get_type_hints(Keywords).items():
         parts = get_args(hint) if get_origin(hint) is UnionType else (hint,)
@@ -237,7 +238,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
 
 
 def _endpoint(stated: Any) -> dict[str, Any]:
-    """One, or several; an empty one is none."""
+    """Returns the option for one endpoint or several; an empty text counts as not given."""
     if isinstance(stated, str) or not isinstance(stated, Sequence):
         return {"endpoint": stated or None}
     for one in stated:
@@ -259,7 +260,7 @@ def _limits(limits: Limits) -> dict[str, Any]:
 
 
 def _cache(stated: object) -> dict[str, Any]:
-    """The cache settings for True, False, a folder, or a Cache."""
+    """Returns the cache options for True, False, a folder, or a Cache."""
     if isinstance(stated, bool):
         return {"cache": True} if stated else {"no_cache": True}
     if isinstance(stated, (str, os.PathLike)):
@@ -286,7 +287,7 @@ def _prices(tables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fail_on(stated: object) -> dict[str, Any]:
-    """Reasons to fail on; as text, separated by commas, as in the flag."""
+    """Returns the reasons to fail on. A text is split at its commas, as the flag is."""
     if isinstance(stated, str):
         return {"fail_on": values.words([stated])}
     reasons: tuple[object, ...] = (stated,)
@@ -300,7 +301,7 @@ def _fail_on(stated: object) -> dict[str, Any]:
     return {"fail_on": reasons}
 
 
-# The options that a keyword states, if they are not its own value by its own name.
+# Readers of the keywords that do not state the option of their own name by its value.
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "params": lambda given: {"params": dict(given)},
     "endpoint": _endpoint,
@@ -321,6 +322,6 @@ _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
         "stop_at_error_rate": values.part(given, "stop_at_error_rate")
     },
     "fail_on": _fail_on,
-    # It is shown, and no part of the job.
+    # Used by the caller; no part of the job.
     "progress": lambda given: {},
 }

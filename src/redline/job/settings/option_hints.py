@@ -50,7 +50,7 @@ _SYNONYMS = {
     "follow": "watch tail",
 }
 _CONTINUES = "nothing is needed to continue: the same command does the remaining rows"
-# For what is no option: the hint, if the option that it speaks of is known.
+# For words that are no options: an option, and the hint that names it, given if it is known.
 _SENTENCES = {
     **dict.fromkeys(("resume", "continue", "append"), ("restart", _CONTINUES)),
     **dict.fromkeys(
@@ -65,9 +65,9 @@ _SENTENCES = {
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The hint for an unknown flag, setting or option, or an empty string.
+    """Returns the hint for an unknown flag, setting or option, or an empty string.
 
-    name: as it was written; known: in the same manner, such as `--max-retries` or `max_retries`.
+    name: as it was written. known: in the same form, such as `--max-retries` or `max_retries`.
     """
     plain = {_plain(each): each for each in known if not _is_short(each)}
     word = _plain(name)

@@ -1,7 +1,7 @@
-"""The options of a job: what each is called on the command line, in redline.toml and in Python.
+"""The options of a job, with their names on the command line, in redline.toml and in Python.
 
-An option is a field of `Options`, annotated with its type and with an `Option` that says all the
-rest, so a new one is added here. `TABLE` holds them by field. `values` reads their texts,
+An option is a field of `Options`, annotated with its type and with an `Option` that describes all
+the rest, so a new one is added here. `TABLE` holds them by field. `values` reads their texts,
 `keywords` the arguments of `redline.run`, and `resolve` makes the job.
 """
 
@@ -46,14 +46,15 @@ class Kind(StrEnum):
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """How one option is called and read.
+    """The names of one option, and the way it is read.
 
-    key: on the command line, there with dashes, and in redline.toml; the field's name if empty.
-    short: of one letter. python: the argument of `redline.run` that states it; the field's name if
-    empty. read: its value in flags and settings, None if it is not among them. kind: what they
-    hold. metavar, help, complete: of `--help` and of a shell's completion. section: of `--help`;
-    that of the option before it if empty. of_endpoint: a table [endpoints.NAME] may state it.
-    absent: the entries that do not have it, "flag", "toml" or "python", each with the reason.
+    key: its name in redline.toml and, with dashes, on the command line; the field's name if empty.
+    short: a flag of one letter. python: the argument of `redline.run` that states it; the field's
+    name if empty. read: returns its value from flags and settings, None if it is not among them.
+    kind: the type of their values. metavar, help, complete: for `--help` and a shell's completion.
+    section: of `--help`; that of the option before it if empty. of_endpoint: a table
+    [endpoints.NAME] may state it.
+    absent: the places where it cannot be stated, "flag", "toml" or "python", each with the reason.
     """
 
     key: str = ""
@@ -91,7 +92,7 @@ def _limit(metavar: str, about: str, **facts: Any) -> Option:
 
 
 def _rates(about: str, section: str = "") -> Option:
-    """An option with a repeatable flag; in Python it is a field of `limits`."""
+    """Returns an option with a repeatable flag; in Python it is a field of `limits`."""
     return _limit("N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section)
 
 
@@ -104,7 +105,7 @@ def _only_in_python(reason: str) -> Option:
 
 
 def _of_one_endpoint(**facts: Any) -> Option:
-    """An option that only [endpoints.NAME] has."""
+    """Returns an option that only [endpoints.NAME] has."""
     return Option(
         of_endpoint=True,
         absent={
@@ -617,7 +618,7 @@ OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpo
 
 
 def options_in(given: values.Flags) -> Options:
-    """The options that flags and settings state, by their keys: texts, lists of texts, or True.
+    """Returns the options that flags and settings state. given: their values, by key.
 
     Raises ConfigError that names the flag.
     """

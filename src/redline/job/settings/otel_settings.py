@@ -19,12 +19,11 @@ _URL_HINT = 'write it like endpoint = "http://127.0.0.1:4318"'
 class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The destination and the form of telemetry.
 
-    endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it.
-
-    headers: sent with each request, never printed. headers_env: names of variables that hold the
-    value of a header, by the header's name. service_name: if empty, that of the environment, or
-    `redline`. sample: share of the calls that get a span, 0 to 1. every_s: seconds between two
-    exports of metrics.
+    endpoint: base URL of an OTLP/HTTP receiver; if empty, the SDK's variables name it. headers:
+    sent with each request, never printed. headers_env: names of variables that hold the value of a
+    header, by the header's name. service_name: if empty, that of the environment, or `redline`.
+    sample: share of the calls that get a span, 0 to 1. every_s: seconds between two exports of
+    metrics, 1 to 3,600. Raises ConfigError.
     """
 
     endpoint: str = ""
@@ -53,14 +52,14 @@ class OtelSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"OtelSettings({self.endpoint})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """The fields that rich prints, also in tracebacks; msgspec's own form shows headers."""
+        """Returns what rich prints, also in tracebacks: msgspec's own form shows the headers."""
         return [("endpoint", self.endpoint)]
 
 
 def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSettings:
-    """The settings with the values of headers that variables hold.
+    """Returns the settings with the values of headers that variables hold.
 
-    Raises ConfigError for a variable that is not set, or holds what no header can carry.
+    Raises ConfigError for a variable that is not set, or whose value no header can carry.
     """
     found = {}
     for name, variable in settings.headers_env.items():
@@ -98,5 +97,5 @@ def _check_endpoint(url: str) -> None:
 
 
 def fits_header(value: str) -> bool:
-    """A header can carry this value."""
+    """Whether a header can carry this value."""
     return value.isascii() and value.isprintable()

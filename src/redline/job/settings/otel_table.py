@@ -14,10 +14,9 @@ from redline.job.settings.values import as_share
 
 
 def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
-    """The settings that the table states.
+    """Returns the settings that the table states.
 
-    where: how an error names the table. Raises ConfigError for an unknown key and for a value that
-    is none.
+    where: the table's name in errors. Raises ConfigError for an unknown key and an invalid value.
     """
     if "sample" in table:
         table = {**table, "sample": _sample(table["sample"], where)}
@@ -28,7 +27,7 @@ def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
 
 
 def _check_headers(headers: Mapping[str, str], where: str) -> None:
-    """No value is shown: it may be a secret."""
+    """Raises ConfigError for an invalid header. No value is shown: it may be a secret."""
     for name, value in headers.items():
         is_token = bool(name) and name.isascii() and name.isprintable()
         if not is_token or set(name) & set(' :"(),/;<=>?@[\\]{}'):

@@ -1,4 +1,4 @@
-"""Options of any entry become one job; nothing below sees an option or the environment."""
+"""Makes one job of options from any source; nothing below sees an option or the environment."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _JOB = (
 
 
 def make_job(rows: object, keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
-    """The job of `redline.run(rows, **keywords)`. Raises ConfigError."""
+    """Returns the job of `redline.run(rows, **keywords)`. Raises ConfigError."""
     return job_of(rows, options_of(keywords), Environment(environ=environ))
 
 
 def job_of(rows: object, options: Options, environment: Environment) -> Job:
-    """The job of these options.
+    """Returns the job of these options.
 
-    rows: as `open_source` takes them. environment: where a server and a key are looked up if no
-    option states them. Raises ConfigError.
+    rows: as `open_source` takes them. environment: states a server and a key if no option does.
+    Raises ConfigError.
     """
     embedded = embedded_in(options.endpoint)
     return Job(
@@ -65,19 +65,22 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
 
 
 def output_at(place: str | os.PathLike[str], options: Options) -> Output:
-    """The output at a path or URL, with the contents of lines that the options request."""
+    """Returns the output at a path or URL, with the contents of lines that the options request."""
     return Output.at(place, **_given(options, *_OUTPUT))
 
 
 def embedded_in(endpoint: object) -> Embedded | None:
-    """The server to start for the run, if the endpoint is one."""
+    """Returns the server to start for the run; None if the endpoint is not one."""
     if endpoint == SIM:
         return EmbeddedSim()
     return endpoint if isinstance(endpoint, Embedded) else None
 
 
 def memory_path(environ: Mapping[str, str]) -> Path | None:
-    """Where limits that were found are kept, by the XDG base directories; None without a home."""
+    """Returns the file of limits that were found, by the XDG base directories.
+
+    None without a home folder.
+    """
     cache, home = environ.get("XDG_CACHE_HOME"), environ.get("HOME")
     if cache:
         return Path(cache, "redline", "limits.json")
@@ -85,7 +88,7 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
-    """The given options among these names; their receiver has defaults for the others."""
+    """Returns the given options among these names; their receiver has defaults for the others."""
     found = {name: getattr(options, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -100,7 +103,7 @@ def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
 
 
 def _limits(options: Options) -> Limits:
-    """All limits at once, with the short forms added to them."""
+    """Returns all limits at once, with the short forms added to them."""
     fields = _given(options, *Limits.__struct_fields__)
     short = {"requests": (options.rps, options.rpm), "tokens": (options.tpm,)}
     for kind, rates in short.items():
@@ -109,7 +112,7 @@ def _limits(options: Options) -> Limits:
 
 
 def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, ...]:
-    """The endpoints that the options name, or the usual one. Raises ConfigError."""
+    """Returns the endpoints that the options name, or the usual one. Raises ConfigError."""
     stated = options.endpoint
     if stated is None or isinstance(stated, str) or not isinstance(stated, Sequence):
         return (endpoint_of(options, environment),)
@@ -121,7 +124,7 @@ def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, 
 
 
 def no_embedded(name: str) -> ConfigError:
-    """Why a server that is started for the run cannot be one of several endpoints."""
+    """Returns the error of an embedded server that is named as one of several endpoints."""
     return ConfigError(
         f"{name} is started for one run, and cannot be one of several endpoints",
         hint="start it as a server of its own (redline sim, redline engine), and name its URL",
@@ -129,7 +132,7 @@ def no_embedded(name: str) -> ConfigError:
 
 
 def endpoint_of(options: Options, environment: Environment) -> Endpoint:
-    """The endpoint that the options name, or the usual one. Raises ConfigError."""
+    """Returns the endpoint that the options name, or the usual one. Raises ConfigError."""
     if isinstance(options.endpoint, Endpoint):
         return options.endpoint
     base_url = options.base_url
@@ -156,7 +159,10 @@ def _usual_url(environment: Environment) -> str:
 def _key(
     options: Options, base_url: str | None, embedded: Embedded | None, environment: Environment
 ) -> str | None:
-    """The key to send: the stated one, an empty one for none, or that of the environment."""
+    """Returns the key to send: the stated one or that of the environment; None for no key.
+
+    An empty key is stated to send none. Raises ConfigError as `default_key` does.
+    """
     if options.api_key is not None:
         return options.api_key or None
     if embedded is not None:
@@ -182,7 +188,10 @@ def _timeouts(options: Options) -> Timeouts:
 
 
 def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
-    """The cache that is asked for, its folder named. Raises ConfigError without a home for it."""
+    """Returns the requested cache with its folder; None if none is requested.
+
+    Raises ConfigError if no folder is named and there is no home folder.
+    """
     is_wanted = options.cache or options.cache_dir is not None
     if options.no_cache or not is_wanted:
         return None

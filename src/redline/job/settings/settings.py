@@ -42,12 +42,12 @@ BODILESS = ("GET", "HEAD")
 
 
 class Prompting(msgspec.Struct, frozen=True, kw_only=True):
-    """How a row becomes a request.
+    """The settings by which a row becomes a request. Raises ConfigError.
 
     prompt, system, body, url: Jinja templates over the row's columns; `body` renders a whole JSON
-    body. params: merged into every body, below the row's own. output_path: dotted keys and
-    indices that pick the answer, such as `result.items.0.text`. shots: what was asked and answered
-    before a row's prompt, as examples to the model. constant_prompt: the prompt or body may be the
+    body. params: merged into every body, below the row's own. output_path: dotted keys and indices
+    that pick the answer, such as `result.items.0.text`. shots: examples for the model, put before a
+    row's prompt: pairs of a question and its answer. constant_prompt: the prompt or body may be the
     same for every row, which is otherwise refused.
     """
 
@@ -103,6 +103,8 @@ class Hooks(msgspec.Struct, frozen=True, kw_only=True):
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one run. Durations are in seconds; None: no bound, or not used.
+
+    Raises ConfigError for settings that are invalid or cannot be combined.
 
     rows: any input that `open_source` takes; unused if `execute` gets a source. limit: only the
     first N rows. follow: rows that are appended to the file later are run, too. until_empty: a
@@ -223,13 +225,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_together(self) -> int | None:
-        """Most calls in flight at several endpoints together, if that is stated."""
+        """The most calls in flight at several endpoints together; None if that is not stated."""
         stated = self.limits.concurrency
         return stated if len(self.endpoints) > 1 and isinstance(stated, int) else None
 
     @property
     def slots(self) -> int:
-        """Most calls in flight."""
+        """The most calls in flight."""
         slots = sum(limits.slots() for limits in self.call_limits)
         most = self.most_together
         return slots if most is None else min(slots, most)
@@ -240,12 +242,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return max((one.timeouts.attempt_s for one in self.endpoints), default=self.timeout_s)
 
     def price_table(self) -> Prices:
-        """The job's prices, including models with another name or price at an endpoint."""
+        """Returns the job's prices, including models with another name or price at an endpoint."""
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
     def manifest(self) -> Manifest:
-        """The settings on which the job's results depend, to be saved beside them."""
+        """Returns the settings on which the job's results depend, to be saved beside them."""
         assert self.output is not None
         call = getattr(self.call, "__qualname__", type(self.call).__name__) if self.call else None
         settings = {
@@ -275,7 +277,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             self.price_table().checked(model)
 
     def _check_model(self) -> None:
-        """Refuses a model that no endpoint knows, if all of them say which they know."""
+        """Refuses a model that no endpoint knows, if all of them state their models."""
         known = {name for one in self.endpoints for pair in one.models.items() for name in pair}
         model = self.prompting.model
         if model is None or not known or model in known:
@@ -322,7 +324,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
     def _check_continuous(self) -> None:
-        """Refuses what asks for an end of rows that have none, or for rows that are gone."""
+        """Refuses settings that need the end of endless rows, or rows that are gone."""
         stream, output = stream_of(self.rows), self.output
         if stream is None and self.until_empty:
             raise ConfigError(
@@ -411,7 +413,7 @@ def _check_suffix(output: Output) -> None:
 
 
 def _real(path: Path) -> str:
-    """The path without links. Raises ConfigError if it begins in a folder that was removed."""
+    """Returns the path without links. Raises ConfigError if it begins in a removed folder."""
     try:
         return os.path.realpath(path)
     except OSError as error:

@@ -39,7 +39,10 @@ def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> No
 
 
 def struct_in(table: Mapping[str, Any], kind: type[T], where: str) -> T:
-    """The table as a struct. Raises ConfigError that names an unknown key or a wrong value."""
+    """Returns the table as a struct.
+
+    Raises ConfigError that names an unknown key or a wrong value.
+    """
     refuse_unknown(table, kind.__struct_fields__, where)
     try:
         return msgspec.convert(table, kind)
@@ -51,7 +54,7 @@ def struct_in(table: Mapping[str, Any], kind: type[T], where: str) -> T:
 
 
 def _words(error: str) -> str:
-    """A message of msgspec in the terms of a settings file."""
+    """Returns a message of msgspec in the terms of a settings file."""
     if found := _MISSING.match(error):
         return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
     found = _MISMATCH.match(error)

@@ -1,4 +1,4 @@
-"""What a job does with a row beyond asking once: the shape of every task in `tasks`."""
+"""The interface of tasks, which may do more with a row than ask once; `tasks` has them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Ask:
         self._on_outcome = on_outcome
 
     async def __call__(self, request: Request) -> Outcome:
-        """Exactly one outcome, retries included. Raises nothing but CancelledError."""
+        """Sends a request and returns its one outcome, retries included.
+
+        Raises nothing but CancelledError.
+        """
         if self._call.deadline_s == NO_MORE_S:
             # The run is ending: what was on the wire has come, and no attempt follows it. The row
             # stays unfinished.
@@ -51,13 +54,17 @@ class Task(Protocol):
     """
 
     def settings(self) -> Mapping[str, Any]:
-        """Settings that determine a result besides the prompt; a resume with others is refused."""
+        """Returns the settings that determine a result besides the prompt.
+
+        A resume with others is refused.
+        """
         ...
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
-        """The row's one outcome; its `fields` go into the result line.
+        """Returns the row's one outcome; its `fields` go into the result line.
 
-        request: of the row, as its prompt makes it. Must not raise: the row would fail with it.
+        request: the one that the prompt makes of the row. Must not raise: the row would fail with
+        it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Settings in TOML files: values as a flag would bring them, and errors that name the place."""
+"""Settings in TOML files: values in the form of flags, and errors that name the place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from redline.job.settings.tables import refuse_unknown
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a file. Raises FileNotFoundError, and ConfigError for one that is no TOML."""
+    """Returns the tables of a file.
+
+    Raises FileNotFoundError, and ConfigError for a file that cannot be read or is not TOML.
+    """
     try:
         text = path.read_text("utf-8-sig")
     except FileNotFoundError:
@@ -31,19 +34,22 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file could not be read."""
+    """Returns the reason why a file could not be read."""
     return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
 
 
 def table_in(value: object, name: str, file: str) -> dict[str, Any]:
-    """The table of this name. Raises ConfigError if it is none."""
+    """Returns the table of this name. Raises ConfigError if the value is not a table."""
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a table", where=file, hint=f"write [{name}]")
     return value
 
 
 def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
-    """The table with its values as a flag would bring them. A key may have dashes."""
+    """Returns the table with its values in the form of flags. A key may have dashes.
+
+    Raises ConfigError for an unknown key and a value of the wrong kind.
+    """
     named = {key.replace("-", "_"): value for key, value in table.items()}
     refuse_unknown(named, kinds, where)
     return {key: _value(key, value, kinds[key], where) for key, value in named.items()}

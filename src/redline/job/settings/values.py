@@ -1,8 +1,8 @@
 """Values of flags and settings: text becomes numbers, times and pairs, or an error that names them.
 
-Every function takes what was given, by key, and the key; it returns None if that was not given, and
-raises ConfigError for a text that it cannot use. What redline.toml holds arrives here as the text
-that the flag would have, so both have the same form and the same errors.
+A reader of flags takes the given values by key, and a key. It returns None if that key was not
+given, and raises ConfigError for a text that it cannot use. Settings of redline.toml arrive here as
+the texts that their flags would have, so both have the same form and the same errors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 def flag_of(name: str) -> str:
-    """`--max-retries` of `max_retries`."""
+    """Returns the flag of a key: `--max-retries` for `max_retries`."""
     return f"--{name.replace('_', '-')}"
 
 
@@ -58,19 +58,22 @@ def _of_given(
 
 
 def as_text(flags: Flags, name: str) -> str | None:
-    """The text as it is."""
+    """Returns the text as it is."""
     found: str | None = flags.get(name)
     return found
 
 
 def switch(flags: Flags, name: str) -> bool | None:
-    """True for a flag without a value; one that is false is as good as not given."""
+    """Returns True if the flag is given; the caller has left out settings that are false."""
     return True if name in flags else None
 
 
 @_of_given
 def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: bool = False) -> float:
-    """Seconds, above 0 and at most `most_s`, from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`."""
+    """Returns seconds from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`, above 0 and up to `most_s`.
+
+    may_be_0: accepts 0 as well.
+    """
     text = text.strip()
     match = _DURATION.fullmatch(text)
     if match is None:
@@ -86,7 +89,7 @@ def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: boo
 
 @_of_given
 def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
-    """A whole number within bounds."""
+    """Returns a whole number within bounds."""
     text = text.strip()
     try:
         value = int(text)
@@ -101,13 +104,13 @@ def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
 
 
 def whole_or(word: str, flags: Flags, name: str, least: int, most: int) -> int | str | None:
-    """A whole number within bounds, or the word."""
+    """Returns a whole number within bounds, or the word."""
     return word if flags.get(name) == word else whole(flags, name, least, most)
 
 
 @_of_given
 def number(text: str, flag: str) -> float:
-    """A finite number."""
+    """Returns a finite number."""
     text = text.strip()
     try:
         value = float(text)
@@ -120,13 +123,13 @@ def number(text: str, flag: str) -> float:
 
 @_of_given
 def one_or_more(texts: Sequence[str], flag: str) -> str | tuple[str, ...]:
-    """The one text, or all of them."""
+    """Returns the only text, or all of them."""
     return texts[0] if len(texts) == 1 else tuple(texts)
 
 
 @_of_given
 def weight(text: str, flag: str) -> float:
-    """A number; of its size, `Endpoint` has its say."""
+    """Returns a number; `Endpoint` checks its size."""
     try:
         return float(text)
     except ValueError:
@@ -137,18 +140,18 @@ def weight(text: str, flag: str) -> float:
 
 @_of_given
 def page(stated: bool | str, flag: str) -> bool | str:
-    """Whether there is one, or where; `Endpoint` has its say."""
+    """Returns the setting unchanged; `Endpoint` checks it."""
     return stated
 
 
 @_of_given
 def table(stated: Mapping[str, str], flag: str) -> dict[str, str]:
-    """The texts of a table."""
+    """Returns the texts of a table."""
     return dict(stated)
 
 
 def share(flags: Flags, name: str) -> float | None:
-    """A number above 0 and at most 1."""
+    """Returns a number above 0 and at most 1."""
     found = number(flags, name)
     if found is not None and not 0 < found <= 1:
         raise ConfigError(
@@ -159,7 +162,7 @@ def share(flags: Flags, name: str) -> float | None:
 
 
 def as_share(stated: object) -> float:
-    """The number of `20%` or 0.2; NaN if the text is not a share."""
+    """Returns the number in `20%` or 0.2; NaN if the text is not a share."""
     text = str(stated).strip()
     try:
         value = float(text.removesuffix("%"))
@@ -169,7 +172,10 @@ def as_share(stated: object) -> float:
 
 
 def part(stated: float | str, name: str) -> float:
-    """A share above 0 and at most 1, from `20%` or 0.2. Raises ConfigError that names `name`."""
+    """Returns a share above 0 and at most 1, from `20%` or 0.2.
+
+    Raises ConfigError that names `name`.
+    """
     value = as_share(stated)
     if not 0 < value <= 1:
         raise ConfigError(
@@ -180,24 +186,24 @@ def part(stated: float | str, name: str) -> float:
 
 @_of_given
 def percentage(text: str, flag: str) -> float:
-    """A share above 0 and at most 1, from `20%` or `0.2`."""
+    """Returns a share above 0 and at most 1, from `20%` or `0.2`."""
     return part(text, flag)
 
 
 @_of_given
 def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
-    """The rates of a repeatable flag such as `--requests 2/1s`."""
+    """Returns the rates of a repeatable flag such as `--requests 2/1s`."""
     return tuple(parse_rate(text, flag) for text in texts)
 
 
 @_of_given
 def rate_per(text: str, flag: str, window_s: float) -> Rate:
-    """The rate of a short form such as `--rpm 500`."""
+    """Returns the rate of a short form such as `--rpm 500`."""
     return rate_of(text, window_s, flag)
 
 
 def parse_address(text: str, flag: str) -> tuple[str, int]:
-    """Host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the host is 127.0.0.1 if none is given.
+    """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the default host is 127.0.0.1.
 
     Raises ConfigError that names the flag.
     """
@@ -217,7 +223,7 @@ money, count = _of_given(parse_money), _of_given(parse_count)
 
 @_of_given
 def size(text: str, flag: str) -> int:
-    """Bytes of `500m` or `2g`."""
+    """Returns the bytes in `500m` or `2g`."""
     text = text.strip()
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -227,24 +233,24 @@ def size(text: str, flag: str) -> int:
 
 @_of_given
 def local(text: str, flag: str) -> str:
-    """A path on this machine, `~` and `file://` resolved."""
+    """Returns a path on this machine, `~` and `file://` resolved."""
     return os.path.expanduser(local_path(text))
 
 
 @_of_given
 def place(text: str, flag: str) -> str | None:
-    """A path or a URL; None also for `-`, which is stdout."""
+    """Returns a path or a URL; None also for `-`, which is stdout."""
     return None if text == _STDOUT else text
 
 
 def words(texts: Sequence[str]) -> tuple[str, ...]:
-    """The words of some texts, separated by commas."""
+    """Returns the words in some texts, separated by commas."""
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
 @_of_given
 def text_or_file(value: str, flag: str) -> str:
-    """The text itself, or that of the file which `@FILE` names."""
+    """Returns the text itself, or the contents of the file that `@FILE` names."""
     if not value.startswith("@"):
         return value
     try:
@@ -259,7 +265,7 @@ def text_or_file(value: str, flag: str) -> str:
 
 @_of_given
 def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
-    """The values of `--param NAME=VALUE`, each as JSON if it is JSON, otherwise as text."""
+    """Returns the values of `--param NAME=VALUE`, each as JSON if it is JSON, otherwise as text."""
     found = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -274,7 +280,10 @@ def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
 
 @_of_given
 def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
-    """The headers of `--header 'NAME: VALUE'`. The value is not shown: it may be a secret."""
+    """Returns the headers of `--header 'NAME: VALUE'`.
+
+    Errors do not show the value: it may be a secret.
+    """
     found = {}
     for line in lines:
         key, colon, value = line.partition(":")
@@ -289,13 +298,13 @@ def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
 
 @_of_given
 def choice(text: str, flag: str, known: Sequence[str]) -> str:
-    """One of `known`."""
+    """Returns the text, which is one of `known`."""
     return _known(text.strip(), flag, known)
 
 
 @_of_given
 def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Some of `known`, commas dividing them."""
+    """Returns the words in the texts, separated by commas; all are among `known`."""
     return tuple(_known(text, flag, known) for text in words(texts))
 
 

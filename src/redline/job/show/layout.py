@@ -31,7 +31,7 @@ _SHORTEST_BAR = 10
 # Shorter waits are over before they are read.
 _LEAST_WAIT_S = 0.5
 _LONGEST_NAME = 24
-# In the style of a terminal: what it means.
+# The meaning of a text, for which a display has a style.
 WARN, BAD, STRONG = "warn", "bad", "strong"
 _UNITS = {
     "requests/s": "rps",
@@ -70,14 +70,15 @@ Line = list[Span]
 
 
 def text_of(line: Iterable[Span]) -> str:
-    """The line without its styles."""
+    """Returns the line without its styles."""
     return "".join(span.text for span in line)
 
 
 def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False) -> list[Line]:
-    """The lines, none of them wider than `width` cells.
+    """Returns the lines, none of them wider than `width` cells.
 
-    name: of the input. width: LEAST_WIDTH to MOST_WIDTH are made use of. is_plain: only ASCII.
+    name: of the input. width: taken as LEAST_WIDTH or MOST_WIDTH if it is beyond these. is_plain:
+    only ASCII.
     """
     width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
     lines = [
@@ -96,7 +97,7 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
 
 
 def _progress(snapshot: Snapshot, name: str, width: int, *, is_plain: bool) -> Line:
-    """The input's name, a bar, and the time; the bar takes the remaining width."""
+    """Returns the input's name, a bar, and the time; the bar takes the remaining width."""
     label = Span(f"{'input':<{_LABEL}}")
     name = _shortened(name, min(_LONGEST_NAME, width // 4))
     elapsed = f"{duration(snapshot.elapsed_s):>9}"
@@ -160,7 +161,7 @@ def _speed(snapshot: Snapshot) -> list[Field]:
 
 
 def _limits(snapshot: Snapshot) -> list[Field]:
-    """The limits, those that bind marked, and anything else that binds."""
+    """Returns the limits, those that bind marked, and anything else that binds."""
     bound, found = snapshot.bound, []
     since = "" if bound is None else f", for {duration(bound.for_s)}"
     for at, use in enumerate(snapshot.limits):
@@ -185,12 +186,12 @@ def _limits(snapshot: Snapshot) -> list[Field]:
 
 
 def _is_bound(use: LimitUse, bound: Bound, limits: int) -> bool:
-    """The limit holds calls back: it is named, or is the only one."""
+    """Whether the limit holds calls back: it is named, or is the only one."""
     return bound.cause == "limit" and (limits == 1 or use.name in bound.what.split(" and "))
 
 
 def _use_text(use: LimitUse) -> str:
-    """`178k/200k tpm`; for a window without a name `1.5/2 requests/s`."""
+    """Returns a text like `178k/200k tpm`; for a window without a name `1.5/2 requests/s`."""
     unit = use.name.partition(" ")[2]
     kind, _, place = unit.partition(" at ")
     at = f" at {place}" if place else ""
@@ -245,7 +246,7 @@ def _errors(snapshot: Snapshot) -> list[Field]:
 
 
 def _line(label: str, fields: Sequence[Field], width: int) -> Line:
-    """The label and the fields that fit, in their order; nothing without fields."""
+    """Returns the label and the fields that fit, in their order; nothing without fields."""
     if not fields:
         return []
     kept = list(fields)
@@ -268,12 +269,12 @@ def _field(rank: int, text: str, style: str = "") -> Field:
 
 
 def _plain(text: str) -> str:
-    """The text on one line, with nothing in it that moves the cursor."""
+    """Returns the text on one line, with nothing in it that moves the cursor."""
     return " ".join(printable(text).split())
 
 
 def _cut(line: Line, width: int) -> Line:
-    """The part of the line that fits, with an ellipsis if it was cut."""
+    """Returns the part of the line that fits, with an ellipsis if it was cut."""
     if sum(cells(span.text) for span in line) <= width:
         return line
     found, left = Line(), width - 1
@@ -287,14 +288,14 @@ def _cut(line: Line, width: int) -> Line:
 
 
 def _shortened(name: str, width: int) -> str:
-    """The end of a path, which is more informative than its beginning."""
+    """Returns the end of a path, which is more informative than its beginning."""
     if cells(name) <= width:
         return name
     return "…" + _clipped(name[::-1], width - 1)[::-1]
 
 
 def _clipped(text: str, width: int) -> str:
-    """The part of the text that fits."""
+    """Returns the part of the text that fits."""
     for at, character in enumerate(text):
         width -= cells(character)
         if width < 0:
@@ -310,7 +311,7 @@ def _in_ascii(line: Line) -> Line:
 
 
 def _short(number: float) -> str:
-    """`1,338`, `17.8k`, `200k`, `1.25m`: three digits from 10,000 on."""
+    """Returns a text like `1,338`, `17.8k`, `200k`, `1.25m`: three digits from 10,000 on."""
     if number >= 999_500:
         return f"{number / 1e6:.3g}m"
     return f"{number / 1000:.3g}k" if number >= 10_000 else f"{number:,.0f}"

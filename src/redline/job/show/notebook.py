@@ -31,7 +31,7 @@ def is_notebook() -> bool:
 class NotebookProgress:
     """The lines of `screen` as an output of the cell, which stays when the run has ended.
 
-    To be made in the thread of the cell, whose output it is.
+    Construct it in the thread of the cell, whose output it is.
     """
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class NotebookProgress:
 
 
 def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
-    """The state of an ended run, which stays on display without anything that still changes."""
+    """Returns the state of an ended run, without anything that would still change."""
     found = {kind: text for kind, text in snapshot.notices.items() if kind not in STANDSTILL}
     if snapshot.is_draining:
         found["ended"] = "interrupted" if stopped is None else f"stopped: {stopped.what}"
@@ -68,7 +68,7 @@ def _ended(snapshot: Snapshot, stopped: RedlineError | None) -> Snapshot:
 
 
 def _bundle(lines: Sequence[Line]) -> dict[str, Any]:
-    """The lines by the types of content that a notebook can show."""
+    """Returns the lines by the types of content that a notebook can show."""
     painted = "\n".join("".join(_span(text, style) for text, style in line) for line in lines)
     return {
         "text/plain": "\n".join(map(text_of, lines)),

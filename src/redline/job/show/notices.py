@@ -14,19 +14,19 @@ from redline.process import counted, duration
 _LEAST_OUTAGE_S = 1.0
 # A wait that is worth a line.
 _LEAST_WAIT_S = 1.0
-# Answers may take long: so long without one, and longer than this many of the slowest so far.
+# Answers may take long: at least this long without one, and this many times the slowest so far.
 _LEAST_SILENCE_S, _SILENCE_FACTOR = 10.0, 2
-# Kinds of notices of a run that does not get on.
+# Kinds of notices of a run at a standstill.
 STANDSTILL = frozenset({"ending", "outage", "failing", "silence", "waiting"})
-# How the kind of a notice begins that is news once: an endpoint was taken out; where telemetry goes
-# is out of reach, or is back.
+# The beginnings of kinds of notices that are shown once: an endpoint was taken out; the receiver of
+# telemetry is out of reach, or is back.
 OUT, TELEMETRY = "out ", "telemetry "
 ONCE = (OUT, TELEMETRY)
 _REFUSED = os.strerror(errno.ECONNREFUSED)
 
 
 def notices(view: View, now_s: float) -> dict[str, str]:
-    """The present problems by kind, in order of urgency."""
+    """Returns the present problems by kind, in order of urgency."""
     tally, runner = view.tally, view.runner
     if runner.is_draining:
         calls, most_s = runner.finishing()
@@ -68,7 +68,7 @@ def notices(view: View, now_s: float) -> dict[str, str]:
 
 
 def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | None:
-    """A notice that the endpoint takes no connections at the moment, or None."""
+    """Returns a notice that the endpoint takes no connections at the moment, or None."""
     if outages is None or outages.down_s < _LEAST_OUTAGE_S:
         return None
     what = f"endpoint {_trouble(outages, 'refuses', 'is')}, for {duration(outages.down_s)} now"
@@ -76,7 +76,7 @@ def outage_now(outages: Outages | None, *, tries_again: bool = True) -> str | No
 
 
 def outages_ended(outages: Outages | None) -> str | None:
-    """For how long the endpoint took no connections in a run that has ended, or None."""
+    """Returns for how long the endpoint took no connections in a run that has ended, or None."""
     if outages is None or outages.lasted_s < _LEAST_OUTAGE_S:
         return None
     if outages.down_s:
@@ -88,7 +88,7 @@ def outages_ended(outages: Outages | None) -> str | None:
 
 
 def waiting(for_s: float, count: int) -> str | None:
-    """A notice that every endpoint of several asked to wait, or None."""
+    """Returns a notice that every endpoint of several asked to wait, or None."""
     if for_s < _LEAST_WAIT_S:
         return None
     which = "both" if count == 2 else f"all {count:,}"
@@ -96,7 +96,7 @@ def waiting(for_s: float, count: int) -> str | None:
 
 
 def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> str | None:
-    """A notice that some of several endpoints fail, or None."""
+    """Returns a notice that some of several endpoints fail, or None."""
     if failing is None or failing.down_s < _LEAST_OUTAGE_S:
         return None
     what = f"endpoint {failing.endpoint} fails, for {duration(failing.down_s)} now: "
@@ -105,7 +105,7 @@ def failing_endpoint(failing: Outages | None, failing_now: int, count: int) -> s
 
 
 def failing_ended(failing: Outages | None) -> str | None:
-    """For how long an endpoint failed in a run that has ended, or None."""
+    """Returns for how long an endpoint failed in a run that has ended, or None."""
     if failing is None or failing.lasted_s < _LEAST_OUTAGE_S:
         return None
     for_s = f"for {duration(failing.lasted_s)}"
@@ -115,20 +115,20 @@ def failing_ended(failing: Outages | None) -> str | None:
 
 
 def taken_out(endpoint: str, reason: str, left: int, of: int) -> str:
-    """A notice that an endpoint of several gets no more calls."""
+    """Returns a notice that an endpoint of several gets no more calls."""
     are = "is" if left == 1 else "are"
     return f"endpoint {endpoint} is taken out: {reason}; {left:,} of {of:,} {are} left"
 
 
 def failing(failures: int, failing_s: float) -> str | None:
-    """A notice that the endpoint answers only with errors, or None."""
+    """Returns a notice that the endpoint answers only with errors, or None."""
     if failures < 2 or failing_s < _LEAST_OUTAGE_S:
         return None
     return f"every request fails, for {duration(failing_s)} now, {failures:,} in a row; retrying"
 
 
 def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
-    """A notice that no call has ended for long, or None."""
+    """Returns a notice that no call has ended for long, or None."""
     if silent_s < _LEAST_SILENCE_S:
         return None
     what = f"no answer for {duration(silent_s)}, {calls:,} in flight"
@@ -136,7 +136,7 @@ def silence(silent_s: float, calls: int, attempt_s: float) -> str | None:
 
 
 def finishing(calls: int, most_s: float, *, is_interrupted: bool) -> str:
-    """A notice that an ending run still finishes these calls, and for how long at most."""
+    """Returns a notice that an ending run still finishes these calls, and for how long at most."""
     what = "interrupted" if is_interrupted else "stopping"
     if not calls:
         return f"{what}: saving what is done"

@@ -20,7 +20,7 @@ PLAIN_EVERY_S = 10.0
 
 
 def line_of(snapshot: Snapshot) -> str:
-    """The counts of a snapshot as one plain line, without its notices."""
+    """Returns the counts of a snapshot as one plain line, without its notices."""
     parts = [
         snapshot.input.text(here=snapshot.done),
         f"{snapshot.retrying:,} retrying",

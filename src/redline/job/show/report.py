@@ -36,8 +36,8 @@ class Report(msgspec.Struct, kw_only=True):
     be, such as `20/1s requests` or `45 in flight`. spent: the amounts that the run's budget has
     paid, or the cost of its replies if prices are known. elapsed_s: in seconds.
 
-    cache: how often it was looked up, None if never; cache_notes: what happened to it. batches: the
-    rows that went through them, None for a run without.
+    cache: its lookups by result, None without any; cache_notes: its problems. batches: the use of
+    the Batch API, None for a run without it.
 
     not_uploaded: why the object of an output in a store differs from the file on this machine; None
     if it does not, and for other outputs. not_traced, not_recorded: why the trace or the timeline
@@ -83,11 +83,11 @@ class Report(msgspec.Struct, kw_only=True):
     outcomes: list[Outcome] = []
 
     def __repr__(self) -> str:
-        """One line, whatever the number of outcomes: a notebook prints it."""
+        """Returns one line, whatever the number of outcomes: a notebook prints it."""
         return f"Report({', '.join(f'{name}={value!r}' for name, value in self.__rich_repr__())})"
 
     def __rich_repr__(self) -> list[tuple[str, object]]:
-        """The fields of its printed form: counts, how the run ended, and where the results are."""
+        """Returns the fields of its printed form: counts, how the run ended, and its output."""
         counts = ("offered", "succeeded", "failed", "unfinished", "skipped")
         shown: list[tuple[str, object]] = [(name, getattr(self, name)) for name in counts]
         if self.interrupted:

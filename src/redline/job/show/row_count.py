@@ -34,7 +34,10 @@ class InputCounts(msgspec.Struct, frozen=True, kw_only=True):
         return max(0, self.rows - self.done - self.failed - self.untried)
 
     def text(self, here: int | None = None) -> str:
-        """`200,000 rows: 279 done, 42 failed, 199,679 left`. here: rows done by this run."""
+        """Returns a text like `200,000 rows: 279 done, 42 failed, 199,679 left`.
+
+        here: rows done by this run, to state those done before; None to leave that out.
+        """
         least = "" if self.is_exact else "at least "
         done_before = 0 if here is None else self.done - here
         before = f" ({done_before:,} before)" if done_before > 0 else ""
@@ -79,7 +82,7 @@ class RowCount:
 
     @property
     def is_exact(self) -> bool:
-        """The end of the input or its limit is counted."""
+        """Whether the end of the input, or its limit, has been counted."""
         return self._is_whole or (self._limit is not None and self._rows >= self._limit)
 
     def start(self) -> None:

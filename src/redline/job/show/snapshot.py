@@ -26,7 +26,10 @@ _BRIDGED_S = 5.0
 
 
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
-    """What binds: a cause by its name, in a few words, with its evidence; for how many seconds."""
+    """The constraint that binds. cause: its name. what: in a few words.
+
+    evidence: in words. for_s: the seconds for which it has bound.
+    """
 
     cause: str
     what: str
@@ -122,14 +125,14 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 class _Bounds:
-    """What binds now, and for how long."""
+    """Finds what binds now, and for how long."""
 
     def __init__(self) -> None:
         self._key = self._key_before = ("", "")
         self._since_s = self._since_before_s = 0.0
 
     def read(self, windows: list[Window]) -> Bound | None:
-        """What binds, from the windows so far; None if it is unknown, or nothing binds."""
+        """Returns what binds, from the windows so far; None if it is unknown, or nothing binds."""
         # Windows of the first calls show how long an answer takes while the endpoint has no others.
         first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
         found = current([*first, *windows[-_BOUND_WINDOWS:]])
@@ -167,7 +170,7 @@ class Meter:
         self._are_found = any(one.rate == AUTO for one in limits)
 
     def read(self) -> Snapshot:
-        """The run as it is now."""
+        """Returns the current state of the run."""
         view, now_s = self._view, self._clock.now_s()
         tally, runner = view.tally, view.runner
         counts, look_s = view.counts(), tally.batch_look_s
@@ -228,7 +231,7 @@ class Meter:
         )
 
     def _rate(self, name: str, over_s: float) -> float:
-        """The growth per second over that time, or over the part that exists.
+        """Returns the growth per second over that time, or over the part that exists.
 
         Between two readings the growth is assumed to be even.
         """
@@ -247,7 +250,7 @@ class Meter:
         return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
 
     def _look(self, windows: list[Window], now_s: float) -> _Lately:
-        """The figures of the windows, computed once for each new window."""
+        """Returns the figures of the windows, computed once for each new window."""
         before = self._lately
         if not windows or windows[-1].end_s == before.end_s:
             return before
@@ -267,7 +270,7 @@ class Meter:
         return self._lately
 
     def _eta(self, left: int | None, now_s: float, *, is_held: bool) -> tuple[float | None, bool]:
-        """Seconds until the end, and whether they are frozen."""
+        """Returns the seconds until the end, and whether they are frozen."""
         found = self._lately.estimate
         if not left or found.eta_s is None:
             return None, False

@@ -48,7 +48,7 @@ class TerminalProgress:
 
 
 class _Area:
-    """The last lines of a terminal, which are drawn over what they were before."""
+    """The last lines of a terminal, which are redrawn in place."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = lasting(stream)
@@ -86,7 +86,7 @@ class _Area:
 
     @contextmanager
     def beside(self, *streams: TextIO | None) -> Generator[None]:
-        """While entered, output to sys.stdout and sys.stderr appears above the lines."""
+        """Shows output to sys.stdout and sys.stderr above the lines while entered."""
         before = sys.stdout, sys.stderr
         with self.lock:
             if is_terminal(sys.stdout):
@@ -108,7 +108,7 @@ class _Area:
             self.erase()
 
     def _top(self, width: int) -> str:
-        """Moves the cursor from the last line to the beginning of the first.
+        """Returns the codes that move the cursor from the last line to the beginning of the first.
 
         A terminal that has become narrower has wrapped the lines that it had.
         """
@@ -177,7 +177,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def _size(stream: TextIO) -> tuple[int, int]:
-    """Columns and rows, as the terminal, otherwise the environment, states them, or a default."""
+    """Returns columns and rows, as the terminal or the environment states them, or a default."""
     try:
         size = os.get_terminal_size(stream.fileno())
         if size.columns and size.lines:

@@ -33,7 +33,10 @@ class Spent(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.picodollars is None else self.picodollars / DOLLAR
 
     def expected(self, rows_done: int, rows_left: int | None) -> int | None:
-        """Returns picodollars at the end, if further rows cost as much as those of this run."""
+        """Returns picodollars at the end, if further rows cost as much as those of this run.
+
+        None if unknown.
+        """
         if self.picodollars is None or self.here is None or rows_left is None or not rows_done:
             return None
         return self.picodollars + self.here * rows_left // rows_done

@@ -151,7 +151,7 @@ class Feed:
     async def next(self) -> Picked | None:
         """Returns the next row to do; None if there are no more, or after `close`.
 
-        Raises ConfigError if reading the input fails.
+        Raises the error with which reading the input has failed, once.
         """
         while not self._is_closed:
             if self._refill is None and not self._is_end and not self.ready:

@@ -1,18 +1,18 @@
-"""What holds back the next call of a run at one moment: a pure function of its state.
+"""Finds what holds back the next call of a run at one moment: a pure function of its state.
 
 The rules in their order; the first that matches counts:
 
   rest     the run is ending: no other row is begun
   budget   a call waits for the budget
-  parked   every endpoint asked to wait, or cannot be reached, one of them at least the former
+  parked   every endpoint has asked to wait or cannot be reached; at least one has asked to wait
   down     no endpoint can be reached
-  limit    no endpoint has room, and at most of those that work, calls wait for their grant
-  slots    the same, and slots are what is missing; rest, if there is no other row
+  limit    no endpoint has room; at half or more of those that work, calls wait for their grant
+  slots    there is another row, and no endpoint has room, or not all of them together
   taker    a worker waits until its result is taken
   writer   workers wait for rows, which are not read since too much is not durable
   memory   the same, since the rows at hand are too large
   input    workers wait for rows
-  batch    rows are with the Batch API
+  batch    rows are with the Batch API, and no call is in flight
   backoff  of the rows that are not on the wire, half or more wait to be retried
   rest     no row is left
   client   none of these
@@ -29,14 +29,14 @@ from redline.waist import Backlog
 
 
 class Moment(msgspec.Struct, kw_only=True):
-    """The state of a run.
+    """The state of a run at one moment.
 
     backlogs: of the endpoints that are not out. queued: calls that wait for any of them.
     is_full_together: they have as many calls as they may have together.
     is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
-    some are read. is_full: none are read for now; is_behind: since too much is not durable.
-    is_ending: no other row is begun. handing: workers that wait until their result is taken.
-    in_hand: rows without an outcome; in_flight, retrying: of them.
+    some rows are read and not handed out. is_full: no rows are read for now; is_behind: because too
+    much is not durable. is_ending: no other row is begun. handing: workers that wait until their
+    result is taken. in_hand: rows without an outcome; in_flight, retrying: of them.
     """
 
     now_s: float

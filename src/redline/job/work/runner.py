@@ -78,7 +78,7 @@ class Results(Protocol):
 
     @property
     def failure(self) -> JournalError | None:
-        """Why results are not acknowledged any more; None while they are."""
+        """The error after which results are not acknowledged any more; None if there was none."""
         ...
 
     def append(self, result: Result) -> None:
@@ -104,10 +104,10 @@ class Unrecorded:
     due = sys.maxsize
 
     def took(self, number: int, ended: Ended) -> None:
-        """Drops it."""
+        """Drops the call."""
 
     def took_untried(self, number: int, call_s: float) -> None:
-        """Drops it."""
+        """Drops the call."""
 
 
 class Wiring(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,9 +232,10 @@ class Runner:
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
-        """Ends the run at its deadline while entered, counted from the first entry.
+        """Ends the run at its deadline, counted from the first entry, while entered.
 
-        on_drain: called when the run is drained meanwhile.
+        Also ends it once results are not acknowledged any more, or it waits for longer than
+        allowed. on_drain: called when the run is drained meanwhile.
         """
         if self.ends_s is None:
             deadline_s = self._job.deadline_s

@@ -110,7 +110,7 @@ class Sampler:
 
     @property
     def failure(self) -> str | None:
-        """Why the timeline is not written any more; None while it is, and without a file."""
+        """The reason why the timeline is no longer written; None while it is, or without a file."""
         return None if self._file is None else self._file.failure
 
     def start(
@@ -164,7 +164,7 @@ class Sampler:
             file.close()
 
     def _stated(self, now_s: float) -> Setting:
-        """Returns what the run may use, as it begins."""
+        """Returns the slots and limits with which the run begins."""
         endpoints = self._sampled.endpoints
         backlogs, _ = endpoints.backlogs(now_s)
         slots = endpoints.slots(backlogs)
@@ -192,7 +192,7 @@ class Sampler:
             self._close(now_s)
 
     def _stopped_for_s(self, late_s: float) -> float:
-        """Returns for how much of a sample's lateness the process was stopped, in seconds.
+        """Returns the seconds of a sample's lateness in which the process was stopped.
 
         Work and writes since the last window explain the rest of it.
         """

@@ -1,4 +1,4 @@
-"""Which rows of the input a run does: those that earlier runs of the output have not done."""
+"""Selects the rows that a run does: those that earlier runs of the output have not done."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Selection:
         return wanted
 
     def is_gone(self, journal: Journal, *, is_same_input: bool) -> Callable[[int], bool] | None:
-        """Returns a function: whether the failed row of a key is gone; None if that is unknown.
+        """Returns a predicate of keys: whether the failed row is gone; None if that is unknown.
 
         Call it once the whole input is read. A broken line that was fixed is another row than
         before. But if the output was made from another input, its rows cannot be expected in this

@@ -1,4 +1,4 @@
-"""When a run ends because continuing is useless: its rows fail, or it must wait too long.
+"""Decides when a run ends because continuing is useless: rows fail, or it must wait too long.
 
 always                 the first HOPELESS_ROWS rows all fail, except with --retry-failed
 --strict               the first row fails
@@ -43,7 +43,7 @@ class Failures:
         self._lately: deque[int] = deque()
 
     def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
-        """Counts a failed row; returns why the run must end, None if it continues.
+        """Counts a failed row; returns the error that ends the run, None if it continues.
 
         succeeded: rows of this run that have succeeded so far.
         """
@@ -87,7 +87,7 @@ class Failures:
 def longest_wait(
     load: Load, in_hand: Iterable[Call], most_s: float, now_s: float
 ) -> WaitTooLong | None:
-    """Returns why the run must end rather than wait; None if it continues.
+    """Returns the error that ends a run which would wait too long; None if it continues.
 
     load: its backend's. in_hand: the calls of the rows that have begun, none of them in flight.
     most_s: the longest allowed wait, in seconds.

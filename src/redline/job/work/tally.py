@@ -62,10 +62,10 @@ class Outages(msgspec.Struct, frozen=True):
 
 
 class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several endpoints. answered: rows with a result of it, without the cache's.
+    """One of several endpoints. answered: rows with a result from it, without the cache's.
 
-    out: why it was taken out of the run, None if it was not. outages: times without connections,
-    failing: times in which it failed and got few calls; None if there was none.
+    out: the reason why it was taken out of the run, None if it was not. outages: times without
+    connections, failing: times in which it failed and got few calls; None if there was none.
     """
 
     name: str
@@ -175,7 +175,10 @@ class Tally(Attempts):
 
     @property
     def parked_until_s(self) -> float:
-        """When an endpoint takes calls again, if all that are left asked to wait; otherwise 0."""
+        """The monotonic time when an endpoint takes calls again, if all asked to wait; otherwise 0.
+
+        Endpoints that were taken out do not count.
+        """
         left = self._left()
         if any(name not in self._parked for name in left):
             return 0.0
@@ -211,7 +214,10 @@ class Tally(Attempts):
         return self.parts.setdefault(name, _Part(self))
 
     def outages(self, now_s: float) -> Outages | None:
-        """Returns the outages of the endpoint with the longest one; None if there was none."""
+        """Returns the outages of the endpoint that has been down for longest; None if none was.
+
+        If none is down now, those of the endpoint with the most seconds in total.
+        """
         found = [outage.read(now_s) for outage in self._outages.values()]
         return max(found, key=lambda one: (one.down_s, one.lasted_s), default=None)
 

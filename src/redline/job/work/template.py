@@ -263,7 +263,10 @@ class Renderer:
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
-    """Parses `result.items.0.text` as keys and indices; a part of digits is an index."""
+    """Parses `result.items.0.text` as keys and indices; a part of digits is an index.
+
+    Raises ConfigError for an empty part.
+    """
     if not text:
         return ()
     parts = text.removeprefix("$").strip(".").split(".")
