@@ -104,7 +104,10 @@ def _show_version(ctx: Context, param: click.Parameter, is_wanted: bool) -> None
 
 
 def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> None:
-    """Returns the completion script for the shell that $SHELL names."""
+    """Prints the completion script for the shell that $SHELL names, and exits.
+
+    Raises ConfigError if $SHELL is not set or names an unknown shell.
+    """
     if not is_wanted or ctx.resilient_parsing:
         return
     shell = Path(os.environ.get("SHELL", "")).stem
@@ -119,9 +122,9 @@ def _show_completion(ctx: Context, param: click.Parameter, is_wanted: bool) -> N
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the command line and exits with its status."""
+    """Runs the command line and exits with its status. argv: without the program's name."""
     hold_standard_streams()
-    # What is imported lives to the end.
+    # Imported modules live until the end.
     gc.freeze()
     _start.collect_rarely()
     given = sys.stderr
@@ -132,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
     if argv is not None:
         sys.stderr = given
     else:
-        # What is left ends with the process: the interpreter need not look through it at its end.
+        # Remaining objects end with the process: the interpreter need not examine them at its end.
         gc.freeze()
     sys.exit(status)
 
@@ -161,7 +164,7 @@ def _status(arguments: list[str]) -> int:
         return 0
     except GivenUp as error:
         tell(f"{error}\n")
-        # What is left behind must not hold up the end of the process either.
+        # Work that was given up must not delay the end of the process either.
         os._exit(INTERRUPTED)
     except (KeyboardInterrupt, click.Abort):
         tell("interrupted\n")
@@ -190,7 +193,7 @@ def _command_hint(name: str, context: Context | None) -> str:
 
 
 def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
-    """Converts a usage error of the parser, with the nearest name for an unknown one."""
+    """Converts a usage error of the parser; for an unknown name, hints at the nearest one."""
     context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
     help_hint = f"see {path} --help"

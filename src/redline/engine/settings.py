@@ -21,17 +21,19 @@ LONGEST_WAIT_S = 60.0
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one local model.
 
-    model: a folder, or a name on the hub. draft_model: likewise, a smaller model with the same
-    tokens. draft_tokens: the most tokens drafted at once, 0 for none; the number adapts to what
-    pays off. has_lookup: without a draft model, drafts are the tokens that followed the last ones
-    when these occurred earlier in the sequence. max_batch_size: the most sequences at once.
-    max_step_tokens: the most tokens that one step computes. max_wait_s: how long an idle engine
-    waits for more requests before it begins. max_model_len: the most tokens of a sequence, prompt
-    and answer; None takes what the model was made for, up to 4,096. max_cache_tokens: the tokens
-    that the cache has room for; as each sequence takes max_model_len of them, it lowers the number
-    computed at once. None for max_batch_size sequences. max_waiting: the most requests in the
-    queue. threads: PyTorch's threads in each process.
-    Raises ConfigError for values that are not valid.
+    model: a folder, or a name on the hub. dtype: one of DTYPES; `auto` for the model's own.
+    draft_model: likewise, a smaller model with the same vocabulary. draft_tokens: the most tokens
+    drafted at once, 0 for none; the number adapts to what pays off. has_lookup: without a draft
+    model, drafts are the tokens that followed the last ones when these occurred earlier in the
+    sequence. max_batch_size: the most sequences at once. max_step_tokens: the most tokens that one
+    step computes. max_wait_s: how long an idle engine waits for more requests before it begins, 0
+    to 60. max_model_len: the most tokens of a sequence, prompt and answer; None for the model's own
+    maximum, at most 4,096. max_cache_tokens: the tokens that the cache has room for; as each
+    sequence takes max_model_len of them, it lowers the number computed at once. None for
+    max_batch_size sequences. max_waiting: the most requests in the queue. reuses_prefixes: keep
+    keys and values for later prompts with the same beginning. threads: PyTorch's threads in each
+    process. tensor_parallel, pipeline_parallel: the processes that share each layer, and the stages
+    of layers. Raises ConfigError for values that are not valid.
     """
 
     model: str

@@ -1,7 +1,7 @@
 """vLLM in place of the engine, with the engine's settings: for a fleet of GPUs.
 
-It runs as a command of its own, in a process group of its own, for as long as redline does. Its
-flags are those of vLLM 0.32; /health, /metrics, the API and what it writes are its own too.
+It runs as a separate command in its own process group, for as long as redline does. The flags are
+those of vLLM 0.32; /health, /metrics, the API and the log are vLLM's own, too.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from redline.clock import SYSTEM
 from redline.engine.settings import EngineSettings
 from redline.errors import ConfigError, RedlineError
 
-# A large model may have to be fetched, loaded and compiled first.
+# A large model may have to be downloaded, loaded and compiled first.
 START_S = 1800.0
 # vLLM ends its own processes when asked to; what is left after this time is killed.
 _GRACE_S = 15
 _POLL_S = 0.2
 _NOTHING, _STDERR = subprocess.DEVNULL, 2
-# vLLM fills its cache by the memory there is, takes what comes, and has no such bounds.
+# Settings that vLLM lacks: it sizes its cache by the free memory, and bounds no queue.
 _OWN_SETTINGS = {
     "threads": "--threads",
     "max_wait_s": "--max-wait-time",
     "max_cache_tokens": "--max-cache-tokens",
     "max_waiting": "--max-waiting",
 }
-# As in Lookup: by default vLLM looks for five tokens, no fewer and no more.
+# As in Lookup: by default vLLM looks for exactly five tokens.
 _NGRAM = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 8}
 _REACHED_AT = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-# A shell that outlives redline if redline is killed: its input ends then, and it ends the group.
+# A shell that outlives redline if redline is killed: then its input ends, and it ends the group.
 # vLLM's workers do not notice that they are orphans (vllm issue 55510).
 _GUARD = 'read -r _; kill -TERM "-$1"; sleep "$2"; kill -KILL "-$1"'
 
@@ -49,12 +49,13 @@ def launch(
     on_note: Callable[[str], None],
     start_s: float = START_S,
 ) -> int:
-    """Serves with vLLM until SIGINT or SIGTERM; the exit status, 0. In the main thread only.
+    """Serves with vLLM until SIGINT or SIGTERM, and returns the exit status, 0.
 
-    port: 0 for a free one. on_url: gets the base URL, once vLLM is ready. on_note: gets the command
-    line. start_s: until it is ready. What it writes goes to stderr. No process is left behind,
-    whatever ends this one.
-    Raises ConfigError if it cannot be started so, RedlineError if it ends by itself.
+    Call it in the main thread. port: 0 for a free one. on_url: called with the base URL when vLLM
+    is ready. on_note: called with the command line. start_s: the most seconds until it is ready.
+    Its output goes to stderr. No process is left behind, however this one ends. Raises ConfigError
+    if it cannot be started with these settings, and RedlineError if it ends by itself or is not
+    ready in time.
     """
     # Imported here: it brings modules for archives, and `import redline` reads this file.
     import shutil
@@ -85,7 +86,7 @@ def launch(
 
 
 def command(settings: EngineSettings, host: str, port: int) -> list[str]:
-    """Returns the command line of vLLM with these settings. Raises ConfigError for one it lacks."""
+    """Returns vLLM's command line for these settings. Raises ConfigError for one that it lacks."""
     defaults = EngineSettings(model=settings.model)
     for name, flag in _OWN_SETTINGS.items():
         if getattr(settings, name) != getattr(defaults, name):
@@ -115,8 +116,8 @@ def command(settings: EngineSettings, host: str, port: int) -> list[str]:
 def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """Runs a command in its own process group; yields it, and the SIGINT and SIGTERM received.
 
-    At the end it is sent the first of them, or SIGTERM, and all that it has started is killed once
-    it has ended, after a second signal, or _GRACE_S later.
+    At the end of the block it is sent the first of these signals, or SIGTERM. Its group is killed
+    as soon as it has ended, after a second signal, or after _GRACE_S seconds.
     """
     signals: list[int] = []
     before = {
@@ -146,7 +147,7 @@ def _group(arguments: list[str]) -> Iterator[tuple[subprocess.Popen[bytes], list
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Waits a moment for its end."""
+    """Returns whether the process runs, after waiting up to _POLL_S seconds for its end."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(_POLL_S)
     return process.returncode is None

@@ -25,10 +25,11 @@ _FORM = "give a Backend, a Client, or a function of one request, async or plain"
 class Answer(msgspec.Struct, kw_only=True):
     """The result of one call; its times are monotonic.
 
-    weight: the number of requests in the call. sent_s: when it was written, None if it was not.
+    weight: the number of requests in the call. sent_s: when it was written; None if it was not.
     held_s: the wait for a slot and for the limits of this client. first_s: when the first chunk of
-    a stream arrived; texts_s: when each chunk with text did. kind, example: those of the error,
-    empty for an answer. error: the error, if it is one of redline's.
+    a stream arrived; texts_s: when each chunk with text did. kind, example: the kind and the text
+    of the error; empty for a success. error: the error, if it is one of redline's. input_tokens,
+    output_tokens: those of all requests in the call; None if they are unknown.
     """
 
     weight: int = 1
@@ -57,7 +58,7 @@ class Caller(Protocol):
     async def ask(self, requests: Sequence[Any]) -> Answer:
         """Makes one call with these requests, at most `takes`.
 
-        Raises ConfigError for what is not a request, and CancelledError.
+        Raises ConfigError if one is not a request, and CancelledError.
         """
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
@@ -84,7 +85,7 @@ class _Stamps(Sink):
 
 
 class BackendCaller:
-    """Calls a backend, by streams if its API has them. The backend remains its owner's to close."""
+    """Calls a backend, whose owner closes it. is_streamed: ask for streams if its API has them."""
 
     takes = 1
 
@@ -112,7 +113,10 @@ class BackendCaller:
         return answer
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
-        """Returns at least a short pause, so that failing requests do not flood an endpoint."""
+        """Returns the time for which the backend is parked, or a short pause if that is longer.
+
+        The pause keeps failing requests from flooding an endpoint.
+        """
         least_s = _LIMITED_S if isinstance(answer.error, RateLimited) else _FAILED_S
         return max(least_s, self._backend.load(now_s).parked_until_s - now_s)
 
@@ -121,7 +125,10 @@ class BackendCaller:
 
 
 def _request(given: Any) -> Request:
-    """Converts a Request, the body of a chat completion, or the text of its only message."""
+    """Converts the body of a chat completion, or the text of its only message, to a Request.
+
+    Raises ConfigError for anything else.
+    """
     if isinstance(given, Request):
         return given
     if isinstance(given, str):
@@ -234,7 +241,11 @@ def _fail(answer: Answer, error: BaseException) -> None:
 
 
 def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
-    """Adds the tokens of a function's result. Raises ValueError for a list of the wrong length."""
+    """Adds the tokens of a function's result.
+
+    Raises ValueError if it should be a list and is not one of this length, and the error of a
+    failed Outcome in it.
+    """
     parts = [result]
     if is_of_lists:
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
@@ -284,7 +295,8 @@ def caller_of(
 ) -> Caller:
     """Returns the caller for a user's handler. Raises ConfigError if it cannot be called.
 
-    batch_size: the function takes lists of at most this many requests.
+    batch_size: the function takes lists of at most this many requests; None if it takes one.
+    threads: those in which a plain function runs.
     """
     if isinstance(handler, Client):
         handler = handler.backend

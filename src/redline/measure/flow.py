@@ -36,9 +36,9 @@ class Rate(msgspec.Struct, frozen=True):
 class Flow:
     """The amounts of calls in slices of time, each spread evenly over its call's duration.
 
-    There are 1,024 to 2,048 slices up to the end of the latest call, for any number of calls and
-    any length of time: slices are joined in pairs as time goes on. Adding a call takes constant
-    time, however long the call.
+    There are at most 2,048 slices up to the end of the latest call, and after 0.1 s at least 1,024,
+    for any number of calls and any length of time: slices are joined in pairs as time goes on.
+    Adding a call takes constant time, however long the call.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Flow:
 
 
 def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
-    """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's duration."""
+    """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's mean duration."""
     cut = _cut(flow, begin_s, end_s)
     seconds = len(cut) * flow.width_s
     per_s = math.fsum(cut) / seconds

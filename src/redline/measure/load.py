@@ -15,7 +15,7 @@ from redline.measure.callers import Answer, Caller
 from redline.measure.resources import Watch
 from redline.measure.tally import Ended, Tally
 
-# A load ends if this many calls, and each of its slots once, have failed before the first success.
+# A load ends if this many requests, or its concurrency if that is more, fail before any succeeds.
 _HOPELESS = 20
 # A call that is due within this time is made now: event loops wake to the millisecond.
 _DUE_S = 0.0005
@@ -46,6 +46,7 @@ class Load:
     """A load in progress. Call `run` once; `interrupt` may be called at any time.
 
     requests: the requests in order; the load ends when they run out. tally: records each call.
+    stopped: the error that ended the load because no other call can avoid it; None without one.
     """
 
     def __init__(
@@ -82,7 +83,10 @@ class Load:
         self.stopped: RedlineError | None = None
 
     async def run(self) -> Ended:
-        """Returns when all calls have ended. The caller handles signals."""
+        """Makes the calls, and returns when all have ended.
+
+        Does not handle signals. Raises the exception of a call, which a caller should not raise.
+        """
         plan = self._plan
         if plan.schedule is None:
             users = min(plan.concurrency, plan.most or plan.concurrency)
@@ -276,7 +280,7 @@ class Load:
         return answer
 
     def _judge(self, answer: Answer) -> None:
-        """Ends the load after a failure that no other call can avoid."""
+        """Ends the load after a failure that no other call can avoid, or if nothing succeeds."""
         error, tally = answer.error, self._tally
         if error is not None and error.stops_run:
             if not isinstance(error, BudgetSpent) or not tally.succeeded:

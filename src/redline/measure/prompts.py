@@ -1,4 +1,4 @@
-"""Meaningless prompts of a given length, no two of which begin alike."""
+"""Meaningless prompts of a given length. From 8 tokens on, two practically never begin alike."""
 
 from __future__ import annotations
 

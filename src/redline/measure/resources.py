@@ -33,7 +33,7 @@ class Watch:
         self._begun = self._ended = (0.0, 0.0, 0.0)
 
     def start(self) -> None:
-        """Starts, or starts over when the warm-up is over."""
+        """Starts observing; a later call starts over, as at the end of the warm-up."""
         self._lag, self.late = Spread(), Spread()
         self._gpu_sum, self._gpu_count = 0.0, 0
         self._begun = _used(self._clock)

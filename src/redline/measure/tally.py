@@ -22,9 +22,9 @@ OTHERS = "other errors"
 class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a load, with times in seconds since its start.
 
-    full_s: when the load was no longer kept up. answered_s: when the last answer arrived. unsent:
-    calls that were due by full_s but not made. cut: calls that an interrupt ended. Neither counts
-    calls of the warm-up.
+    full_s: when the load was no longer kept up. answered_s: when the last answer arrived, but not
+    before full_s. unsent: calls that were due by full_s but not made. cut: calls that an interrupt
+    ended. Neither counts calls of the warm-up. why: as `Figures.ended`.
     """
 
     full_s: float
@@ -121,7 +121,10 @@ class Tally:
         self._examples.setdefault(kind, answer.example)
 
     def _count_tokens(self, answer: Answer, begin_s: float, end_s: float) -> int:
-        """Returns an answer's output tokens: those of its usage, or its chunks with text."""
+        """Adds an answer's tokens and cost, and returns its output tokens.
+
+        They are those of its usage, otherwise the number of its chunks with text.
+        """
         if self._picodollars is not None and self._cost_of is not None:
             cost = self._cost_of(answer)
             self._picodollars = None if cost is None else self._picodollars + cost
@@ -146,7 +149,7 @@ class Tally:
         return self._places_taken / self._places if self._places else None
 
     def window_s(self, ended: Ended) -> tuple[float, float]:
-        """Returns the begin and end of the measured window.
+        """Returns the beginning and the end of the measured window, in seconds since the start.
 
         It ends when the load was no longer kept up; or, if that is soon, as with a limit of few
         requests, with the last answer, so that the window is not empty.

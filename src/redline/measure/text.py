@@ -1,4 +1,4 @@
-"""Formats figures for a reader, in lines of at most 80 columns except for errors."""
+"""Formats figures as lines for a reader."""
 
 from __future__ import annotations
 

@@ -76,8 +76,9 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         load. For a backend: Requests, bodies of chat completions, or texts.
         options: see LoadOptions. Works in a script and in a notebook; in other code with a running
         event loop, use `await ThroughputMetrics.ameasure(...)`. Ctrl-C ends the load and returns
-        its figures so far. Failed calls are counted in the figures; raises ConfigError for options
-        that are not valid.
+        its figures so far. Failed calls are counted in the figures. Raises ConfigError for options
+        or requests that are not valid, and RedlineError if the load is ended before any answer by
+        an error that no other call can avoid, such as a refused key.
         """
         interrupts = Interrupts()
 
@@ -222,7 +223,10 @@ def _check(options: LoadOptions) -> None:
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
-    """Repeats a list endlessly, anything else once. Raises ConfigError for an empty list."""
+    """Repeats a list endlessly, another iterable once.
+
+    Raises ConfigError for an empty list, and for a single request in place of a list.
+    """
     if isinstance(requests, str | bytes | dict | msgspec.Struct):
         raise ConfigError("requests must be a list, or another iterable, of requests")
     if not isinstance(requests, Sequence):

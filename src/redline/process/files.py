@@ -1,4 +1,4 @@
-"""Files that survive sudden death: replaced in one step, made durable, held by one process.
+"""Files that survive a crash: replaced in one step, made durable, held by one process.
 
 A lock lasts as long as the process that took it, whatever that process forks. But an flock belongs
 to an open file, which a forked process shares: a pool's workers may outlive a killed run, and with
@@ -82,7 +82,8 @@ def open_alone(path: Path, flags: int) -> LockedFile:
     """Opens and locks the file at `path`, which no other redline may hold under any name.
 
     The output's lock does not detect that two names, such as a link and its target, are one file,
-    nor that a folder was moved and another one made in its place. Raises JournalError.
+    nor that a folder was moved and another one made in its place. flags: as for `os.open`. Raises
+    JournalError if the file cannot be opened or another process holds it.
     """
     try:
         file = LockedFile(os.open(path, flags | os.O_CLOEXEC, 0o666))
@@ -116,7 +117,7 @@ def _hold(file: LockedFile, path: Path) -> None:
 
 
 def sync_name(path: Path) -> None:
-    """Makes the creation or removal of the name `path` durable, which its own fsync does not."""
+    """Makes the creation or removal of the name `path` durable; an fsync of the file does not."""
     fd = os.open(_real(path).parent, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -128,7 +129,7 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
     """Replaces the file at `path` atomically: a reader sees either the old file or the new one.
 
     If `path` is a link, its target is replaced. write: called with the descriptor of a new file
-    beside it. Raises JournalError.
+    beside it. Raises JournalError if the file cannot be written.
     """
     with telling(path):
         beside = _beside(path)
@@ -160,7 +161,7 @@ def free_name(path: Path, word: str) -> Path:
 
 
 def copy_mode(fd: int, new_fd: int) -> None:
-    """Copies the permissions of `fd` to `new_fd`, if the file system supports and permits it."""
+    """Copies the permissions of `fd` to `new_fd`, if that is permitted. Raises OSError."""
     try:
         os.fchmod(new_fd, stat.S_IMODE(os.fstat(fd).st_mode))
     except PermissionError:

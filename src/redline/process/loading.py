@@ -16,9 +16,9 @@ _LONGEST_LINE = 100
 def load_object(name: str, hint: str = "") -> Any:
     """Loads the object `module:name` from a module in this folder or an installed one.
 
-    name: may have dots on both sides of the colon. hint: what else may have been meant, if the
-    module does not exist. Raises ConfigError if it cannot be loaded, with the line of the user's
-    own code that failed.
+    name: may have dots on both sides of the colon. hint: added to the error if the module does not
+    exist. Raises ConfigError if the object cannot be loaded, with the line of the user's own code
+    that failed.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):

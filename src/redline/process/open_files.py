@@ -9,7 +9,7 @@ from redline.errors import ConfigError
 
 # Results, failures, lock, input, event loop, standard streams, and a margin.
 _OTHER_FILES = 64
-# Those of them that a run opens itself besides its connections, with the margin.
+# Of these, the files that a run itself opens, with the margin.
 _OWN_FILES = 48
 
 
@@ -33,7 +33,7 @@ def raise_limit(connections: int) -> None:
 
 
 def _open_files() -> int:
-    """Counts the open files of this process, which a user's program may have many of."""
+    """Counts the open files of this process, of which a user's program may have many."""
     try:
         return len(os.listdir("/dev/fd"))
     except OSError:

@@ -60,7 +60,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def duration(seconds: float) -> str:
-    """Formats as `under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m` or `3 d 04 h`."""
+    """Formats a duration: `under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m`, `3 d 04 h`."""
     if seconds < 0.1:
         return "under 0.1 s"
     if seconds < 9.95:
@@ -89,7 +89,7 @@ def cells(text: str) -> int:
 
 
 def printable(text: str) -> str:
-    """Removes control sequences, control characters and characters of direction."""
+    """Removes control sequences, and control, zero-width and direction characters."""
     if text.isascii() and text.isprintable():
         return text
     return _HIDDEN.sub("", _SEQUENCES.sub("", text))

@@ -2,15 +2,15 @@
 
 The memory has no name: a process gets it by inheriting its descriptor, and it ends with the last
 process that has it. The lock is the kernel's (fcntl, not flock: an inherited descriptor is one open
-file), so that a killed holder releases it. Its changes must be consistent at every moment: each
-number is written in one step, and a row of numbers has one word for each process, written by that
-process alone.
+file), so that a killed holder releases it. The numbers must therefore be consistent at every
+moment: each is written in one step, and a row of numbers has one word for each process, written by
+that process alone.
 
 kind     a region                         when a process is lost
 plain    any words                        stays as it is
 counts   a word for each process          its word is 0
-amounts  the same, behind one for what    its word is added to the first one, and is 0
-         lost processes had
+amounts  the same, after one for all      its word is added to the first one, then is 0
+         lost processes
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SharedTable:
     """Named regions of words. words: integers; reals: the same words as floats.
 
     fd: the memory's descriptor. Hold the lock with a `with` block, for a few microseconds; blocks
-    may be nested. For one thread.
+    may be nested. Not thread-safe.
     """
 
     def __init__(self, fd: int) -> None:
@@ -59,7 +59,10 @@ class SharedTable:
 
     @classmethod
     def make(cls, processes: int) -> Self:
-        """Makes a table for this many processes. Raises ConfigError if there is no memory."""
+        """Makes a table for this many processes, 1 to 64.
+
+        Raises ConfigError for another number, and if there is no memory.
+        """
         if not 1 <= processes <= MOST_PROCESSES:
             raise ConfigError(f"1 to {MOST_PROCESSES} processes, not {processes}")
         try:
@@ -104,7 +107,7 @@ class SharedTable:
         return self._known[key]
 
     def counts(self, name: str) -> int:
-        """Returns the index of a row of counts."""
+        """Returns the index of a row of counts, one word for each process."""
         return self.region(name, self.processes, Kind.COUNTS)
 
     def amounts(self, name: str) -> int:

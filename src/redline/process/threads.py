@@ -64,7 +64,10 @@ class DaemonThreads(ThreadPoolExecutor):
             self.join(None)
 
     def join(self, most_s: float | None) -> None:
-        """Returns when all that was submitted is done, or after the timeout."""
+        """Returns when all submitted work is done, or after most_s seconds; None waits without end.
+
+        Call it after `shutdown`: until then, idle threads do not end.
+        """
         until_s = None if most_s is None else time.monotonic() + most_s
         for thread in self._own:
             thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))

@@ -20,7 +20,7 @@ class Account:
         self.parked_until_s = -math.inf
 
     def park(self, until_s: float) -> None:
-        """Refuses the account's requests until then."""
+        """Refuses the account's requests until `until_s`, monotonic."""
         self.parked_until_s = until_s
 
 
@@ -37,7 +37,7 @@ class Accounts:
 
     @property
     def rates(self) -> dict[str, list[Rate]]:
-        """Returns the limits by kind, with every kind present."""
+        """The limits by kind, with every kind present."""
         return self._model.rates
 
     @property
@@ -58,7 +58,7 @@ class Accounts:
         return account
 
     def change(self, rates: Rates, now_s: float) -> None:
-        """Replaces the limits of the kinds in `rates` for every account; see Admission."""
+        """Replaces the limits of the kinds in `rates` for every account; see `Admission.change`."""
         self._model.change(rates, now_s)
         for account in self._accounts.values():
             account.admission.change(rates, now_s)

@@ -29,10 +29,9 @@ import msgspec
 
 from redline.limits.rule import Rate
 
-# A wait that ends a hair late: the counter's condition is strict, so at the exact moment it
-# still refuses.
+# Added to a counter's wait: its condition is strict, so it still refuses at the exact moment.
 _STRICTLY_AFTER_S = 1e-6
-# What limits count, named as in Anthropic's headers. `tokens` is input and output together.
+# The kinds of limits, named as in Anthropic's headers. `tokens` is input and output together.
 KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
 # Float noise of a bucket that has refilled for exactly the wait it announced.
 _DROP = 1e-6
@@ -77,7 +76,7 @@ class _Counting(ABC):
 
 
 class FixedWindow(_Counting):
-    """At most N between one window's first hit and W seconds later."""
+    """At most N from a window's first hit until W seconds later."""
 
     _ends_s = -math.inf
 
@@ -267,7 +266,7 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
     requests: int = 1
 
     def amount(self, what: str) -> int:
-        """The part of the charge that a limit of the kind `what` counts."""
+        """Returns the part of the charge that a limit of the kind `what` counts."""
         if what == "requests":
             return self.requests
         if what == "tokens":
@@ -293,14 +292,14 @@ class Admission:
 
     @property
     def rates(self) -> dict[str, list[Rate]]:
-        """The limits by kind, every kind named."""
+        """The limits by kind, with every kind present."""
         return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}
 
     def change(self, rates: Rates, now_s: float) -> None:
         """Replaces all limits of the kinds in `rates`; the other kinds stay.
 
-        A limit with the window_s of an earlier one of its kind continues with that one's count, the
-        first from the first. Any other begins with nothing counted.
+        A limit with the same window_s as an earlier one of its kind continues with that one's
+        count; equal ones are matched in order. Any other limit begins with nothing counted.
         """
         found: list[tuple[str, Rate, Window]] = []
         for what in KINDS:
@@ -318,9 +317,9 @@ class Admission:
         self.has_limits = bool(found)
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
-        """None if the charge is admitted, which counts it.
+        """Counts the charge and returns None if all limits admit it.
 
-        Otherwise counts nothing, and returns the limit with the longest wait.
+        Otherwise counts nothing and returns the limit with the longest wait.
         """
         worst: Rejection | None = None
         for what, rate, window in self._limits:

@@ -1,12 +1,12 @@
-"""How often requests meet which fault, drawn from a seed with one draw per arrival.
+"""Faults, and the share of requests that meets each; one draw from a seed per admitted request.
 
 | kind      | what the client sees                                                       |
 |-----------|----------------------------------------------------------------------------|
-| `429`     | at once: HTTP 429 out of the blue, without Retry-After and limit headers   |
+| `429`     | at once: HTTP 429 below all limits, without Retry-After and limit headers  |
 | `503`     | at once: HTTP 503                                                          |
 | `500`     | after the latency: HTTP 500                                                |
 | `reset`   | after the latency: the TCP connection is reset                             |
-| `half`    | after the latency: a 200 that announces a whole body, sends half, closes   |
+| `half`    | after the latency: a 200 and half of the body, then the connection closes  |
 | `notjson` | after the latency: a 200 with an HTML page                                 |
 | `stall`   | nothing at all, until the client leaves or an hour has passed              |
 """

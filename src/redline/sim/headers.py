@@ -38,8 +38,8 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
 def retry_headers(style: str, wait_s: float) -> dict[str, str]:
     """Returns `retry-after` in whole seconds and `retry-after-ms`; after either the request fits.
 
-    No milliseconds for `envoy`, `ietf` and `slowapi`, where it is plain HTTP. Nothing for style
-    `none`, nor for `gemini` (see `retry_details`), nor for a request that will never fit.
+    Without milliseconds for `envoy`, `ietf` and `slowapi`, which send plain HTTP. Empty for the
+    style `none`, for `gemini` (see `retry_details`), and for a request that will never fit.
     """
     if style in ("none", "gemini") or math.isinf(wait_s):
         return {}

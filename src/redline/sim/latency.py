@@ -35,7 +35,7 @@ class Constant(msgspec.Struct, frozen=True):
 
 
 class Uniform(msgspec.Struct, frozen=True):
-    """Every answer takes between `low_s` and `high_s`, uniformly distributed."""
+    """An answer takes `low_s` to `high_s`, uniformly distributed."""
 
     low_s: float
     high_s: float
@@ -58,7 +58,7 @@ class Uniform(msgspec.Struct, frozen=True):
 
 
 class Lognormal(msgspec.Struct, frozen=True):
-    """The logarithm of the seconds is normal: the median is e**mu, and the tail is long."""
+    """The logarithm of an answer's seconds is normal: the median is e**mu, and the tail is long."""
 
     mu: float
     sigma: float

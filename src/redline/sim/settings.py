@@ -21,9 +21,9 @@ MAX_WINDOW_S = 30 * DAY_S
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a simulated provider does, fixed before it starts.
+    """The settings with which a simulated provider starts.
 
-    host, port: where it listens; port 0 lets the system pick one.
+    host, port: the address on which it listens; port 0 lets the system pick one.
     requests, tokens, input_tokens, output_tokens: the rate limits of each key; all of them hold at
         once. `tokens` counts input and output together.
     algorithm: how the limits count: `fixed` and `moving` windows, sliding window `counter`,
@@ -35,16 +35,17 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: requests served at once; further ones wait in arrival order. None for no cap.
     latency: seconds before the first byte; per_token_s: seconds more per completion token.
     faults: the share of admitted requests that fails, by kind.
-    headers: whose limit headers to imitate. `none` sends no limit headers and no Retry-After.
+    headers: the style of limit headers. `none` sends neither limit headers nor Retry-After.
     replay: a file of `question` and `answer` lines to answer from.
     stories: answers are made-up stories, by the question and the seed of the request.
     near_duplicates: the share of stories that repeat an earlier one with a few words changed.
     seed: fixes latencies, faults and jitter, in the order of arrival, and the stories.
     api_key: if set, the key every request must carry.
-    batch_latency: seconds from the making of a batch to the answer of each of its lines.
+    batch_latency: seconds from the creation of a batch to the answer of each of its lines.
     batch_window_s: the seconds after which a batch expires. batch_tokens: the most tokens that
-        batches may have waiting, one for four bytes; a batch beyond that fails. None for no limit.
-    Raises ConfigError for a value that cannot work.
+        all batches may have waiting, one for four bytes; a batch beyond that fails. None for no
+        limit.
+    Raises ConfigError for a value that is not valid.
     """
 
     host: str = "127.0.0.1"
@@ -126,7 +127,7 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def __str__(self) -> str:
-        """What is simulated, on one line. The key is not shown."""
+        """Returns one line that describes what is simulated, without the key."""
         told = [f"{what} {rate}" for what, rates in self.rates.items() for rate in rates]
         parts = [f"{', '.join(told)} ({self.algorithm})" if told else "no rate limit"]
         if self.charge != "actual":

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 
-# Long enough for any client that opens its connections in good faith. A longer queue would only
-# hide from a client that it asks for too much.
+# Long enough for any reasonable client. A longer queue would only hide from a client that it sends
+# too many requests.
 MAX_WAITING = 4096
 
 
 class Slots:
-    """At most `cap` holders at once (None: no cap) and `max_waiting` who wait for a slot."""
+    """At most `cap` holders at once (None: no cap), and `max_waiting` requests that wait."""
 
     def __init__(self, cap: int | None, max_waiting: int = MAX_WAITING) -> None:
         self._free = None if cap is None else asyncio.Semaphore(cap)
-        # How many wait for a slot.
+        # The number of requests that wait for a slot.
         self.waiting = 0
         self._max_waiting = max_waiting
 

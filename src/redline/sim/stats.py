@@ -5,13 +5,13 @@
 | `answered`   | got its whole reply: 200                                                |
 | `rejected`   | was over a rate limit: 429                                              |
 | `faults`     | met an injected fault                                                   |
-| `refused`    | was itself wrong: 400, 401, 404, 405, 413                               |
+| `refused`    | was itself invalid: 400, 401, 404, 405, 413                             |
 | `overloaded` | found the queue for a free slot full: 503                               |
-| `abandoned`  | was given up by the client, or cut off by the end, before its reply     |
+| `abandoned`  | lost its client, or was cut off by the server's end, before its reply   |
 | `in_flight`  | is not over yet                                                         |
 
-`received` is their sum at every moment. It counts neither requests for /health, /metrics, /sim/...
-or GET /v1/models, nor anything that is not HTTP.
+`received` is their sum at every moment. It counts neither requests for /health, /metrics, /sim/...,
+/v1/files, /v1/batches or GET /v1/models, nor anything that is not HTTP.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ KEPT_GAPS = 100_000
 
 
 class Ticket(msgspec.Struct, gc=False):
-    """One request, in progress or over.
+    """One request, in flight or ended.
 
     number: from 1, in the order of arrival.
-    arrival_s: monotonic; when the request had been read and the limits were asked.
-    latency_s: the time it was to take by the settings, tokens included; 0 until drawn.
+    arrival_s: monotonic; when the request had been read and the limits were checked.
+    latency_s: the time that the settings gave it, tokens included; 0 until drawn.
     first_token_s: monotonic; when the first text of a stream was written, 0 for an answer that
     was sent at once.
     prompt_tokens, completion_tokens: of an answered request.
-    ended_s: monotonic; 0 until it is over. status: None if the client got none. outcome: its class;
-    empty until it is over. detail: the kind of fault, or the limit that refused it.
+    ended_s: monotonic; 0 until it ends. status: None if the client got none. outcome: its class;
+    empty until it ends. detail: the kind of fault, or the limit that refused it.
     """
 
     number: int
@@ -116,7 +116,7 @@ class Stats:
         self.settle(ticket, "answered", 200, now_s)
 
     def wrote_text(self, ticket: Ticket, before_s: float, now_s: float) -> None:
-        """Records a piece of a stream's text. before_s: when the previous one was, 0 if none."""
+        """Records a piece of a stream's text. before_s: the time of the previous one; 0 if none."""
         if before_s:
             self._gaps_s.append(now_s - before_s)
         else:
@@ -144,7 +144,7 @@ class Stats:
         """Returns the counters as `GET /sim/stats` shows them. Times are monotonic seconds.
 
         `rejected` and `faults` are totals; `rejected_by_limit`, `faults_by_kind` split them.
-        `serving`: those past the queue. `tokens`: of answered requests.
+        `serving`: requests that hold a slot. `tokens`: of answered requests.
         """
         return {
             "received": self._received,
@@ -167,12 +167,12 @@ class Stats:
         }
 
     def last(self, limit: int) -> list[Ticket]:
-        """Returns the last `limit` requests to end, by their numbers."""
+        """Returns the last `limit` requests to end, ordered by number."""
         newest = islice(reversed(self._records), max(0, limit))
         return sorted(newest, key=lambda ticket: ticket.number)
 
     def __str__(self) -> str:
-        """The sum in one line, as printed at the end."""
+        """Returns the sum in one line, as it is printed at the end."""
         classes = {**self._by_class, "in flight": self._in_flight}
         told = [f"{count} {name}" for name, count in classes.items() if count]
         faults = ", ".join(f"{kind} {count}" for kind, count in sorted(self._by_fault.items()))

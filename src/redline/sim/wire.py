@@ -15,7 +15,7 @@ HTML = header_lines({"content-type": "text/html; charset=utf-8"})
 HTML_PAGE = b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n"
 # Events that are due together go out in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536
-# A request that stalls has its client leave, or ends after so long.
+# A stalled request ends when its client leaves, or after this time.
 MAX_STALL_S = 3600.0
 
 
@@ -41,14 +41,17 @@ def request_id(number: int) -> bytes:
 
 
 def send_first_half(exchange: Exchange, reply: Reply) -> None:
-    """Sends a reply without the second half of its body, which its head announces; then closes."""
+    """Sends a reply without the second half of its body, whose whole length its head states.
+
+    Then closes the connection.
+    """
     head = exchange.head(reply.status, len(reply.body), reply.fields)
     exchange.transport.write(head + reply.body[: len(reply.body) // 2])
     exchange.close()
 
 
 def json_reply(shown: object) -> Reply:
-    """A reply with the value as JSON."""
+    """Returns a reply with the value as JSON."""
     return Reply(200, msgspec.json.encode(shown))
 
 
@@ -79,11 +82,10 @@ async def send_events(
     per_token_s: float,
     on_text: Callable[[], None],
 ) -> bytes:
-    """Writes the events, each `per_token_s` times its token count after the first moment.
+    """Writes the events, each `per_token_s` times its token count after the start.
 
-    on_text: called when an event with text is written.
-    Returns the last piece, which is due but not yet written. The reader's pace is kept: a slow one
-    holds the events back.
+    on_text: called when an event with text is due. Returns the last piece, which is due but not yet
+    written. A slow reader delays the events.
     """
     loop = asyncio.get_running_loop()
     began_s = loop.time()
@@ -102,7 +104,7 @@ async def send_events(
 
 
 async def send_half_events(exchange: Exchange, events: Iterable[StreamEvent]) -> None:
-    """Writes the first half of the events, the last of them torn in the middle, and no end."""
+    """Writes the first half of the events' bytes, without an end, and closes the connection."""
     whole = b"".join(event.data for event in events)
     await exchange.write(whole[: len(whole) // 2])
     exchange.close()

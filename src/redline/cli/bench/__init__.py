@@ -1,1 +1,1 @@
-"""`redline bench`: its flags, its targets, their requests, and what is shown."""
+"""`redline bench`: its flags, its targets, their requests, and its progress display."""

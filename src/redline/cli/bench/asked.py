@@ -30,7 +30,8 @@ _MOST_RECORDED = 100_000
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
     """The requests of a load.
 
-    words: a description for a reader. input_tokens: those of one request, None if unknown.
+    words: a description for a reader. input_tokens: those of one request. output_tokens: the most
+    of one answer. Both are None if unknown.
     """
 
     requests: Iterator[Any]
@@ -40,7 +41,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recorded_calls(text: str) -> list[CallEnded]:
-    """Returns the calls of the last run in a trace that has any, in order of arrival."""
+    """Returns the calls of the last run in a trace that has any, in order of arrival.
+
+    Only the latest 100,000 are read. Raises ConfigError if there are none.
+    """
     path = Path(local_path(text))
     trace = read_trace(path, _MOST_RECORDED)
     runs = [run.calls for run in trace.runs if run.calls]
@@ -54,7 +58,11 @@ def recorded_calls(text: str) -> list[CallEnded]:
 def asked_of(
     target: Target, options: Flags, flags: Flags, seed: int, calls: list[CallEnded] | None
 ) -> Asked:
-    """The requests of a load: rows of a file in turn, or synthetic prompts. Raises ConfigError."""
+    """Returns the requests of a load: rows of a file in turn, or synthetic prompts.
+
+    calls: recorded ones, whose lengths synthetic prompts and answers get; None without a trace.
+    Raises ConfigError if flags cannot be combined, or if no request can be made.
+    """
     if "rows" in options:
         if "prompt_tokens" in options:
             raise ConfigError(
@@ -138,7 +146,8 @@ def _synthetic(
 class _Bound:
     """The bound on the tokens of an answer to a synthetic prompt.
 
-    field: of the body, empty if the API has none. is_own: the user has stated no bound.
+    field: its name in the body; empty if the API has none. tokens: the bound. is_own: the bound is
+    the default, because the user has stated none.
     """
 
     def __init__(self, target: Target) -> None:

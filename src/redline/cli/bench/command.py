@@ -55,7 +55,10 @@ _RATES = ("constant", "poisson", "replay")
 
 
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """A benchmark as the command line describes it."""
+    """A benchmark as the command line describes it.
+
+    load: a description for a reader. most_rate: the stated rate in requests per second, if any.
+    """
 
     target: Target
     plan: Plan
@@ -66,7 +69,11 @@ class _Bench(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags) -> int:
-    """Prints the figures and returns the exit status. Raises RedlineError if there are none."""
+    """Runs the benchmark, prints its figures, and returns the exit status.
+
+    options: the flags of `redline bench` alone. flags: those that it shares with `redline run`.
+    Raises RedlineError if there are no figures.
+    """
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()
     place = None if "output" not in options else _place(options["output"])
     bench = _bench(folder, targets, options, flags)
@@ -123,7 +130,10 @@ def _status(found: Sequence[Figures]) -> int:
 async def _measure(
     bench: _Bench, what: Measuring, progress: Progress, *, is_json: bool
 ) -> tuple[list[Figures], Knee | None]:
-    """Measures the load, or each level, printed as it comes. Raises RedlineError."""
+    """Measures the load, or each level, whose figures are printed when it ends.
+
+    Raises RedlineError if nothing was measured and it was not interrupted.
+    """
     if not bench.is_sweep:
         figures = await measured(what, bench.plan, bench.asked.requests)
         if (reason := nothing_measured(figures)) is not None and not figures.is_interrupted:
@@ -227,7 +237,7 @@ def _rate(options: Flags, name: str) -> float:
 
 
 def _announcement(bench: _Bench) -> list[str]:
-    """The lines that state, before anything is sent, the requests and their bounds."""
+    """Returns lines that state, before anything is sent, the requests and their bounds."""
     plan, asked = bench.plan, bench.asked
     time = duration(plan.duration_s)
     each = " each" if bench.is_sweep else ""
@@ -261,7 +271,7 @@ def _cost_words(bench: _Bench, most: int | None) -> str:
 
 
 def _place(text: str) -> Path:
-    """The file for the figures, which may exist if it holds earlier figures or is empty.
+    """Returns the path for the figures. A file there must hold earlier figures or be empty.
 
     Raises ConfigError if it cannot be used or holds other data.
     """

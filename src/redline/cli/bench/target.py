@@ -63,14 +63,14 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def price(self) -> Price | None:
-        """Returns the price of the job's model at its first endpoint; None if free or unknown."""
+        """The price of the job's model at its first endpoint; None if it is free or unknown."""
         job = self.job
         if not job.endpoints or job.embedded is not None:
             return None
         return job.price_table().at(job.endpoints[0].label, job.prompting.model)
 
     def cost(self, answer: Answer) -> int | None:
-        """Returns the picodollars of an answer; None if they are unknown."""
+        """Returns the cost of an answer in picodollars; None if it is free or unknown."""
         job, reply = self.job, answer.reply
         usage = None if reply is None else read_usage(reply.usage, has_output=False)
         if reply is None or usage is None or job.embedded is not None:
@@ -84,7 +84,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
 def target_of(
     names: Sequence[str], rows: object, given: Flags, configuration: Configuration
 ) -> Target:
-    """Returns the target that is named.
+    """Returns the target of these names.
 
     rows: as for `resolve_run`. given: flags of PROMPTING and CALLING, by their keys.
     Raises ConfigError that names the mistake.
@@ -178,7 +178,8 @@ async def answering(
 ) -> AsyncIterator[Caller]:
     """Opens the target for the block: starts built-in servers, and closes connections at its end.
 
-    concurrency: calls at once, for endpoints that do not state their own.
+    concurrency: calls at once, for endpoints that do not state their own; for a plain function, the
+    threads that call it.
     """
     job = target.job
     if target.handler is not None:
@@ -212,7 +213,10 @@ def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
 
 @asynccontextmanager
 async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
-    """Calls the endpoints within their limits and the job's budget. Nothing is retried."""
+    """Opens a backend that calls the endpoints within their limits and the job's budget.
+
+    Nothing is retried.
+    """
     backend: Backend
     if len(endpoints) == 1:
         backend = HttpBackend(endpoints[0])

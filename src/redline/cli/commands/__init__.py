@@ -1,1 +1,1 @@
-"""One module per command; `cli.app` imports each when it is called."""
+"""One module per command, imported when it is called."""

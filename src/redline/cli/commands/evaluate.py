@@ -99,7 +99,10 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
 
 
 def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
-    """Returns the built-in evaluation or that of a file, with the shots of the command line."""
+    """Returns the built-in evaluation or that of a file, with the shots of the command line.
+
+    Raises ConfigError unless exactly one is named, and for shots without a file.
+    """
     path = given.get("task")
     if (path is None) == (not named):
         raise ConfigError(
@@ -134,7 +137,10 @@ def _carry_out(session: Session, evaluation: Evaluation, data: str) -> int:
 
 
 def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
-    """Returns the job that asks, with the evaluation's prompt and grading."""
+    """Returns the job with the evaluation's prompt and grading.
+
+    Raises ConfigError if the job has no output file.
+    """
     if job.output is None:
         raise ConfigError("an evaluation's results need a file", hint="leave out -o -")
     prompting = Prompting(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, and the bounds."),)
 _FAILED = 1
-# Without a terminal, a changed state is shown at this interval.
+# Without a terminal, a changed state is shown at most once in this time.
 _EVERY_S = 60.0
 _COLUMNS = 80
 
@@ -72,7 +72,10 @@ def fleet_up(ctx: Context, file: str) -> None:
 
 
 class _View:
-    """Events as lines on stderr; the state in a line that is rewritten, on a terminal."""
+    """Shows events as lines on stderr, and the state in a line that is redrawn on a terminal.
+
+    Elsewhere a changed state is a line of its own, at most once a minute.
+    """
 
     def __init__(self) -> None:
         self._stream = lasting(sys.stderr)

@@ -55,7 +55,7 @@ def _head(found: Replay) -> list[str]:
 
 
 def _services(found: Replay) -> list[str]:
-    """The service model."""
+    """Returns lines on the service model: the time of a call at each server."""
     lines = ["time of a call at each server, fitted to the trace:"]
     width = max(map(len, found.services))
     for name, one in found.services.items():
@@ -72,7 +72,7 @@ def _services(found: Replay) -> list[str]:
 
 
 def _table(found: Replay) -> list[str]:
-    """Returns a line for each strategy, the best by the compared figure first."""
+    """Returns a line for the record and one for each strategy, the best first."""
     names = list(found.services)
     rows = [["", "mean s", "p50 s", "p99 s", "makespan s", "cost", *names]]
     rows.append(_row("as recorded", Scored(strategy="", runs=[found.recorded]), names))
@@ -98,7 +98,7 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
 
 
 def _end(found: Replay) -> list[str]:
-    """How closely the model repeats the record, and which strategy beats the run's."""
+    """Returns lines on how closely the model reproduces the record, and on the recommendation."""
     side = "above" if found.off > 0 else "below"
     lines = [
         f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "
@@ -116,7 +116,7 @@ def _end(found: Replay) -> list[str]:
 
 
 def _json(found: Replay) -> str:
-    """Returns all results, and their means over the seeds."""
+    """Returns all results, and their means over the seeds, as one line of JSON."""
     fields: dict[str, Any] = msgspec.to_builtins(found)
     names = [name for name in Seeded.__struct_fields__ if name.endswith("_s")]
     for one, scored in zip(fields["scored"], found.scored, strict=True):

@@ -88,7 +88,7 @@ PARAMS = (
         for name in _CALLING
     ),
 )
-# Flags of [serve], besides its settings.
+# The tables in [serve]; its other keys are those of flags.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 
@@ -189,7 +189,7 @@ def _settings(given: Flags) -> GatewaySettings:
 
 
 def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
-    """The gateway's own settings, by field of GatewaySettings; None for flags not given."""
+    """Returns the gateway's own settings, by field of GatewaySettings; None for flags not given."""
     from redline.serve.gateway import MOST_DRAIN_S
 
     most = FLAGS["concurrency"].read(flags, "concurrency")
@@ -210,7 +210,7 @@ def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
 
 @contextmanager
 def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
-    """Names the file in errors of values that it has; they begin with the name of the flag."""
+    """Adds the file to a ConfigError about a value in it, which begins with the flag's name."""
     try:
         yield
     except ConfigError as error:
@@ -221,7 +221,10 @@ def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
 
 
 def _configuration(given: Flags) -> Configuration:
-    """Reads the file's configuration, with the flags of its [serve] as defaults."""
+    """Reads the file's configuration, with the flags of its [serve] as defaults.
+
+    Raises ConfigError if the file of --config does not exist or is not valid.
+    """
     path = Path(given.get("config") or _FILE)
     if "config" in given and not path.is_file():
         raise ConfigError(

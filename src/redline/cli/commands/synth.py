@@ -94,7 +94,7 @@ def _carry_out(session: Session) -> int:
     )
     job = _job(resolved.job, task, is_dry=session.is_dry)
     if not rows.has_columns:
-        # Repeating the same request is what gives many texts.
+        # Without columns, many texts result from repetitions of the same request.
         prompting = msgspec.structs.replace(job.prompting, constant_prompt=True)
         job = msgspec.structs.replace(job, prompting=prompting)
     status = session.carry_out(msgspec.structs.replace(resolved, job=job))

@@ -138,7 +138,7 @@ def _task(schema: Schema, given: values.Flags) -> Tagging:
 
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     """Returns the job that tags, with a system message that describes the tags."""
-    # A template, so braces of the schema must be in a string of their own.
+    # The system message is a template, so the schema's braces must be in a string literal.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
     prompting: Prompting = msgspec.structs.replace(

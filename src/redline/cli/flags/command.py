@@ -33,7 +33,8 @@ def _check_folder() -> None:
 class Command(click.Command):
     """A command whose help is plain text in sections, and whose flags are given once.
 
-    function: gets the context and the words; its docstring is the help. stated: words and flags.
+    function: called with the context and the words; its docstring is the help. stated: its words
+    and flags.
     """
 
     def __init__(
@@ -73,14 +74,14 @@ class Command(click.Command):
         self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
-        """`INPUT [FLAGS]`."""
+        """Returns the words of the usage line, such as `INPUT [FLAGS]`."""
         return [*(word.metavar or "" for word in _words(self)), "[FLAGS]"]
 
     def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         write_prose(self.help or "", formatter)
 
     def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
-        """INPUT, then the flags by section, in the order in which the sections first occur."""
+        """Writes the words, then the flags by section, in the order of the sections."""
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             record = None if isinstance(param, Word) else param.get_help_record(ctx)
@@ -98,13 +99,12 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The program itself: its commands first, then its flags.
+    """A group of commands, such as the program itself. Its help lists the commands, then the flags.
 
-    A command is imported with all that it needs when it is wanted: the others would be a third of
-    the time to a start. known: for each name the module, in `cli.commands` or in the folder of
-    `cli` that it names, such as `results.verify`, and what the command does. The module has a
-    function of its name and the PARAMS it takes; one with COMMANDS of its own and HELP is a group
-    of commands.
+    A command is imported only when it is used: to import all would take a third of the time of a
+    start. known: for each command its module and a summary. The module is in `cli.commands`, or in
+    the folder of `cli` that it names, such as `results.verify`. It has a function of its own name
+    and the PARAMS of that function, or, as a group of commands, COMMANDS and HELP.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ def write_prose(text: str, formatter: click.HelpFormatter) -> None:
 
 
 def stated(ctx: Context) -> dict[str, Any]:
-    """Returns the flags given on the command line, by name."""
+    """Returns the words and flags that are given on the command line, by name."""
     return {
         name: value
         for name, value in ctx.params.items()

@@ -18,7 +18,10 @@ _NAMES = (*LEAST, *_WORDS, *_SWITCHES, "max_wait_time")
 
 
 def settings_in(text: str) -> EngineSettings:
-    """Parses the settings in `MODEL?name=value&...`, named as the flags of `redline engine`."""
+    """Parses the settings in `MODEL?name=value&...`, named as the flags of `redline engine`.
+
+    Raises ConfigError for an unknown name or a value that is not valid.
+    """
     model, _, query = text.partition("?")
     flags: dict[str, Any] = {}
     for name, _, value in (part.partition("=") for part in query.split("&") if part):

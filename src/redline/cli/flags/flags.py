@@ -47,7 +47,10 @@ class Flag(click.Option):
 
 
 def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
-    """Returns a flag of one command. section: in the help; by default that of the previous flag."""
+    """Returns a flag of one command.
+
+    facts: other fields of `Option`; without `section`, the flag is in that of the previous one.
+    """
     return Option(key=key, metavar=metavar, help=about, **facts)
 
 
@@ -65,7 +68,10 @@ def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
 
 
 def values_of(ctx: click.Context) -> dict[str, Any]:
-    """Returns the given values by parameter: a list for repeatable flags, None if not given."""
+    """Returns the values by parameter: a list if it is repeatable.
+
+    A parameter that is not given is None, or False for a flag without a value.
+    """
     return {
         name: (list(value) or None) if isinstance(value, tuple) else value
         for name, value in ctx.params.items()

@@ -1,1 +1,1 @@
-"""`redline keys`: one module per command; `cli.app` imports each when it is called."""
+"""`redline keys`: one module per command, imported when it is called."""

@@ -8,7 +8,7 @@ from click import Context
 
 from redline.cli.flags import flag, stated
 
-# As `redline.serve.keys` has it; what the flags need is not worth importing all of that.
+# The default in `redline.serve.keys`, which takes too long to import for this name.
 _FILE = "keys.jsonl"
 FILE = flag("file", "FILE", f"The file of keys; {_FILE} if it is not named.")
 

@@ -1,4 +1,4 @@
-"""`redline keys revoke`: a key that is refused from now on."""
+"""`redline keys revoke`: refuses a key from now on."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _figures(found: Comparison) -> Iterator[str]:
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
-    """Returns the table of the common rows: a title, and the figure of each output."""
+    """Yields the lines of the table of common rows: a title, and the figure of each output."""
     one, two = found.first, found.second
     yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
     yield "failed", f"{one.failed:,}", f"{two.failed:,}"
@@ -171,7 +171,7 @@ def _cost(figures: Figures) -> str:
 
 
 def _pairs(found: Comparison, width: int) -> Iterator[str]:
-    """Returns the rows by their result in each output, with the first few of each kind."""
+    """Yields lines that count rows by their result in each output, with examples of each kind."""
     answered = found.equal + found.different
     if answered:
         share = 100 * found.equal / answered

@@ -19,14 +19,17 @@ from redline.store import url_of
 
 
 class Priced(NamedTuple):
-    """The prices that this folder's redline.toml adds; problem: why it could not be read."""
+    """The prices of answers. problem: why redline.toml could not be read, or empty."""
 
     tariff: Tariff
     problem: str
 
 
 def priced() -> Priced:
-    """Prices of the working folder and those that redline knows. Raises nothing: they are extra."""
+    """Returns the prices of redline.toml in the working folder, beside those that redline knows.
+
+    An unreadable file is not an error, because prices are optional.
+    """
     try:
         settings = load(Path.cwd())
     except ConfigError as error:
@@ -37,13 +40,13 @@ def priced() -> Priced:
 
 @contextmanager
 def open_results(name: str) -> Iterator[Opened]:
-    """The output of this path or URL. Raises ConfigError if the name is wrong, and says why."""
+    """Yields the output at a path or URL. Raises a ConfigError that explains a wrong name."""
     url = url_of(name)
     if url is None:
         with opened(_output_of(name)) as found:
             yield found
         return
-    # Imported here: a local file does not pay for what stores need.
+    # Imported here: a local file does not need object stores.
     from redline.job.outputs import fetched
 
     with fetched(url) as copy:
@@ -67,7 +70,7 @@ def _output_of(name: str) -> Output:
 
 
 def notes_of(found: Opened, name: str) -> list[str]:
-    """Which lines of an output are not counted, and what to do; or why settings are unknown."""
+    """Returns notes on lines that are not counted, with a remedy, and on unknown settings."""
     lines = found.lines
     said = []
     if lines.damaged:

@@ -14,9 +14,9 @@ _HINT = "name the file after -o of the run"
 
 
 def read_recorded(output: Output) -> tuple[Timeline, bool]:
-    """Reads the output's timeline, with at least one run, and whether a process holds the output.
+    """Returns the output's timeline, and whether a process holds the output.
 
-    Raises ConfigError if no timeline was recorded.
+    The timeline has at least one run. Raises ConfigError if none was recorded.
     """
     path = output.state_path / NAME
     try:
@@ -31,14 +31,16 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
 
 
 def _is_running(output: Output, timeline: Timeline) -> bool:
-    """Returns whether a process holds the output."""
+    """Returns whether a process holds the output.
+
+    On a file system without locks: whether the last run has not ended and its process exists here.
+    """
     try:
         held = is_held(output)
     except FileNotFoundError:
         return False
     if held is not None:
         return held
-    # A file system without locks.
     run = timeline.runs[-1]
     return run.end is None and _is_alive(run.facts)
 
@@ -58,7 +60,7 @@ def _unknown(output: Output) -> ConfigError:
     if url_of(output.name) is not None and not output.state_path.is_dir():
         return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
     if not output.state_path.is_dir():
-        # Raises with the nearest name.
+        # Raises a ConfigError with the nearest name if there is no such file.
         results_path(str(output.path))
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)
     return ConfigError(

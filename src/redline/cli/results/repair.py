@@ -1,4 +1,4 @@
-"""`redline repair`: a results file that a run refuses, made one that it goes on from."""
+"""`redline repair`: moves lines out of a results file until a run can continue with it."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def _counted(rows: int, total: int, text: str, width: int) -> Iterator[str]:
 
 
 def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:
-    """Titles and the texts under them; a text is empty if it does not apply."""
+    """Yields titles and their texts; a text is empty if it does not apply."""
     yield "verdicts", _listed(figures.verdicts)
     yield "re-asks", f"{figures.reasks:,}" if figures.reasks is not None else ""
     yield "dropped", _listed(figures.dropped)
@@ -260,7 +260,7 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 
 def tokens_text(figures: Figures) -> str:
-    """`10 in, 10 out; 5.0 in and 5.0 out a row`; empty if no answer states any."""
+    """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no answer states any."""
     count = figures.stated
     if not count or not (figures.input_tokens or figures.output_tokens):
         return ""
@@ -275,7 +275,10 @@ def tokens_text(figures: Figures) -> str:
 
 
 def cost_text(figures: Figures) -> str:
-    """`$0.42`, or of how many answers, and why not of all; empty if nothing costs anything."""
+    """Returns the cost, such as `$0.42`, and the answers that it leaves out, with the reason.
+
+    Empty if no answer costs anything.
+    """
     cost = figures.cost
     unpriced = sum(cost.unpriced.values())
     parts = []
@@ -307,7 +310,7 @@ def _spent_text(found: Opened, figures: Figures) -> str:
 
 
 def latency_text(figures: Figures) -> str:
-    """`p50 12 ms, p95 1.2 s, at most 4.0 s`; empty if no answer was live."""
+    """Returns `p50 12 ms, p95 1.2 s, at most 4.0 s`; empty if no answer was live."""
     latencies = figures.latencies
     median, high = latencies.at_s(0.5), latencies.at_s(0.95)
     if median is None or high is None:

@@ -76,7 +76,7 @@ def _read(output: Output) -> Status:
 
 
 def text_of(name: str, found: Status) -> str:
-    """Formats the status in aligned lines, as wide as the terminal."""
+    """Formats the status in aligned lines, as wide as the terminal: 40 to 120 columns."""
     width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
     lines = textwrap.wrap(f"{name}: {_state(found)}", width)
     for label, text in _facts(found):
@@ -105,7 +105,7 @@ def _state(found: Status) -> str:
 
 
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
-    """Returns the label and text of each line."""
+    """Yields the label and the text of each fact; a label is empty below one of the same kind."""
     totals = found.totals
     counts = InputCounts(
         rows=totals.rows,

@@ -44,7 +44,7 @@ def verify(ctx: Context, results: str) -> None:
 
 
 def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verification:
-    # Imported here: proving a local file does not pay for what stores need.
+    # Imported here: a local file does not need object stores.
     from redline.job.outputs import fetched
 
     with fetched(url) as copy:
@@ -54,7 +54,10 @@ def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verif
 
 
 def results_path(name: str) -> Path:
-    """Returns the path of an existing results file. Raises ConfigError with the nearest name."""
+    """Returns the path of an existing results file.
+
+    Raises ConfigError, with the nearest name in its folder, if there is no such file.
+    """
     path = local_path(name)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"

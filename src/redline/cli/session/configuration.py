@@ -55,11 +55,11 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     endpoints: by name, keys of ENDPOINT_KEYS. run: defaults of `redline run`'s flags.
 
-    Values are as a flag would bring them: text, True, lists of text, and tables of text. prices: by
-    model. tariffs: the same of single endpoints, by name. alerts, otel: None without their tables.
-    environ: the environment, and below it the `.env` file. dotenv: the variables that the file
-    alone sets. file: what errors call it. defaults: the table that `run` is from. serve, tenants:
-    as the file has them.
+    Values have the form in which flags give them: text, booleans, lists of text, and tables of
+    text. prices: by model. tariffs: prices of single endpoints, by endpoint and model. alerts,
+    otel: None without their tables. environ: the environment, completed by the `.env` file. dotenv:
+    the variables that only `.env` sets. file: the name of the settings file. defaults: the table
+    that `run` is from. serve, tenants: the tables as they are in the file.
     """
 
     file: str = FILE
@@ -77,15 +77,15 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def environment(self) -> Environment:
-        """Where a job looks up a server and a key."""
+        """The environment in which a job looks up its server and key."""
         return Environment(environ=self.environ, dotenv=self.dotenv, key_hint=_NAME_THE_KEY)
 
     def where_defaults(self) -> str:
-        """Returns the name of the table of flags in errors."""
+        """Returns the table of the flags' defaults as errors name it: `redline.toml, [run]`."""
         return f"{self.file}, [{self.defaults}]"
 
     def where_endpoint(self, name: str) -> str:
-        """Returns the name of the table of one endpoint in errors."""
+        """Returns the table of an endpoint as errors name it: `redline.toml, [endpoints.NAME]`."""
         return _where_endpoint(name, self.file)
 
 
@@ -94,8 +94,8 @@ def load(
 ) -> Configuration:
     """Reads the settings in `redline.toml` and `.env` in `folder`; both may be missing.
 
-    run_kinds: the flags that `[run]` may set. file: another name. Raises ConfigError that names an
-    unknown key and the nearest known one, or a value of the wrong kind.
+    run_kinds: the flags that `[run]` may set. file: a name in place of redline.toml. Raises a
+    ConfigError that names an unknown key and the nearest known one, or a value of the wrong kind.
     """
     from_file = _dotenv(folder / ".env")
     environ = {**from_file, **os.environ}
@@ -148,7 +148,7 @@ def _where_endpoint(name: str, file: str) -> str:
 def _dotenv(path: Path) -> dict[str, str]:
     if not os.path.exists(path):
         return {}
-    # Imported here, as below: most folders have no settings.
+    # Imported here: most folders have no `.env` file.
     from dotenv import dotenv_values
 
     try:

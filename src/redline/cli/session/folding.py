@@ -18,9 +18,10 @@ def screen_width() -> int:
 
 
 def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str]:
-    """Folds the text to at most `most_lines` lines of `width` columns, each after the indent.
+    """Folds the text to at most `most_lines` lines of `width` columns, the indent included.
 
-    The last line states how many characters are left out. Wide characters count as two columns.
+    If the text is longer, the last line states how many characters are left out. Wide characters
+    count as two columns.
     """
     text = printable(text[:_LONGEST]).expandtabs(4) + text[_LONGEST:]
     lines: list[str] = []
@@ -35,7 +36,7 @@ def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str
 
 
 def _pieces(text: str, width: int) -> Iterator[tuple[int, int]]:
-    """Yields each line's begin and end: broken at line feeds, otherwise after a space if any."""
+    """Yields the start and end of each line: broken at a line feed, otherwise at a space if any."""
     start = 0
     while start < len(text):
         newline = text.find("\n", start, start + width + 1)

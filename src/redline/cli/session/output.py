@@ -1,4 +1,4 @@
-"""Where text goes: results to stdout for a run without an output file, the rest to stderr."""
+"""Writes to stdout, such as the results of a run without an output file, and to stderr."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def tell(text: str) -> None:
 
 
 def say(text: str = "") -> None:
-    """Writes to stdout and sees it on its way; a closed stdout takes it in silence.
+    """Writes to stdout and flushes it; does nothing if stdout is closed.
 
-    Raises BrokenPipeError if the reader has gone, JournalError if the disk is full.
+    Raises BrokenPipeError if the reader has gone, JournalError for other failures, such as a full
+    disk.
     """
     if sys.stdout is None:
         return
@@ -48,9 +49,9 @@ def say(text: str = "") -> None:
 
 
 def lost_stdout(error: OSError) -> Exception:
-    """Returns the error of a failed stdout: its reader has gone, or its disk is full."""
+    """Returns the error to raise after a failed write to stdout, as described at `say`."""
     if isinstance(error, BrokenPipeError):
-        # Without its number, on which the parser of flags would end the program by itself.
+        # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()
     return JournalError(
         f"cannot write to stdout: {error.strerror}",
@@ -59,7 +60,7 @@ def lost_stdout(error: OSError) -> Exception:
 
 
 def forget_stdout() -> None:
-    """Keeps the interpreter from flushing into a stdout that takes no more, as it ends."""
+    """Keeps the interpreter, when it ends, from flushing to a stdout that accepts no more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -76,7 +77,7 @@ def hold_standard_streams() -> None:
 
 
 class Notes:
-    """What the summary says of single rows: the first failure of this run.
+    """The first failure of this run, for its summary.
 
     is_json: each line on stderr is a JSON object.
     """
@@ -101,7 +102,11 @@ class AlertLog:
 
 
 class Lines:
-    """Each success as a line on `stream` as it comes, each failure as a line on stderr."""
+    """Writes each success to `stream` and each failure to stderr, one line each, as they come.
+
+    stream: None if stdout is closed, which raises ConfigError. lines: the contents of a result
+    line.
+    """
 
     def __init__(self, stream: TextIO | None, lines: Output, notes: Notes) -> None:
         if stream is None:
@@ -113,7 +118,7 @@ class Lines:
         self._notes = notes
 
     async def write(self, result: Result) -> None:
-        """Raises OSError if the reader has gone or the disk is full."""
+        """Writes a result. Raises OSError if the reader has gone or the disk is full."""
         error = result.outcome.error
         if result.outcome.is_success:
             async with self._turn:

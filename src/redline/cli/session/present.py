@@ -41,7 +41,7 @@ def error_text(error: RedlineError, saved: str = "") -> str:
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
-    """Sums up a run in a few lines whose numbers add up: why it stopped, how to continue."""
+    """Sums up a run in a few lines: numbers that add up, why it stopped, and how to continue."""
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
@@ -200,7 +200,7 @@ def _batch_lines(report: Report) -> list[str]:
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
-    """Describes a dry run's findings. has_output: the rows that are already done are known."""
+    """Describes the result of a dry run. has_output: the rows that are already done are known."""
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")
@@ -285,7 +285,7 @@ def _files(report: Report, notes: Notes) -> list[str]:
 
 
 def _not_uploaded(report: Report) -> str:
-    """Says why the object differs from the file; in full only if no reason is shown below."""
+    """Returns why the object differs from the file; in full only if no reason is shown below."""
     assert report.output is not None
     line = f"not uploaded: {report.output.name}"
     is_told_below = report.stopped is report.not_uploaded
@@ -293,7 +293,7 @@ def _not_uploaded(report: Report) -> str:
 
 
 def _saved(report: Report) -> str:
-    """`87 of 500 results in labels.jsonl`, or nothing if no file is written."""
+    """Returns text such as `87 of 500 results in labels.jsonl`; empty if no file is written."""
     if report.output is None:
         return ""
     if isinstance(report.stopped, ResultsLost):
@@ -315,9 +315,10 @@ def _saved(report: Report) -> str:
 
 
 def _command(report: Report, argv: Sequence[str]) -> str:
-    """Returns the command that continues: the same one, but without a flag to start over.
+    """Returns the command that continues the job: the same one, without --restart.
 
-    If only untried rows are left, it goes on to these. What may be a secret reads `...`.
+    If only untried rows are left, --retry-failed is dropped as well, so that they are sent. `...`
+    replaces possible secrets.
     """
     is_mended = report.untried and report.is_input_done and not report.unfinished
     dropped = {"--restart", "--retry-failed"} if is_mended else {"--restart"}

@@ -49,7 +49,7 @@ _NEED_CACHE = ("cache_size", "cache_sampled")
 class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     """A job from flags and settings.
 
-    job: what to run. lines: what a result line holds, also if results go to stdout.
+    job: the job to run. lines: the contents of a result line, also if results go to stdout.
     """
 
     job: Job
@@ -57,16 +57,21 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints of a gateway. embedded: the server started for it, in place of the one."""
+    """The endpoints of a gateway.
+
+    embedded: the built-in server that is started as the only endpoint, if one is named.
+    """
 
     endpoints: tuple[Endpoint, ...]
     embedded: Embedded | None = None
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
-    """The chosen endpoint. origin: where its URL was stated. table: its settings in redline.toml.
+    """A chosen endpoint.
 
-    base_url: None for the usual one. embedded: the one that is started for the run.
+    base_url: None for the default, and for a built-in server. origin: the place where the URL was
+    stated, for errors. name, table: those of its settings in redline.toml, if it has any. embedded:
+    the built-in server that is started for the run.
     """
 
     base_url: str | None = None
@@ -81,9 +86,10 @@ def resolve_run(
 ) -> Resolved:
     """Returns the job of `redline run`.
 
-    given: the flags on the command line. They come before an endpoint's own settings, and these
-    before redline.toml's [run]. is_sending: False for a dry run, which needs no key.
-    Raises ConfigError that names the flag, and the table of redline.toml if it is set there.
+    rows: as `open_source` takes them. given: the flags on the command line. They take precedence
+    over an endpoint's own settings, and those over redline.toml's [run]. is_sending: False for a
+    dry run, which needs no key. Raises a ConfigError that names the flag, and the table of
+    redline.toml if it is set there.
     """
     stated = {name: value for name, value in given.items() if value not in (None, [], False)}
     defaults = _defaults(stated, configuration)
@@ -101,7 +107,7 @@ def resolve_run(
         if len(servers) == 1:
             options = _of_server(flags, servers[0], configuration, is_sending=is_sending)
             if is_sending:
-                # First: without a key, nothing else that is missing matters yet.
+                # Checked first: a missing key is reported before anything else that is missing.
                 _check_key(endpoint_of(options, configuration.environment))
         else:
             made = [
@@ -110,7 +116,7 @@ def resolve_run(
             ]
             options = _of_several(options_in(flags), made, configuration)
         if options.output is None:
-            # Without a file they are for other runs than this one.
+            # Without a file these do not apply to this run.
             options = msgspec.structs.replace(options, retry_failed=None, restart=None, force=None)
         job = job_of(found, options, configuration.environment)
         return Resolved(job=job, lines=job.output or output_at("-", options))
@@ -154,9 +160,9 @@ def _one_of_several(
     *,
     is_sending: bool,
 ) -> tuple[Endpoint, str | None]:
-    """Returns one of several endpoints, and the model that its table names."""
+    """Returns one of several endpoints, and the model that is requested of it, if one is named."""
     table = server.table
-    # On the command line it is that of all together.
+    # On the command line, the concurrency is that of all endpoints together.
     own = {name: table[name] for name in ("concurrency",) if name in table}
     with _located(stated, [server], configuration):
         options = _of_server(
@@ -198,7 +204,7 @@ def _of_several(
 
 @contextmanager
 def _located(stated: Flags, servers: list[_Server], configuration: Configuration) -> Iterator[None]:
-    """Completes an error with the place where the setting that it names was stated."""
+    """Adds to a ConfigError the place at which the setting that it names was stated."""
     try:
         yield
     except ConfigError as error:
@@ -207,7 +213,7 @@ def _located(stated: Flags, servers: list[_Server], configuration: Configuration
 
 
 def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
-    """Returns the settings of [run] that the command line does not override."""
+    """Returns the settings of [run], without switches that are off and rivals of given flags."""
     defaults = {name: value for name, value in configuration.run.items() if value is not False}
     for pair in _RIVALS:
         for mine, rival in (pair, pair[::-1]):
@@ -217,7 +223,7 @@ def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
 
 
 def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
-    """Returns where an error's setting was stated: a flag or a table; empty if unknown."""
+    """Returns the flag or table in which an error's setting was stated; empty if unknown."""
     if what.startswith(("a base URL", "not a base URL")):
         return server.origin
     if what.startswith("the proxy"):
@@ -237,7 +243,10 @@ def _origin(what: str, stated: Flags, server: _Server, configuration: Configurat
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
-    """Raises ConfigError for a flag on the command line without the one that it belongs to."""
+    """Raises ConfigError for a flag without the one that it needs, or with one that it excludes.
+
+    Raises it as well if no file can be at the path of the output.
+    """
     place = flags.get("output", "-")
     for name in _NEED_OUTPUT:
         if name in stated and place == "-":
@@ -278,7 +287,10 @@ def _check_output_path(path: Path, text: str) -> None:
 
 
 def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
-    """The servers that --endpoint, --base-url or the environment names, or the default one."""
+    """Returns the servers that --endpoint or --base-url names, or the default one.
+
+    Raises ConfigError if both are given, or if several servers cannot be combined.
+    """
     names, base_url = chosen.get("endpoint"), chosen.get("base_url")
     if names is None:
         origin = URL_VARIABLE if base_url is None else "--base-url"
@@ -313,7 +325,7 @@ def _server(name: str, configuration: Configuration) -> _Server:
 def _embedded(name: str) -> Embedded | str | None:
     """Returns the built-in server that --endpoint names; None if it names another one."""
     if name.startswith(_ENGINE):
-        # Imported here: no other run pays for what serves a model.
+        # Imported here: only a run with a local model needs it.
         from redline.cli.flags import settings_in
         from redline.serve import LocalEngine
 
@@ -353,7 +365,10 @@ def _of_server(
 
 
 def _api_key(variable: str | None, configuration: Configuration) -> str | None:
-    """Returns the key in the variable that --api-key-env names; None if it names none."""
+    """Returns the key in the variable that --api-key-env names; None without the flag.
+
+    Raises ConfigError if the variable is not set.
+    """
     if variable is None:
         return None
     if not configuration.environ.get(variable):
@@ -365,7 +380,7 @@ def _api_key(variable: str | None, configuration: Configuration) -> str | None:
 
 
 def _check_key(endpoint: Endpoint) -> None:
-    """Raises ConfigError for calls that OpenAI would refuse."""
+    """Raises ConfigError if OpenAI would be called without a key."""
     if endpoint.base_url == OPENAI and endpoint.api_key is None:
         raise ConfigError(
             f"there is no API key for {OPENAI}",

@@ -79,7 +79,10 @@ class Session:
         return _status(report)
 
     def _name_other_input(self, job: Job) -> None:
-        """Says so before anything is sent. Raises ConfigError if it looks like a mistake."""
+        """Reports, before anything is sent, that the output was begun with another input.
+
+        Raises ConfigError if that looks like a mistake.
+        """
         earlier = None if job.output is None else another_input(job, job.output)
         if earlier is None or job.output is None:
             return

@@ -58,7 +58,10 @@ class EngineBackend:
         self._in_flight = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        """Ready, or gone if the engine has failed; `send` refuses what the queue cannot hold."""
+        """Returns the state: gone if the engine has failed, otherwise ready.
+
+        A full queue does not change it: `send` refuses what the queue cannot hold.
+        """
         if self._thread.failure is not None:
             return Load(state=Health.GONE, room_s=math.inf, binds="the engine has failed")
         return Load(in_flight=self._in_flight)
@@ -184,9 +187,9 @@ class _Reader:
         Thread(target=self._run, args=[read], name="redline tokenizer", daemon=True).start()
 
     def read(self, request: Request) -> Future[_Read]:
-        """The request once it is read, unless cancelled before its turn. In the event loop only.
+        """Returns a future of the parsed request, which may be cancelled before its turn.
 
-        Raises EngineFailed after `close`.
+        Call it in the event loop only. Raises EngineFailed after `close`.
         """
         if self._is_closed:
             raise EngineFailed(CLOSED)
@@ -212,7 +215,7 @@ class _Reader:
             try:
                 found.set_result(read(request))
             except BaseException as error:
-                # The caller's, whatever it is: the thread continues with the next.
+                # Any error is the caller's: the thread continues with the next request.
                 found.set_exception(error)
         return True
 
@@ -279,7 +282,7 @@ class _Choice:
         self.is_over = False
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens; `stop` if they complete a stop string."""
+        """Takes new tokens; returns `stop` if they complete a stop string."""
         for place, token in enumerate(tokens):
             self.tokens += 1
             if token in self._silent:

@@ -113,7 +113,7 @@ def _text_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:
 
 
 def _shown(data: bytes, prefix: str) -> str:
-    r"""The token's text; if its bytes alone are no text, `prefix` and each byte as in \xf0\x9f."""
+    r"""Returns the token's text; if its bytes are no text, `prefix` and bytes such as \xf0\x9f."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
-"""Text from tokens, as they come: whole characters only, cut at stop strings.
+"""Decodes tokens to text as they come: whole characters only, cut at stop strings.
 
 A character may span several tokens, and some decoders write a token differently at the beginning
-of a text or inside a run of bytes. So a stream decodes a short window of its last tokens: what it
-has passed on, joined, is what decoding all tokens at once gives.
+of a text or inside a run of bytes. So a stream decodes a short window of its last tokens. The
+parts of the text that it returns, joined, equal the decoding of all tokens at once.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# Bytes that do not say yet which character they are belong to the last three tokens, since a
-# character has at most four bytes. So what comes before eight tokens cannot change their end.
+# The bytes of an incomplete character belong to the last three tokens, since a character has at
+# most four bytes. So the text before eight tokens cannot change their end.
 _CONTEXT_TOKENS = 8
 # Tokens such as <0xF0> are decoded by runs: one byte that does not fit makes replacement
 # characters of the whole run, so a run is held back until its end. A longer one, of 16 to 64
@@ -40,7 +40,8 @@ class Piece(NamedTuple):
 class Pieces:
     """The bytes of each token of a vocabulary; one object for all streams of a tokenizer.
 
-    tokenizer: one of transformers. Each token is looked up once, so the vocabulary is the bound.
+    tokenizer: one of transformers. Each token is looked up once and kept, at most the vocabulary.
+    most_bytes: no token adds more to a text.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -48,7 +49,7 @@ class Pieces:
         added = tokenizer.added_tokens_decoder
         self._special = frozenset(token for token in added if added[token].special)
         self._known: dict[int, Piece] = {}
-        # A word to decode others after, since decoders drop a space at the beginning of a text.
+        # Others are decoded after this one, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
         # A name has at least the bytes that it represents: up to twice as many if they are
@@ -63,7 +64,7 @@ class Pieces:
         return str(self._tokenizer.decode(tokens, **ways))
 
     def of(self, token: int) -> Piece:
-        """Returns the bytes of `token`."""
+        """Returns the piece of `token`."""
         if token not in self._known:
             self._known[token] = self._read(token)
         return self._known[token]
@@ -80,7 +81,7 @@ class Pieces:
         return Piece(text.encode())
 
 
-# The byte behind each character of a byte-level vocabulary, as GPT-2's encoder has it.
+# The byte of each character of a byte-level vocabulary, as in GPT-2's encoder.
 _BYTES = {char: byte for byte, char in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
 
 
@@ -89,8 +90,8 @@ class TextStream:
 
     stops: stop strings, none of them empty. is_stopped: one has occurred; it and all text after it
     are left out.
-    length: characters that are certain, also those held back or cut off: before a push, where
-    the token's text begins, or the run of bytes before it.
+    length: the number of characters that are certain, including those held back or cut off; before
+    a push, it is the offset of the token's text, or of the run of bytes that the token continues.
     A token costs the decoding of at most 16 tokens, at the end of a run of bytes 80.
     """
 
@@ -105,7 +106,10 @@ class TextStream:
         self.length = 0
 
     def push(self, token: int) -> str:
-        """Returns the text that `token` makes certain; empty if a character or stop may go on."""
+        """Returns the text that `token` makes certain.
+
+        It is empty while a character or a stop string may be incomplete.
+        """
         piece = self._pieces.of(token)
         if self.is_stopped or piece.is_silent:
             return ""
@@ -119,7 +123,7 @@ class TextStream:
         return self._released(self._run_so_far())
 
     def finish(self) -> str:
-        """The rest as decoding the whole has it; nothing after a stop string."""
+        """Returns the rest of the text, including what was held back; empty after a stop string."""
         if self.is_stopped:
             return ""
         text = self._released(self._pieces.decode(self._window)[self._taken :])

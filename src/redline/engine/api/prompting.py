@@ -29,8 +29,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **{"prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": ()},
     **{"echo": (False,), "suffix": ("",), "best_of": (1,)},
 }
-# Parameters that change no answer: whom to bill, where to keep it, how to call tools that do not
-# exist.
+# Parameters that change no answer: on billing, on storage, and on calls of tools, which the engine
+# lacks.
 _IGNORED = {
     *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "user"),
     *("prompt_cache_retention", "safety_identifier", "service_tier", "store"),
@@ -106,7 +106,8 @@ def read_request(
 
     tokenizer: one of transformers. vocabulary: token ids are below it. max_model_len: tokens of a
     prompt and its answer, at most. token_bytes: of the longest token; a text of more than
-    max_model_len times that is refused unread. Raises Rejected, which names the parameter.
+    max_model_len times that is refused without tokenizing it. Raises Rejected, which names the
+    parameter.
     """
     api = api_of(url)
     if api not in (chat.API, completions.API):
@@ -136,7 +137,7 @@ def read_request(
 
 
 def _fields(body: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-    """Returns the parameters that are given and have an effect, all of them known."""
+    """Returns the given parameters that have an effect. Raises Rejected for one not supported."""
     fields: dict[str, Any] = {}
     for name, value in body.items():
         if value is None or name in _IGNORED:
@@ -199,7 +200,10 @@ def _schema(wanted: ResponseFormat | None) -> dict[str, Any] | None:
 
 
 def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
-    """Renders the conversation with the model's chat template."""
+    """Renders the conversation with the model's chat template.
+
+    Raises Rejected for messages that do not fit it, and if there is none.
+    """
     if not messages:
         raise Rejected("`messages` is empty")
     # Answers that clients send back have empty fields for tools.
@@ -252,7 +256,7 @@ def _check_bytes(name: str, text: str, max_model_len: int, token_bytes: int) -> 
 def _check(
     name: str, prompt: list[int], vocabulary: int, wanted: int | None, max_model_len: int
 ) -> None:
-    """Raises Rejected for a prompt that the model cannot read, or not with the answer wanted."""
+    """Raises Rejected for a prompt that the model cannot read, or without room for the answer."""
     size = len(prompt)
     if not prompt:
         raise Rejected(f"`{name}` is empty: there is no token to continue from")

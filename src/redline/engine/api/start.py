@@ -92,7 +92,10 @@ def _slots(settings: EngineSettings, length: int) -> int:
 def _speculation(
     settings: EngineSettings, vocabulary: int, length: int, device: str
 ) -> Speculation | None:
-    """Returns the speculation of the settings; None without speculative decoding."""
+    """Returns the speculation of the settings; None without speculative decoding.
+
+    Raises ConfigError if the draft model cannot be loaded or has another vocabulary.
+    """
     if not settings.draft_tokens or not (settings.draft_model or settings.has_lookup):
         return None
     drafter: Drafter = LookupDrafter()

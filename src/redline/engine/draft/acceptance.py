@@ -24,8 +24,9 @@ class Chance(NamedTuple):
 class Judged(NamedTuple):
     """The verdict on the drafts of one sequence.
 
-    tokens: the drafts that are kept, and the one after them; none if the logits that they
-    follow from are not numbers. chances: of each, if asked.
+    tokens: the accepted drafts and the token after them; none if the logits that they follow from
+    are not numbers. kept: the number of accepted drafts. chances: one for each token if the request
+    asks for log probabilities, otherwise none.
     """
 
     tokens: list[int]
@@ -34,11 +35,11 @@ class Judged(NamedTuple):
 
 
 def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) -> list[Judged]:
-    """The tokens that follow in each sequence.
+    """Returns the tokens that follow in each sequence.
 
     logits (R, V): for each sequence one row for each of its drafts, and one for the token after.
-    laws: (drafts, V) that drafts were drawn from, by the sequence's number; a sequence that is
-    missing has a certain guess.
+    laws: (drafts, V) that the drafts were drawn from, by the sequence's number, for each sequence
+    with drafts; empty if all drafts were looked up instead, so that each has probability 1.
     """
     params = [one.params for one in sequences for _ in range(len(one.drafted) + 1)]
     pasts = [past_of(one, count) for one in sequences for count in range(len(one.drafted) + 1)]
@@ -61,7 +62,7 @@ def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) ->
 
     device: of the laws that the tokens are drawn from.
     """
-    # Said what they are made of, since there may be none.
+    # Explicit dtypes, since the lists may be empty.
     places = [len(one.tokens) - one.prompt_length + ahead for one in sequences]
     return Noise(
         torch.tensor([one.seed for one in sequences], dtype=torch.int64, device=device),
@@ -94,8 +95,7 @@ def _by_choices(sequences: list[Sequence], choices: list[int]) -> list[Judged]:
 def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) -> list[Judged]:
     counts = [len(one.drafted) for one in sequences]
     most = max(counts)
-    # Rows of unlike length are filled up with their last; `lengths` gives verification the real
-    # lengths.
+    # Shorter rows are padded with their last place; verification gets the real lengths, too.
     places, begin = [], 0
     for count in counts:
         places.append([begin + min(step, count) for step in range(most + 1)])
@@ -122,8 +122,8 @@ def _by_law(sequences: list[Sequence], target: Tensor, laws: dict[int, Tensor]) 
 
 
 def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> list[Judged]:
-    """The judgements, without the tokens of sequences whose logits are not numbers."""
-    # Words that cannot come may have -inf, but not all of them.
+    """Returns the judgements, without the tokens of sequences whose logits are not numbers."""
+    # Impossible tokens may have -inf, but not all tokens.
     rows = logits.amax(-1).isfinite().tolist()
     found, begin = [], 0
     for one, own in zip(sequences, judged, strict=True):
@@ -135,7 +135,7 @@ def _sound(judged: list[Judged], sequences: list[Sequence], logits: Tensor) -> l
 
 
 def _tell_chances(sequences: list[Sequence], judged: list[Judged], logits: Tensor) -> None:
-    """Adds the chances if a request asks for them."""
+    """Adds the chances of tokens whose requests ask for them."""
     begin = 0
     for one, found in zip(sequences, judged, strict=True):
         most = one.params.logprobs

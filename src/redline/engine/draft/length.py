@@ -2,12 +2,12 @@
 
 With h[j] the share of rows that keep drafted token j once they kept those before it, a step that
 drafts k tokens yields 1 + h[1] + h[1] h[2] + ... tokens a row; that is (1 - a^(k+1)) / (1 - a)
-if all are `a` (Leviathan et al. 2023). It takes some times as long as a step without drafts,
-more times the larger the batch, since the machine has less to spare. The k with the best quotient
-is chosen. Shares are learned for all batches together, durations for each power of two of them.
+if all are `a` (Leviathan et al. 2023). It takes longer than a step without drafts, by a factor that
+grows with the batch, since the machine has less to spare. The k with the best quotient is chosen.
+Shares are learned for all batches together, durations for each power of two of the batch size.
 
-Both begin hopeful and fade back to hope while nothing is measured: so what has been given up is
-tried again, once in some hundred steps, and only if it could pay if the hope came true.
+Both begin at a hopeful value and fade back to it while nothing is measured. So a length that was
+given up is tried again, once in some hundred steps, and only if it would pay at that value.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 
-# A draft that is worth having keeps 0.7 and costs a seventh of a step. The hope for a share
-# weighs as much as four rows: two rejections in a row end it if a draft costs half a step.
+# Of useful drafts 0.7 are kept, and each costs a seventh of a step. The hope for a share weighs as
+# much as four rows: two rejections in a row end it if a draft costs half a step.
 _HOPED_SHARE = 0.7
 _SHARE_TRUST = 4.0
 _HOPED_COST = 0.15
 _COST_TRUST = 1.0
-# What is not measured loses a share of its weight a step: shares half of it in 690 steps, costs,
-# which change with what else the machine does, in 230.
+# Measurements lose a share of their weight in each step: shares half of it in 690 steps, costs,
+# which change with the machine's other load, in 230.
 _SHARE_FADE = 0.999
 _COST_FADE = 0.997
 _MOST_ROWS = 24.0
 _MOST_STEPS = 16.0
 # Drafting must gain this much, or the noise of the estimates alone would turn it on.
 _LEAST_GAIN = 1.03
-# So much more is asked for each row, up to a bound, before drafting begins: a draft model must read
-# all that was said without it. And rows keep unlike numbers of drafts and end at unlike steps; the
-# more there are, the longer the last run in a batch that is no longer full. Half of it is asked
-# while drafts are made, or a gain near the bound would have them begun and left again all the time.
+# Drafting begins only at a further gain of this for each row, up to a bound: a draft model must
+# first read all tokens that were generated without it. Rows also keep different numbers of drafts
+# and end at different steps; the more rows, the longer the last ones run in a batch that is not
+# full. While drafts are made, half of it is enough, or a gain near the bound would switch them on
+# and off all the time.
 _MORE_A_ROW = 0.012
 _MOST_MORE = 0.35
-# Durations are multiples of a plain step's, the median of the latest few; while drafts
-# pay, one step in a hundred goes without, to keep that true.
+# Durations are multiples of a plain step's, which is the median of the latest few. While drafts
+# pay, one step in a hundred has none, to keep that median current.
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100
-# A step counts as at most this many times the estimate, or this share: others delay some.
+# A step counts as at most this many times the estimate, and at least its inverse: outliers occur.
 _MOST_OFF = 1.5
 
 
@@ -59,7 +60,7 @@ class _Mean:
         return (trust * hope + self._sum) / (trust + self._weight)
 
     def add(self, total: float, weight: float, most: float) -> None:
-        """Takes in measurements that sum to `total`; old ones give way above a weight of `most`."""
+        """Adds measurements that sum to `total`; above a weight of `most`, old ones lose weight."""
         self._sum += total
         self._weight += weight
         self.scale(min(1.0, most / self._weight))
@@ -73,20 +74,20 @@ class _Level:
     """Measurements of batches of about one size."""
 
     def __init__(self, most: int) -> None:
-        # Seconds by the root of the batch: between reading weights, which takes as long for any
-        # batch, and computing, which takes twice as long for twice the rows.
+        # Seconds divided by the square root of the batch: a mean of reading weights, which takes as
+        # long for any batch, and computing, which takes twice as long for twice the rows.
         self.plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         self.costs = [_Mean() for _ in range(most + 1)]
         self.tried: set[int] = set()
         self.since_plain = 0
         self.is_drafting = False
-        # The longest draft to try next: at most twice the last one of which something stayed.
+        # The longest draft to try next: at most twice the longest of which a token was kept.
         self.reach = 1
 
     def slowdowns(self) -> list[float]:
-        """By draft length, how many times as long as a plain step one with such drafts takes.
+        """Returns, by draft length, the duration of a step as a multiple of a plain one's.
 
-        A length that was not measured is taken to cost as much a token as the one below it.
+        A length that was not measured is taken to cost as much per token as the one below it.
         """
         found, cost = [1.0], _HOPED_COST
         for length in range(1, len(self.costs)):
@@ -107,7 +108,7 @@ class DraftLength:
         self._levels: dict[int, _Level] = {}
 
     def choose(self, batch: int) -> int:
-        """Tokens to draft for each row of a batch of `batch`, at least 1, rows; 0 to draft none."""
+        """Returns the number of tokens to draft for each row; 0 for none. batch: 1 row or more."""
         level = self._level(batch)
         if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
             return 0
@@ -128,11 +129,11 @@ class DraftLength:
     def measured(
         self, drafted: Sequence[int], accepted: Sequence[int], step_s: float | None
     ) -> None:
-        """Takes in one step.
+        """Records one step.
 
-        drafted, accepted: how many tokens were drafted for each row, and how many of them stayed.
-        step_s: seconds from before the drafts to after the verdict; None if the step also did
-        something else, such as reading a prompt or a draft model's catching up.
+        drafted, accepted: the tokens drafted for each row, and those of them that were kept; at
+        least one row. step_s: seconds from before the drafts to after the verdict; None if the step
+        also did something else, such as reading a prompt, or if the draft model had to catch up.
         """
         batch, length = len(drafted), max(drafted)
         level = self._level(batch)
@@ -149,20 +150,20 @@ class DraftLength:
         level.since_plain += 1
         rows = list(zip(drafted, accepted, strict=True))
         for place in range(1, length + 1):
-            # Rows of which all before it stayed.
+            # Rows that kept all drafts before this place.
             stayed = [kept >= place for made, kept in rows if made >= place and kept >= place - 1]
             if stayed:
                 self._shares[place].add(sum(stayed), len(stayed), _MOST_ROWS)
         if any(accepted):
             level.reach = max(level.reach, 2 * length)
-        # In the first step of a length kernels are made for its shapes, which takes milliseconds.
+        # In the first step of a length, kernels are compiled for its shapes, which takes time.
         is_first = length not in level.tried
         level.tried.add(length)
         if step_s is not None and level.plain and not is_first:
             known = level.slowdowns()[length]
             times = step_s / (median(level.plain) * sqrt(batch))
             times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
-            # Drafts do not make a step shorter: if they seem to, the plain ones were held up.
+            # Drafts do not make a step shorter: if they seem to, the plain ones were delayed.
             level.costs[length].add(max(0.0, times - 1.0), 1.0, _MOST_STEPS)
 
     def _level(self, batch: int) -> _Level:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-# A match of one token is mostly chance. A longer one than eight says no more than eight do, and
-# places further back the texts no longer have much in common: these bound a proposal's cost.
+# A match of one token is mostly chance. One of more than eight is no better than one of eight, and
+# further back the text has less in common: both bound a proposal's cost.
 _SHORTEST = 2
 _LONGEST = 8
 _MOST_TRIED = 16
@@ -20,16 +20,16 @@ class Lookup:
     """The index of one sequence. About 100 bytes for each of its tokens."""
 
     def __init__(self) -> None:
-        # The latest place that ends with a pair, and from each place the one before with its pair.
+        # The latest place of each pair of tokens, and for each place the one before with its pair.
         self._latest: dict[int, int] = {}
         self._earlier = array("i", [-1])
 
     def propose(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Returns up to `most` tokens that may come next, none if the last two are new.
+        """Returns `most` tokens that may come next; none if the last two have no earlier match.
 
-        tokens: those of the call before, and any more. If the match runs into the end, it
-        continues with what it has just proposed, so that a repetition is continued whole. Costs
-        O(new tokens + most).
+        tokens: those of the previous call, and any number after them. A match that reaches the end
+        continues with the tokens just proposed, so that a repetition goes on. Costs O(new tokens +
+        most).
         """
         last = len(tokens) - 1
         if most < 1 or last < 1:
@@ -49,7 +49,7 @@ class Lookup:
             self._latest[pair] = place
 
     def _match(self, tokens: Sequence[int], last: int) -> int:
-        """The place that the last tokens look most like, the latest of equals; -1 for none."""
+        """Returns the latest place with the longest match of the last tokens; -1 without any."""
         best, best_length = -1, 0
         place = self._latest.get(tokens[last - 1] << 32 | tokens[last], -1)
         for _ in range(_MOST_TRIED):

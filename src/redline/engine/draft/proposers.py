@@ -14,18 +14,18 @@ from redline.engine.model import Piece, Runner, Work
 from redline.engine.sample import Purpose, distribution, masked, sample
 from redline.engine.schedule import Sequence, common
 
-# A draft model reads at most this many tokens per step of sequences it has not followed: while
-# drafts do not pay it computes nothing, and must not do it all in the step that tries them again.
+# The most tokens per step that a draft model reads of sequences in which it is behind. While drafts
+# do not pay, it computes nothing, and must not catch up in the one step that tries them again.
 _MOST_CATCH_UP = 256
-# After a step of which all drafts were kept, the last of them and the token after it are new to it.
+# If all drafts of a step were kept, the last of them and the token after it are new to the model.
 _USUALLY_MISSING = 2
 
 
 class Drafts(NamedTuple):
-    """What a step has been proposed, beside each sequence's `drafted`.
+    """The result of drafting for a step, besides each sequence's `drafted`.
 
-    laws: (drafts, V) that they were drawn from, by the sequence's number; none for certain guesses.
-    is_usual: nothing else was computed for it.
+    laws: (drafts, V) that they were drawn from, by the sequence's number; empty if they were looked
+    up. is_usual: False if the draft model also had to catch up.
     """
 
     laws: dict[int, Tensor]
@@ -36,7 +36,7 @@ class Drafter(Protocol):
     """A proposer of the tokens that may follow."""
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
-        """Sets each sequence's `drafted`: at most `most` tokens, each at least 1."""
+        """Sets each sequence's `drafted`. most: the most tokens for each, at least 1."""
 
 
 class LookupDrafter:
@@ -62,7 +62,7 @@ class ModelDrafter:
         self._held: dict[int, list[int]] = {}
 
     def draft(self, sequences: list[Sequence], most: list[int]) -> Drafts:
-        """Sets each sequence's drafts: none if the model must read on first."""
+        """Sets each sequence's drafts: none if the model must catch up first."""
         pieces = self._missing(sequences)
         laws: dict[int, list[Tensor]] = {one.number: [] for one in sequences}
         allowed = {one.number: count for one, count in zip(sequences, most, strict=True)}
@@ -91,11 +91,15 @@ class ModelDrafter:
         )
 
     def _missing(self, sequences: list[Sequence]) -> list[tuple[Sequence, Piece]]:
-        """The tokens of each that this model reads now, least missing first; at least the last."""
+        """Returns the tokens of sequences that this model reads now, the fewest missing first.
+
+        They end with the sequence's last token, unless it is so far behind that the budget of the
+        step ends before; such a sequence is left out if nothing of the budget is left.
+        """
         found = []
         for one in sequences:
             assert one.slot is not None
-            # Refused drafts are not in it; a shared prefix of any earlier sequence is.
+            # Rejected drafts do not count, but the prefix shared with an earlier sequence does.
             begin = common(self._held.get(one.slot, []), one.tokens, len(one.tokens) - 1)
             found.append((one, Piece(one.slot, begin, len(one.tokens) - begin)))
         found.sort(key=lambda each: each[1].size)
@@ -110,7 +114,7 @@ class ModelDrafter:
         return pieces
 
     def _law(self, work: list[tuple[Sequence, Piece]], asked: list[Sequence]) -> Tensor:
-        """(asked, V): what follows in the asked sequences, in the work's order."""
+        """Returns (asked, V): the laws of the next token in the asked sequences, in their order."""
         wanted = {one.number for one in asked}
         tokens: list[int] = []
         heard: list[int] = []

@@ -1,4 +1,4 @@
-"""Which drafted tokens stay, and the token after them: the output law is the target's.
+"""Decides which draft tokens are accepted, and what follows; the output law is the target's.
 
 A draft is a guess of the next K tokens. The target model reads all of them at once, and its law
 at each place decides: up to K + 1 tokens for one pass of the target.
@@ -15,10 +15,10 @@ from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, uniforms
 
 
 class Acceptance(NamedTuple):
-    """For each of B rows: how many drafted tokens stay, and the token that follows them.
+    """For each of B rows: the number of accepted draft tokens, and the token that follows them.
 
     accepted (B,) int64, 0 to the row's length. following (B,) int64: drawn again if a draft was
-    rejected, the bonus if none was.
+    rejected, the bonus token if none was.
     """
 
     accepted: Tensor
@@ -30,10 +30,10 @@ def verify(
 ) -> Acceptance:
     """Returns the number of accepted draft tokens per row, and the token that follows them.
 
-    draft (B, K) int64; lengths (B,) int64, 0 to K: the row's drafted tokens, behind which any
-    token may be. draft_probs (B, K, V) float32: the laws they were drawn from; None if they
-    were not drawn but looked up, so that each has probability 1. target_probs (B, K+1, V)
-    float32: the target's laws at the drafted places and behind them. Both from `distribution`.
+    draft (B, K) int64; lengths (B,) int64, 0 to K: the row's draft tokens, after which any token
+    may be. draft_probs (B, K, V) float32: the laws they were drawn from; None if they were not
+    drawn but looked up, so that each has probability 1. target_probs (B, K+1, V) float32: the
+    target's laws at the drafted places and after them. Both from `distribution`.
 
     Accepts token x with min(1, p(x)/q(x)), otherwise draws from norm(max(0, p - q)) (Leviathan et
     al. 2023, algorithm 1), so the output law is the target's. If no difference is left, by
@@ -53,9 +53,9 @@ def verify(
 
 
 def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptance:
-    """Accepts while the draft equals what the target chose itself, which follows.
+    """Accepts draft tokens up to the first that differs from the target's choice, which follows.
 
-    choices (B, K+1) int64: the target's tokens at the drafted places and behind them, such as the
+    choices (B, K+1) int64: the target's tokens at the drafted places and after them, such as the
     argmax of its logits for greedy rows. Other shapes as in `verify`.
     """
     accepted = _leading(draft == choices[:, :-1], lengths)
@@ -78,7 +78,7 @@ def _by_law(
 
     law = target_probs[rows, accepted]
     if most > 0:
-        # Of a row that keeps its whole draft nothing is taken off: the bonus is the target's.
+        # Nothing is subtracted if a row keeps its whole draft: the bonus token is the target's.
         is_rejected = (accepted < lengths)[:, None]
         at = accepted.clamp(max=most - 1)
         if draft_probs is None:
@@ -93,7 +93,7 @@ def _by_law(
 
 
 def _places(positions: Tensor, count: int) -> Tensor:
-    """Returns (B, count) int64: the first positions (B,) and those behind them."""
+    """Returns (B, count) int64: the first positions (B,) and those after them."""
     return positions[:, None] + torch.arange(count, device=positions.device)
 
 

@@ -3,8 +3,8 @@
 A step's new tokens are in one row, whatever sequence each belongs to, so that the model's
 linear layers see them all at once. Attention takes them apart again. Sequences with a few new
 tokens, which are those that generate, go together in two matrix products: at such lengths PyTorch's
-fused attention is slower on a CPU. Those with one and those with many do not: the short would be
-filled up to the long. A long piece of a prompt goes through the fused one by itself.
+fused attention is slower on a CPU. Pieces of very different sizes are not mixed, since the short
+ones would be padded to the long. A long piece of a prompt goes through fused attention by itself.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Found = tuple[Piece, int]
 
 
 def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
-    """Pieces that are processed together, in their order.
+    """Returns groups of pieces that are processed together, each in the order of its tokens.
 
     Padded to the size of its longest piece, a group has at most twice the tokens of its pieces.
     """
@@ -78,9 +78,9 @@ class Step:
         return self.places[1][None]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The attention output of the new tokens, (N, heads, D).
+        """Stores the keys and values of the new tokens, and returns their attention (N, heads, D).
 
-        query: (heads, N, D), already scaled.
+        query: (heads, N, D), already scaled. key, value: (kv heads, N, D).
         """
         self.cache.write(layer, self.places, key.transpose(0, 1), value.transpose(0, 1))
         keys, values = self.cache.keys[layer], self.cache.values[layer]
@@ -128,8 +128,8 @@ class _Together:
         pieces = [piece for piece, _ in found]
         width = max(piece.size for piece in pieces)
         length = bucketed(max(piece.start + piece.size for piece in pieces))
-        # Most of the first slots take part: all of those are looked at where they lie.
-        # Elsewhere the few are copied out.
+        # If most of the first slots take part, all of them are read in place; otherwise the few
+        # that do are copied.
         highest = max(piece.slot for piece in pieces) + 1
         self._is_dense = 2 * len(pieces) >= highest
         rows = [piece.slot for piece in pieces] if self._is_dense else list(range(len(pieces)))
@@ -137,7 +137,7 @@ class _Together:
         self._slots = torch.tensor([piece.slot for piece in pieces], device=device)
         self._width, self._length = width, length
         places, padded = [], []
-        # A slot without a piece looks at its first token, a placeholder.
+        # A slot without a piece attends to its first token, as a placeholder.
         last = torch.zeros(self._count, width, dtype=torch.long)
         for row, (piece, at) in zip(rows, found, strict=True):
             for step in range(piece.size):
@@ -152,7 +152,7 @@ class _Together:
         self._hidden = hidden[:, None, None].to(device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """(n, heads, D) of the pieces' tokens in their order; query likewise."""
+        """Returns (n, heads, D) for the pieces' tokens in their order; query likewise."""
         heads, size = query.shape[1:]
         keys, values = self._of(keys), self._of(values)
         groups = heads // keys.shape[1]
@@ -167,7 +167,7 @@ class _Together:
         scores = torch.matmul(keys, query.transpose(-1, -2)).transpose(-1, -2)
         scores = scores.contiguous().float()
         scores = scores.view(self._count, -1, groups, self._width, self._length)
-        # Put in their place, not added: the key of another, long gone, need not be a number.
+        # Overwritten, not added: the score of a key from an earlier sequence may be NaN.
         weights = scores.masked_fill_(self._hidden, -torch.inf).softmax(-1).to(values.dtype)
         weights = weights.view(self._count, -1, groups * self._width, self._length)
         seen = torch.matmul(weights, values)
@@ -183,9 +183,12 @@ class _Together:
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, _mask: object, **settings: Any
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it; query (1, heads, N, D), key and value with fewer heads.
+    """Computes attention as transformers asks for it, for N new tokens of a step.
 
-    `step` comes from the call of the model, which hands what it does not know down to here.
+    query (1, heads, N, D); key, value (1, kv heads, N, D).
+
+    `step` comes from the call of the model, which passes unknown arguments down to here. Raises
+    ValueError if a layer of the model does not.
     """
     step: Step | None = settings.get("step")
     if step is None:

@@ -26,7 +26,7 @@ class Shape(NamedTuple):
     head_size: int
 
     def nbytes(self, dtype: torch.dtype) -> int:
-        """The bytes of keys and values."""
+        """Returns the bytes of keys and values."""
         tokens = self.slots * bucketed(self.capacity)
         return 2 * self.layers * tokens * self.kv_heads * self.head_size * dtype.itemsize
 
@@ -43,10 +43,10 @@ class SlotCache:
         self.values = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.layers)]
 
     def write(self, layer: int, places: tuple[Tensor, Tensor], key: Tensor, value: Tensor) -> None:
-        """Stores one token each. places: slots and positions, both (N,); key, value (N, H, D)."""
+        """Stores N tokens. places: slots and positions, both (N,); key, value (N, H, D)."""
         slots, positions = places
         self.keys[layer][slots, :, positions] = key
-        # What is left there will be multiplied by a weight of zero, which leaves only numbers zero.
+        # Leftover values are multiplied by a weight of zero later, which NaN and inf would survive.
         self.values[layer][slots, :, positions] = value.nan_to_num()
 
     def copy(self, source: int, target: int, tokens: int) -> None:

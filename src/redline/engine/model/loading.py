@@ -16,7 +16,7 @@ from redline.engine.model.kv_cache import Shape, SlotCache
 from redline.errors import ConfigError
 from redline.process import counted
 
-# What a model may bring besides plain attention, and what to call it. It needs a cache of its own.
+# Settings of models with other attention, which needs another kind of cache; its name in errors.
 _OTHER_ATTENTION = {
     "kv_lora_rank": "multi-head latent attention (MLA)",
     "state_size": "a state space (SSM)",
@@ -30,7 +30,7 @@ _SLIDING = "sliding_attention"
 # Up to the length of its window a sliding layer sees all tokens, as a full one does.
 _LAYERS = ("full_attention", _SLIDING)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Longer ones are made on demand only: keys and values of many such take gigabytes.
+# Sequences are longer only on request: keys and values of many such take gigabytes.
 _DEFAULT_LEN = 4096
 _LONGEST_REASON_CHARS = 300
 # The hint for a model that the engine cannot run.
@@ -44,9 +44,10 @@ disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 class Loaded:
-    """A model that is ready to compute, or a rank's part of it; what others need to know of it.
+    """A model that is ready to compute, or a rank's part of it, and its sizes.
 
-    layers: those of the part; None for all. shares: ranks that divide the heads of each layer.
+    layers: the number in the part; None for all. shares: the number of ranks that divide the heads
+    of each layer.
     """
 
     def __init__(
@@ -87,7 +88,10 @@ class Loaded:
 
 @contextmanager
 def reading(failure: str, name: str, hint: str = "") -> Iterator[None]:
-    """Raises ConfigError in place of whatever those raise who read or compute a model."""
+    """Converts any error in the block, which reads or runs a model, to a ConfigError.
+
+    failure, name: the beginning of its text. hint: by default on how to name a model.
+    """
     try:
         yield
     except ConfigError:
@@ -153,7 +157,7 @@ def model_len(wanted: int | None, config: Any, name: str) -> int:
     ropes = getattr(config, "rope_parameters", None) or {}
     for rope in (ropes, *ropes.values()):
         if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
-            # Beyond that a model turns all positions of a step otherwise, whosever they are.
+            # Beyond that, a model rotates all positions of a step differently, in any sequence.
             most = min(most, rope.get("original_max_position_embeddings", most))
     length = min(most, _DEFAULT_LEN) if wanted is None else wanted
     if length > most:
@@ -180,7 +184,7 @@ def _window(config: Any) -> int | None:
 
 
 def _check(config: Any, name: str) -> None:
-    """Raises ConfigError for attention that the slot cache does not hold."""
+    """Raises ConfigError for attention that the slot cache does not support."""
     kind = getattr(config, "model_type", "?")
     for field, words in _OTHER_ATTENTION.items():
         if getattr(config, field, None):
@@ -192,7 +196,7 @@ def _check(config: Any, name: str) -> None:
 
 
 def unfit(name: str, kind: str, words: str) -> ConfigError:
-    """Returns the error for a model that has what `words` describe."""
+    """Returns the error for a model that the engine does not run. words: the reason in it."""
     what = f"the model in {name} ({kind}) has {words}, which the engine does not run"
     return ConfigError(what, hint=OTHERS)
 

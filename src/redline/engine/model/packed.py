@@ -2,8 +2,8 @@
 
 A library brings a matrix into an order of its own before it multiplies by it. For the few rows of a
 step that generates, that takes as long as the product, and the weights are the same in every step.
-So it is done once: 1 to 32 rows then take 0.5 to 0.7 of the time, and their tokens come as much
-sooner. Packed weights serve any number of rows: the one that they are made for chooses the order.
+So it is done once: 1 to 32 rows then take 0.5 to 0.7 of the time. Packed weights work for any
+number of rows; the number that they are packed for determines the order.
 
 In float32 two libraries can do it, and which is faster depends on the processor, so both are timed
 once for each shape of weights.
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 # A step's most tokens. MKL's order for fewer rows is no faster for those few.
 _MKL_ROWS = 512
-# Those of a full batch. oneDNN's order for more rows is slower for few.
+# The rows of a full batch. oneDNN's order for more rows is slower for few.
 _ONEDNN_ROWS = 32
 _TIMED = 5
 # Below this share of MKL's time oneDNN is taken. Near 1 the choice, and with it the rounding of the
@@ -33,11 +33,12 @@ _Maker = Callable[[Tensor, Tensor | None], _Product]
 
 
 def pack(model: Any) -> None:
-    """Has the model's linear layers on a CPU use packed weights: in float32 by the faster of MKL
-    and oneDNN, in bfloat16 by oneDNN. A layer's own weight is replaced by one that has its shape
-    and no memory. A weight that is tied to an embedding is held there as well.
+    """Makes the model's linear layers on a CPU use packed weights.
 
-    Others stay as they are, and so does what is packed already, or computed by somebody else's.
+    In float32 the faster of MKL and oneDNN packs them, in bfloat16 oneDNN. A layer's own weight is
+    replaced by one that has its shape and no memory. A weight that is tied to an embedding is also
+    kept there. Other layers stay as they are, as do those that are packed already or have a
+    `forward` of their own.
     """
     layers: list[Any] = [layer for layer in model.modules() if type(layer) is nn.Linear]
     makers: dict[torch.Size, _Maker] = {}
@@ -53,7 +54,7 @@ def pack(model: Any) -> None:
 
 
 def is_packed(dtype: torch.dtype) -> bool:
-    """Weights of this dtype are packed: there is a library for them, on this processor."""
+    """Returns whether weights of this dtype are packed: whether this processor has a library."""
     backends: Any = torch.backends
     if dtype is torch.float32:
         return backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")
@@ -70,7 +71,7 @@ def _has_onednn() -> bool:
 
 
 def _maker(weight: Tensor) -> _Maker:
-    """Returns the faster of the libraries that can pack this weight."""
+    """Returns the function of the fastest library that can pack this weight."""
     if weight.dtype is not torch.float32:
         return _by_onednn
     if not _has_onednn():
@@ -93,7 +94,7 @@ def _seconds(product: _Product, rows: Tensor) -> float:
 
 def _by_mkl(weight: Tensor, bias: Tensor | None) -> _Product:
     kept: Tensor = torch.ops.mkl._mkl_reorder_linear_weight(weight.contiguous(), _MKL_ROWS)
-    # Only its shape is looked at.
+    # Only its shape is used.
     shape, width = weight.new_zeros(()).expand(weight.shape), weight.shape[1]
 
     def multiplied(rows: Tensor) -> Tensor:

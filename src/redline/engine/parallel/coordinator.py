@@ -42,7 +42,7 @@ _HINT = "start the engine again; if memory is short, the system ends processes w
 def make_computer(settings: EngineSettings, config: Any, *, capacity: int, device: str) -> Computer:
     """Opens the model in this process, or in the ranks of the settings. Raises ConfigError.
 
-    capacity: tokens a slot. device: `cpu` or `cuda`.
+    capacity: tokens per slot. device: `cpu` or `cuda`.
     """
     if settings.tensor_parallel == settings.pipeline_parallel == 1:
         return open_runner(settings.model, config, settings, capacity=capacity, device=device)
@@ -54,7 +54,8 @@ def make_computer(settings: EngineSettings, config: Any, *, capacity: int, devic
 class Ranks:
     """tensor_parallel x pipeline_parallel processes as one computer, from now until `close`.
 
-    parameter_bytes: of each rank. Raises ConfigError if the model cannot be split so.
+    parameter_bytes: of each rank. Raises ConfigError if the model cannot be split in this way, and
+    EngineFailed if a rank ends before it is ready.
     """
 
     def __init__(
@@ -95,12 +96,15 @@ class Ranks:
     def result(self) -> Tensor:
         """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
-        Raises EngineFailed.
+        Raises EngineFailed if a rank has ended.
         """
         return torch.from_numpy(self._next())
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers a callback that gets the reason, in another thread, when a rank has ended."""
+        """Registers a callback for the reason why a rank has ended; it is called in another thread.
+
+        If one has ended already, it is called at once.
+        """
         self._watchers.append(told)
         if self._failure is not None:
             told(self._failure)
@@ -116,18 +120,18 @@ class Ranks:
             line.close()
 
     def _start(self, fds: list[int]) -> subprocess.Popen[bytes]:
-        """The process that makes the ranks; at the first pipe it reports how they end."""
+        """Starts the process that forks the ranks; it reports at the first pipe how one ended."""
         return subprocess.Popen(
             [sys.executable, "-P", "-c", _MAIN, *map(str, fds)],
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(sys.path),
-                # What it imports asks for GPUs, and where CUDA has answered no fork can use one.
+                # Its imports ask for GPUs, and once CUDA is initialized no fork can use one.
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             },
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
-            # gloo writes there who is connected.
+            # gloo writes its connections there.
             stdout=subprocess.DEVNULL,
             # An interrupt from the terminal is for the coordinator, which then ends the ranks.
             start_new_session=True,
@@ -186,7 +190,7 @@ class Ranks:
         if status < 0:
             how = f"was ended by {signal.Signals(-status).name}"
         elif troubles:
-            # One that has lost its peer fails after it.
+            # A rank that has lost its peer fails after it.
             _, rank, error = min(troubles)
             if isinstance(error, RedlineError):
                 return error

@@ -1,8 +1,8 @@
 """One rank: a process that holds a part of the model and computes its part of every step.
 
-Its works come by a pipe from the coordinator, the same to every rank and in one order. Between the
-ranks go the sums of a stage, and the states from each stage to the next. When the pipe is closed,
-however that came, the process ends at once.
+It receives its work by a pipe from the coordinator, which sends the same to every rank, in the same
+order. The ranks of a stage exchange sums, and each stage passes its states to the next. When the
+pipe is closed, for whatever reason, the process ends at once.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class Orders(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """Why a rank ends, and when that was, on the clock that all processes share."""
+    """The error that ends a rank, and its time by the monotonic clock, which processes share."""
 
     at_s: float
     error: str | RedlineError
 
 
 def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
-    """Starts the ranks; waits until one ends, ends the others, and reports which it was, and how.
+    """Starts the ranks; when one ends, kills the others and reports its number and exit status.
 
-    fds: of this process's own pipe to the coordinator, and of each rank's.
-    Ranks are forks, because what they import takes seconds and hundreds of megabytes.
+    fds: those of this process's own pipe to the coordinator, and of each rank's. Ranks are forks,
+    because their imports take seconds and hundreds of megabytes.
     """
     own, *lines = [Connection(fd) for fd in fds]
-    # Where the ranks meet: a file without a name, so that none is left, whatever ends first.
+    # The ranks meet in a file without a name, so that none is left behind, whatever ends first.
     meeting = os.memfd_create("redline ranks")
     ranks: dict[int, int] = {}
     for rank, line in enumerate(lines):
@@ -72,11 +72,11 @@ def main(fds: Sequence[int], runner: type[Runner] = Runner) -> NoReturn:
     for pid in ranks.keys() - ended.keys():
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    # One that was killed comes before those that have lost it.
+    # A rank that was killed comes before those that have lost their peer.
     status, rank = min((os.waitstatus_to_exitcode(how), ranks[pid]) for pid, how in ended.items())
     with suppress(OSError):  # the coordinator may have gone first
         own.send((rank, status))
-    # Python would take seconds to put away what was imported.
+    # Python would take seconds to release the imported modules.
     os._exit(0)
 
 
@@ -108,7 +108,7 @@ def _run(rank: int, line: Connection, meeting: str, runner: type[Runner]) -> NoR
 
 
 def _listen(line: Connection, works: queue.SimpleQueue[Work]) -> None:
-    """Takes works in, until None or the end; then the process ends, whatever it is in."""
+    """Receives work until None or the end of the pipe, and then ends the process at once."""
     try:
         while (work := line.recv()) is not None:
             works.put(work)
@@ -120,7 +120,7 @@ def _compute(
     runner: Runner, part: Placement, works: queue.SimpleQueue[Work], line: Connection
 ) -> NoReturn:
     loaded = runner.loaded
-    # What is on its way to the next stage: this one continues before it is taken.
+    # States on their way to the next stage: this one continues before they are received.
     sending: deque[tuple[Any, Tensor]] = deque()
     while True:
         work, states = works.get(), None
@@ -138,12 +138,12 @@ def _compute(
 
 
 def _meet(part: Placement, meeting: str, device: torch.device) -> Any:
-    """Joins the other ranks. Returns the group of those of its stage."""
+    """Joins the other ranks, and returns the group of those in its stage."""
     backend = "gloo"
     if device.type == "cuda":
         backend = "nccl"
         torch.cuda.set_device(device)
-    # All are on this machine, and its name need not lead to it.
+    # All are on this machine, whose host name may not resolve.
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     os.environ.setdefault(f"{backend.upper()}_SOCKET_IFNAME", loopback)
     count = part.stages * part.shares

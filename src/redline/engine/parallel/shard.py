@@ -1,9 +1,10 @@
 """A rank's part of a model: its stage's layers and, of their weights, its share.
 
 Only that part is read, by slices of the safetensors files, so no rank ever holds the whole model.
-What is split how is transformers' own plan for the model. Column-wise: a rank has some of a layer's
-outputs. Row-wise: it has some of the inputs, and the ranks' outputs are summed. The vocabulary is
-split in the embedding, whose rows are summed, and in the head, whose logits are put together.
+transformers' own plan for the model determines how each layer is split. Column-wise: a rank has
+some of a layer's outputs. Row-wise: it has some of the inputs, and the ranks' outputs are summed.
+The vocabulary is split in the embedding, whose rows are summed, and in the head, whose logits are
+concatenated.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Placement(NamedTuple):
         return self.stage == self.stages - 1
 
     def layers(self, count: int) -> range:
-        """Its layers among `count`; the first stages have one more if they divide unevenly."""
+        """Returns its layers among `count`; the first stages may have one more."""
         size, more = divmod(count, self.stages)
         begin = self.stage * size + min(self.stage, more)
         return range(begin, begin + size + (self.stage < more))
@@ -75,9 +76,9 @@ class Source(NamedTuple):
 
 
 def weight_files(name: str) -> list[str]:
-    """Returns the safetensors files of a folder or of a model on the hub, which are fetched.
+    """Returns the safetensors files of a folder or of a model on the hub, which are downloaded.
 
-    Raises ConfigError.
+    Raises ConfigError if there are none, or if they cannot be read.
     """
     fetched = partial(cached_file, name, _raise_exceptions_for_missing_entries=False)
     with reading("cannot read the weights of", name):
@@ -97,7 +98,7 @@ def load_shard(
 ) -> Loaded:
     """Loads the part's weights on `device`. group: the ranks of its stage, which sum and gather.
 
-    Raises ConfigError if the model cannot be split so.
+    Raises ConfigError if the model cannot be split in this way.
     """
     models: Any = AutoModelForCausalLM
     with torch.device("meta"):
@@ -144,9 +145,10 @@ def load_shard(
 
 
 def _share(name: str, style: str, files: dict[str, Any], source: Source, part: Placement) -> Tensor:
-    """Reads the part's share of a tensor, and nothing more of it. Raises ConfigError.
+    """Reads the part's share of a tensor, and nothing more of it.
 
-    Of words it is as many rows for every share, and then rows of zeros, at least one.
+    For the style `words`, each share is padded to the same number of rows with rows of zeros, at
+    least one. Raises ConfigError if the tensor is missing or cannot be divided.
     """
     if name not in files:
         raise ConfigError(f"the weights of {source.name} do not have {name}")
@@ -167,7 +169,10 @@ def _share(name: str, style: str, files: dict[str, Any], source: Source, part: P
 def _plan(
     source: Source, part: Placement, plan: dict[str, str] | None, layers: int
 ) -> dict[str, str]:
-    """Returns how each module is split, by its name with * for numbers. Raises ConfigError."""
+    """Returns the split of each module, by its name with * for numbers.
+
+    Raises ConfigError if the model cannot be split into these stages and shares.
+    """
     config = source.config
     if part.stages > layers:
         raise ConfigError(
@@ -227,9 +232,9 @@ def _join(module: Any, path: str, style: str, part: Placement, group: Any) -> No
 def _check_layers_are_all(
     base: Any, source: Source, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Raises ConfigError if the model does more to what goes through it than its layers do.
+    """Raises ConfigError if the model changes states outside of its layers.
 
-    Some models scale what comes from the embedding, which every stage would do again.
+    Some models scale the embeddings, which every stage would do again.
     """
     layers, norm = base.layers, base.norm
     base.layers, base.norm = nn.ModuleList(), nn.Identity()

@@ -2,11 +2,11 @@
 
 A token's noise depends on its row and its place in it, and on nothing else: not on the other rows
 of a step, on how many tokens a step drafts, or on a restart after a preemption. Noise that was
-drawn for drafts behind a rejected one is drawn again for the same places. That keeps the law: no
-token before such a place was chosen by it.
+drawn for drafts after a rejected one is drawn again for the same places. That does not change the
+distribution: no token before such a place was chosen by it.
 
 The numbers are those of splitmix64 (Steele, Lea and Flood 2014), in int64, whose products wrap
-around alike on every device.
+around in the same way on every device.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SECOND_FACTOR = _signed(0x94D049BB133111EB)
 class Purpose(IntEnum):
     """The purposes of random numbers; two purposes share no noise.
 
-    DRAFT: a draft model's token. ACCEPT: whether it stays. FOLLOWING: the token after those that
-    stay, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
+    DRAFT: a draft model's token. ACCEPT: whether it is accepted. FOLLOWING: the token after the
+    accepted ones, which is every token if nothing is drafted. CHOICE: the tokens of exact rows.
     """
 
     DRAFT = 1
@@ -45,9 +45,9 @@ class Purpose(IntEnum):
 class Noise(NamedTuple):
     """The keys of the noise of the R rows of a step.
 
-    seeds (R,) int64: see `row_seed`. positions (R,) int64: the place of the row's next token, from
-    any count that grows by one with each token. is_exact (R,) bool: the user gave a seed, so each
-    token is a function of (the target's law, seed, position) alone.
+    seeds (R,) int64: see `row_seed`. positions (R,) int64: the place of the row's next token,
+    counted from any origin. is_exact (R,) bool: the user gave a seed, so each token is a function
+    of (the target's distribution, seed, position) alone.
     """
 
     seeds: Tensor
@@ -69,27 +69,27 @@ def row_seed(seed: int | None, choice: int = 0) -> int:
 
 
 def keys(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
-    """Int64, well mixed; seeds and positions int64, broadcast."""
+    """Returns well-mixed int64 keys; seeds and positions int64, broadcast."""
     return _mixed(_mixed(seeds + _signed(purpose * _STEP)) + positions * _STEP)
 
 
 def uniforms(seeds: Tensor, positions: Tensor, purpose: Purpose) -> Tensor:
-    """Float64 in [0, 1), multiples of 2**-53; seeds and positions int64, broadcast."""
+    """Returns float64 in [0, 1), multiples of 2**-53; seeds and positions int64, broadcast."""
     return _shifted(keys(seeds, positions, purpose), 11).to(torch.float64) * 2.0**-53
 
 
 def arrivals(keys: Tensor, tokens: Tensor) -> Tensor:
-    """Exp(1) numbers of (key, token), float64 in (0, 37); both int64, broadcast.
+    """Returns Exp(1) numbers of (key, token), float64 in (0, 37); both int64, broadcast.
 
-    The uniform below lies half-way between multiples of 2**-52, where a double still holds it, so
-    that neither 0 nor 1 can come and no logarithm is infinite.
+    The uniform below lies half-way between multiples of 2**-52, which a double can hold, so that it
+    is neither 0 nor 1 and no logarithm is infinite.
     """
     bits = _shifted(_mixed(keys + (tokens + 1) * _STEP), 12)
     return -torch.log1p((bits.to(torch.float64) + 0.5) * -(2.0**-52))
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """The finaliser of splitmix64: a bijection in which each bit moves half of the others."""
+    """Applies splitmix64's finalizer: a bijection in which each bit flips half of the others."""
     bits = (bits ^ _shifted(bits, 30)) * _FIRST_FACTOR
     bits = (bits ^ _shifted(bits, 27)) * _SECOND_FACTOR
     return bits ^ _shifted(bits, 31)

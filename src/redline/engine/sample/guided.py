@@ -1,9 +1,9 @@
 """Guided decoding: the tokens allowed at each place of an answer that follows a JSON schema.
 
-llguidance keeps the state of the grammar and names the allowed tokens. What may not come is taken
-out of the logits before any law is made of them, so whatever draws from that law draws what fits:
-at the highest logit, with a seed, and if drafts are judged. Drafts are tried out and rolled back,
-and the state moves on only with tokens that a sequence keeps, over refused drafts and preemption.
+llguidance keeps the state of the grammar and names the allowed tokens. The logits of all others
+become -inf before any distribution is computed, so whatever is drawn from it fits: greedy tokens,
+seeded ones and drafts. Drafts are tried and rolled back: the state advances only by tokens that a
+sequence keeps, whatever is rejected or preempted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch.nn.functional import embedding
 
 from redline.errors import Rejected
 
-# JSON allows any number of blanks between its parts, and a model that likes them would write
-# nothing else. One space, or a line's end and some indentation, is what well-written JSON has.
+# JSON allows any amount of white space between its parts, and some models would write nothing else.
+# One space, or a line end and some indentation, is enough.
 _WHITESPACE = r" |\n[ \t]{0,20}"
 # Schemas whose grammars are kept, since the rows of a job mostly share one.
 _KEPT = 8
@@ -35,8 +35,8 @@ _ADDED = torch.where((torch.arange(256)[:, None] >> torch.arange(8)) & 1 == 1, 0
 class Guide:
     """The state of one answer in its grammar.
 
-    ended: `stop` once the grammar is complete and nothing may follow; an error if it cannot be
-    followed any more; None while it continues.
+    ended: `stop` once the grammar is complete and nothing may follow; an error if it can no longer
+    be followed; None while it continues.
     """
 
     def __init__(self, matcher: Any) -> None:
@@ -49,10 +49,10 @@ class Guide:
         return fitting
 
     def masks(self, drafted: list[int], count: int) -> list[bytes]:
-        """Returns the tokens allowed at `count` places, a bit each; the last is behind all drafts.
+        """Returns the tokens allowed at `count` places, a bit each; the last is after all drafts.
 
-        The bits are in order, the lowest of a byte first. Behind a draft that does not fit any
-        token may come: nothing is asked of that place.
+        The bits are in order, the lowest of a byte first. After a draft that does not fit, any
+        token is allowed, because that place is not used.
         """
         masks: list[bytes] = []
         begin, tried = len(drafted) + 1 - count, 0
@@ -68,7 +68,7 @@ class Guide:
         return masks + [_any_token(masks[0] if masks else self._mask())] * (count - len(masks))
 
     def take(self, tokens: list[int]) -> list[int]:
-        """Moves on by the answer's new tokens. Returns those up to its end, none on an error."""
+        """Advances by the answer's new tokens. Returns those up to its end; none on an error."""
         matcher = self._matcher
         for place, token in enumerate(tokens):
             if matcher.is_error() or not matcher.consume_token(token):
@@ -80,7 +80,10 @@ class Guide:
         return tokens
 
     def _mask(self) -> bytes:
-        """Returns the tokens allowed now. Without any, the row stays a law, and `take` fails."""
+        """Returns the tokens allowed now; all if none is, and then `take` fails.
+
+        A row without any allowed token would not be a distribution.
+        """
         mask: bytes = self._matcher.compute_bitmask()
         return mask if mask.count(0) < len(mask) else _any_token(mask)
 
@@ -88,8 +91,8 @@ class Guide:
 class Grammars:
     """Makes guides for a model.
 
-    tokenizer: one of transformers. vocabulary: of the model. ends: its end tokens, which may come
-    exactly where the JSON is complete.
+    tokenizer: one of transformers. vocabulary: the number of the model's tokens. ends: its end
+    tokens, which are allowed exactly where the JSON is complete.
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, ends: Iterable[int]) -> None:
@@ -132,10 +135,10 @@ class Grammars:
 
 
 def masked(logits: Tensor, rows: Iterable[tuple[Guide | None, list[int], int]]) -> Tensor:
-    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself if all are.
+    """Returns (R, V) logits with -inf for tokens not allowed; `logits` itself without any guide.
 
-    rows: of each sequence in turn its guide, its drafts, and how many rows it has, of which the
-    last is behind all of its drafts.
+    rows: for each sequence in turn its guide, its drafts, and the number of its rows, of which the
+    last is after all of its drafts.
     """
     guided: list[int] = []
     masks: list[bytes] = []

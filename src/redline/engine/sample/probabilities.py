@@ -1,7 +1,7 @@
-"""The law each next token is drawn from, and drawing from it.
+"""The distribution of each next token, called its law, and sampling from it.
 
-A law is a row of float32 probabilities. Draft and target laws are made by the same function, so
-that a rejection compares what both really draw from.
+A law is a row of float32 probabilities. Those of draft and target are computed by the same
+function, so that verification compares the distributions that both really draw from.
 """
 
 from __future__ import annotations
@@ -34,7 +34,11 @@ class Past(NamedTuple):
 
 
 class Logprobs(NamedTuple):
-    """Natural logarithms: chosen (R,), top (R, M) float32 from the likeliest on, their tokens."""
+    """Natural logarithms of probabilities, float32.
+
+    chosen (R,): of the given tokens. top (R, M): of the likeliest ones, in descending order;
+    top_tokens (R, M) int64: these tokens.
+    """
 
     chosen: Tensor
     top: Tensor
@@ -45,9 +49,9 @@ def adjusted(logits: Tensor, params: Sequence[SamplingParams], pasts: Sequence[P
     """Returns (R, V) logits with each row's bias and penalties; `logits` itself without any.
 
     The bias is added, then the repetition penalty divides positive logits of tokens in prompt or
-    answer and multiplies negative ones (Keskar et al. 2019, as in transformers), then what was
-    generated c times loses c * frequency_penalty + presence_penalty (OpenAI's formula). The
-    greedy token of a row is the argmax of this.
+    answer and multiplies negative ones (Keskar et al. 2019, as in transformers), then a token that
+    was generated c times loses c * frequency_penalty + presence_penalty (OpenAI's formula). The
+    greedy token of a row is the argmax of the result.
     """
     rows = [row for row, each in enumerate(params) if each.is_adjusted]
     if not rows:
@@ -119,7 +123,7 @@ def _filter(probs: Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:
-    """The fewest likeliest tokens whose sum reaches each row's share, renormalised."""
+    """Returns the laws of the fewest likeliest tokens whose sum reaches each row's share."""
     wanted = torch.tensor(shares, dtype=torch.float64, device=law.device)[:, None]
     size = law.shape[-1]
     for head in (min(_HEAD, size), size):
@@ -133,7 +137,7 @@ def _top_p(law: Tensor, shares: Sequence[float]) -> Tensor:
 
 
 def _kept(law: Tensor, least: Tensor) -> Tensor:
-    """The law of tokens that are at least as likely as `least` (R, 1)."""
+    """Returns the laws of the tokens that are at least as likely as `least` (R, 1)."""
     kept = torch.where(law >= least, law, 0.0)
     return kept / kept.sum(-1, keepdim=True)
 
@@ -154,11 +158,12 @@ def draw(law: Tensor, levels: Tensor) -> Tensor:
 
 
 def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """(R,) int64: argmax of log law + Gumbel noise, a function of (law, seed, position) alone.
+    """Returns (R,) int64: the argmax of log law + Gumbel noise.
 
-    law (R, V) float32; seeds, positions (R,) int64. At one seed and position, two laws choose
-    alike with at least (1 - TV) / (1 + TV), TV their total variation distance: the best that can
-    be promised if neither sees the other (Daliri, Musco and Suresh 2024). Computed as a race:
+    It is a function of (law, seed, position) alone. law (R, V) float32; seeds, positions (R,)
+    int64. At one seed and position, two laws choose the same token with a probability of at least
+    (1 - TV) / (1 + TV), TV their total variation distance: the best possible guarantee if neither
+    depends on the other (Daliri, Musco and Suresh 2024). Computed as a race:
     token t arrives at E_t / p_t with E_t of Exp(1), and the first to arrive is chosen. That is
     the same, since -log E_t is a Gumbel number.
     """
@@ -192,9 +197,10 @@ def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> T
 
 
 def logprobs(logits: Tensor, tokens: Tensor, most: int) -> Logprobs:
-    """Logarithms of the model's own law: of `tokens` (R,) int64, and of the `most` likeliest.
+    """Returns logarithms of the model's own law: of `tokens` (R,) int64, and of the likeliest.
 
-    logits (R, V): before bias, penalties and temperature, as vLLM reports them by default.
+    logits (R, V): before bias, penalties and temperature, as vLLM reports them by default. most:
+    the number of likeliest tokens.
     """
     logs = logits.to(torch.float32).log_softmax(-1)
     top = logs.topk(min(most, logs.shape[-1]))

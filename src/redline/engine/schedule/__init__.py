@@ -1,4 +1,4 @@
-"""Continuous batching: which tokens the next step computes."""
+"""Continuous batching: chooses the tokens that the next step computes."""
 
 from redline.engine.schedule.figures import Figures
 from redline.engine.schedule.scheduler import (

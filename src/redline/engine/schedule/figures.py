@@ -12,9 +12,9 @@ from redline.engine.schedule.scheduler import Plan
 class Figures:
     """Sums since the start.
 
-    prompt_tokens: of what was asked, whether they were computed or not. rows: of all steps, so that
-    rows / steps is the mean batch. computed_tokens: prompts, drafts and what was computed again
-    after a preemption among them. new_tokens: that answers grew by. drafts: rows that had some.
+    prompt_tokens: those of all prompts, computed or reused. rows: of all steps, so that rows /
+    steps is the mean batch size. computed_tokens: including drafts, and tokens that are computed
+    again after a preemption. new_tokens: those of answers. drafts: rows with draft tokens.
     """
 
     prompt_tokens: int = 0
@@ -27,7 +27,7 @@ class Figures:
     accepted_tokens: int = 0
 
     def add(self, plan: Plan, drafted: Sequence[int], kept: Sequence[int]) -> None:
-        """Counts a step: for each row that got tokens, its drafts and those that were kept."""
+        """Counts a step. drafted, kept: draft tokens and accepted ones of each whole row."""
         self.steps += 1
         self.rows += len(plan.rows)
         self.computed_tokens += sum(row.size for row in plan.rows)

@@ -1,18 +1,18 @@
-"""Which tokens the next step computes.
+"""Chooses the tokens that the next step computes.
 
 There is no prefill and no decode: each sequence has tokens, and some of them are computed. A step
-brings every running sequence nearer to its end, within a budget of tokens: those with the fewest
-missing first, so that a long prompt never holds up who generates, and no drafts do. What is left
-of the budget goes to the prompts, in order of priority and arrival, a piece at a time; drafts leave
-them half of a step.
+advances every running sequence, within a budget of tokens. Those with the fewest missing tokens
+come first, so that neither a long prompt nor drafts delay sequences that generate. The rest of the
+budget goes to prompts, in order of priority and arrival, a piece at a time; drafts leave them half
+of a step.
 
-A slot is given up when its sequence ends; its keys and values stay there until the slot is used
-again, for a later prompt that begins alike. If the cache is full, drafts are given up first.
-Then the last in order gives its slot back and waits again: it is computed again, which costs time
-and changes nothing else.
+A slot is released when its sequence ends; its keys and values stay there until the slot is used
+again, for a later prompt with the same beginning. If the cache is full, drafts are dropped first.
+Then the last sequence in order is preempted: it gives its slot back and waits again. It is computed
+again, which costs time and changes nothing else.
 
-If a model is split into stages, several steps are under way at once, each of sequences of its
-own: who is in one of them is busy, and in no other plan, until its step has been computed.
+If a model is split into stages, several steps are under way at once, each with sequences of its
+own: a sequence in one of them is in no other plan until that step has been computed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from redline.process import counted
 
 
 class Row(NamedTuple):
-    """In this step the sequence's next `size` tokens are computed.
+    """The next `size` tokens of a sequence, which this step computes.
 
-    is_whole: with them all of its tokens and drafts are, so that it gets new ones.
+    is_whole: they are the last of its tokens and drafts, so new tokens follow.
     """
 
     sequence: Sequence
@@ -70,18 +70,18 @@ class Bounds(NamedTuple):
 
 
 class Scheduler:
-    """Sequences by slot and in the queue. No clock: times are passed in."""
+    """The running sequences, and those in the queue. It has no clock: times are passed in."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.running: list[Sequence] = []
         self.waiting: list[tuple[tuple[int, int], Sequence]] = []
         self.preemptions = 0
-        self.ends: Counter[str] = Counter()  # sequences that are over, by reason
+        self.ends: Counter[str] = Counter()  # ended sequences, by reason
         self.reused_tokens = 0
         # The tokens whose keys and values each slot holds, also after its sequence has left.
         self._held: list[list[int]] = [[] for _ in range(bounds.slots)]
-        self._since_s = math.inf  # the first of those that wait came, while nothing runs
+        self._since_s = math.inf  # when the first sequence joined the idle engine's queue
 
     @property
     def used_tokens(self) -> int:
@@ -99,7 +99,7 @@ class Scheduler:
 
     def add(self, sequence: Sequence, now_s: float) -> None:
         """Adds a sequence to the queue. Raises QueueFull."""
-        # Who finds a free slot does not wait, or a burst would be refused by an idle engine.
+        # Sequences that fit into free slots do not count: an idle engine must accept a burst.
         if len(self.waiting) >= self.bounds.waiting + len(self._free):
             raise QueueFull(
                 f"{counted(self.bounds.waiting, 'request waits', 'requests wait')} already",
@@ -123,15 +123,16 @@ class Scheduler:
         return max(0.0, self._since_s + self.bounds.wait_s - now_s)
 
     def plan(self) -> Plan:
-        """The next step; empty if all that may be computed is under way. Sequences that run
-        have drafted before.
+        """Returns the next step; empty if everything that may be computed is under way.
+
+        Running sequences must have their drafts already; those without room are dropped.
         """
         budget = self.bounds.step_tokens
         counts: dict[int, int] = {}
         ready = self.ready()
         generating = sum(one.is_caught_up for one in ready)
-        # Who generates has a token before anyone has drafts, which are judged whole. While there
-        # is a prompt to read, half of the step is not for drafts.
+        # Each generating sequence gets a token before any gets drafts. While there is a prompt to
+        # read, these tokens and the drafts together leave it half of the step.
         reads = generating < len(ready) or bool(self.waiting and self._free)
         drafts = max(0, (budget // 2 if reads else budget) - generating)
         for sequence in ready:
@@ -173,9 +174,10 @@ class Scheduler:
         return sorted(ready, key=lambda one: (len(one.tokens) - one.computed, one.order))[:share]
 
     def computed(self, row: Row, new_tokens: list[int], kept: int) -> None:
-        """A step has computed the row; of its drafts `kept` stay, and `new_tokens` follow.
+        """Records that a step has computed the row.
 
-        new_tokens: the drafts that stay and the token after them; none for a row that is not whole.
+        new_tokens: the accepted drafts and the token after them; empty for a row that is not whole.
+        kept: the number of accepted drafts.
         """
         sequence = row.sequence
         assert sequence.slot is not None
@@ -186,7 +188,7 @@ class Scheduler:
             return
         before = sequence.computed
         if row.is_whole:
-            # What was drafted and refused is written over by what comes in its place.
+            # The keys and values of rejected drafts will be overwritten.
             sequence.computed = len(sequence.tokens) + kept
             sequence.tokens += new_tokens
         else:
@@ -197,14 +199,15 @@ class Scheduler:
         assert len(held) == sequence.computed < len(sequence.tokens) + 1
 
     def end(self, sequence: Sequence, reason: str | RedlineError) -> None:
-        """The sequence is over: done, cancelled or failed. Its slot is another's from now on, or,
-        where it is being written, from the step's end on.
+        """Ends a sequence, which is done, cancelled or failed.
+
+        Its slot is free from now on, or from the end of the step that is writing to it.
         """
         sequence.ended = reason
         self.ends[reason if isinstance(reason, str) else "failed"] += 1
         if sequence.slot is not None:
             if isinstance(reason, RedlineError):
-                # By what it holds the next one that begins alike might fail, too.
+                # Its keys and values might make the next sequence with this prefix fail, too.
                 self._held[sequence.slot] = []
             if not sequence.under_way:
                 self._leave(sequence)
@@ -214,7 +217,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> list[Copied]:
         """Assigns a slot, if possible the one that already holds most of the tokens."""
-        # Its last token is computed in any case: what follows it is the request.
+        # Its last token is always computed, for the logits of the next one.
         most = len(sequence.tokens) - 1 if self.bounds.reuses_prefixes else 0
         alike = [common(held, sequence.tokens, most) for held in self._held]
         free = self._free
@@ -227,7 +230,7 @@ class Scheduler:
         return [Copied(source, slot, reused)] if source != slot else []
 
     def _may_come(self, sequence: Sequence) -> bool:
-        """Whether its tokens have room beside all of those who run, also those not computed yet."""
+        """Returns whether its tokens fit beside those of all running sequences, computed or not."""
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 
@@ -243,7 +246,7 @@ class Scheduler:
         while not self._has_room(counts):
             idle = [one for one in self.running if not one.under_way]
             if len(idle) < 2 and len(idle) < len(self.running):
-                # What is under way is waited for.
+                # Wait for the steps that are under way.
                 counts.clear()
                 return
             last = max(idle, key=lambda one: one.order)

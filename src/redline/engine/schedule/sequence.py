@@ -19,11 +19,11 @@ from redline.errors import RedlineError
 class Sequence:
     """The tokens of one answer; the first `computed` have their keys and values in `slot`.
 
-    tokens: prompt and answer. drafted: what may follow them, for the next step to judge.
-    under_way: how many of its tokens a step is computing now; 0 for none.
-    seed: 64 bits; is_seeded: by its user. priority: lower goes first. number: of arrival.
-    guide: what its answer must follow. ended: why, None while it continues. asker: whom it is for;
-    the scheduler does not look.
+    tokens: prompt and answer. most_tokens: of both together. drafted: draft tokens after them, for
+    the next step to judge. under_way: the number of its tokens that a step is computing now. seed:
+    64 bits; is_seeded: the user gave it. priority: lower goes first. number: in order of arrival.
+    guide: the grammar that its answer must follow. ended: the reason; None while it continues.
+    asker: the receiver of its tokens, which the scheduler does not use.
     """
 
     tokens: list[int]
@@ -47,7 +47,7 @@ class Sequence:
 
     @property
     def due(self) -> int:
-        """Tokens that are not computed yet, those drafted among them; at least 1."""
+        """The number of tokens that are not computed yet, drafts included; at least 1."""
         return len(self.tokens) + len(self.drafted) - self.computed
 
     @property

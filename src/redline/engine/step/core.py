@@ -28,11 +28,11 @@ class Computer(Protocol):
 
     @property
     def steps_at_once(self) -> int:
-        """How many are under way if there is work for them, so that every stage is busy."""
+        """The number of steps under way if there is work for them, so that every stage is busy."""
 
     @property
     def parameter_bytes(self) -> list[int]:
-        """Bytes of parameters, of each computing process."""
+        """The bytes of the parameters in each computing process."""
 
     def submit(self, work: Work) -> None:
         """Begins to compute a step. Raises EngineFailed if it cannot be computed."""
@@ -40,11 +40,11 @@ class Computer(Protocol):
     def result(self) -> Tensor:
         """Returns (heard, vocabulary) float32 logits of the oldest step not yet returned.
 
-        Raises EngineFailed.
+        Raises EngineFailed if it could not be computed.
         """
 
     def watch(self, told: Callable[[RedlineError], None]) -> None:
-        """Registers a callback that gets the reason, in any thread, when computing has failed."""
+        """Registers a callback for failures of the computer; it may be called in any thread."""
 
     def close(self) -> None:
         """Ends all computing, including other processes. No step is under way afterwards."""
@@ -54,17 +54,18 @@ class Asker(Protocol):
     """The receiver of a sequence's tokens."""
 
     def heard(self, tokens: list[int], chances: list[Chance]) -> str | None:
-        """Takes new tokens. Returns why the sequence is over by them; None while it continues."""
+        """Takes new tokens. Returns the reason if they end the sequence, otherwise None."""
 
     def ended(self, reason: str | RedlineError) -> None:
-        """Receives the end of the sequence: `stop`, `length`, or an error."""
+        """Receives the reason of the sequence's end: `stop`, `length`, or an error."""
 
 
 class Ask(NamedTuple):
     """A request for one sequence.
 
-    most_tokens: those of prompt and answer. choice: its place among the `n` answers to a request.
-    guide: what the answer must follow; not shared with other answers.
+    most_tokens: of prompt and answer together. priority: lower goes first. choice: its place among
+    the `n` answers to a request. guide: the grammar that the answer must follow, and that no other
+    answer shares; None for any text.
     """
 
     prompt: list[int]
@@ -84,7 +85,7 @@ class Speculation(NamedTuple):
 
 
 class _Begun(NamedTuple):
-    """A step that is being computed. is_usual: it reads no prompt and only drafts as ever."""
+    """A step that is being computed. is_usual: no prompt is read, and no draft model caught up."""
 
     plan: Plan
     laws: dict[int, Tensor]
@@ -93,7 +94,7 @@ class _Begun(NamedTuple):
 
 
 class Core:
-    """Computes the tokens of sequences, one step at a time."""
+    """Computes the tokens of sequences, one step at a time. ends: the tokens that end an answer."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class Core:
         self._number = 0
 
     def add(self, ask: Ask, now_s: float) -> Sequence:
-        """Takes a sequence into the queue. Raises QueueFull."""
+        """Adds a sequence to the queue. Raises QueueFull."""
         sequence = Sequence(
             tokens=list(ask.prompt),
             params=ask.params,
@@ -164,7 +165,7 @@ class Core:
         ]
 
     def _draft(self) -> Drafts:
-        """Has drafts made for those whose next step brings a token."""
+        """Drafts tokens for the sequences whose next step brings one."""
         if self._speculation is None:
             return _NO_DRAFTS
         ready = [one for one in self.scheduler.ready() if one.is_caught_up]
@@ -188,16 +189,16 @@ class Core:
         if self._speculation is None or not whole:
             return
         is_lookup = not begun.laws
-        # Drafts that there was no room for have taken their time, too.
+        # Drafts that were dropped for lack of room have taken time, too.
         is_clean = begun.is_usual and (any(drafted) or is_lookup)
         step_s = self._now_s() - begun.since_s if is_clean else None
         if is_lookup and any(drafted):
-            # If nothing is found, that is a guess which did not come true.
+            # A lookup that finds nothing counts as a rejected draft.
             drafted = [max(made, 1) for made in drafted]
         self._speculation.lengths.measured(drafted, kept, step_s)
 
     def _advance(self, row: Row, found: Judged) -> bool:
-        """Gives a sequence its new tokens, up to one that ends it; returns whether one does."""
+        """Gives a sequence its new tokens, up to one that ends it; returns whether it has ended."""
         sequence, params, tokens = row.sequence, row.sequence.params, found.tokens
         reason: str | RedlineError | None = None
         for place, token in enumerate(tokens):

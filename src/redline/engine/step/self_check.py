@@ -1,6 +1,6 @@
 """Checks a model before it serves: the engine must compute what the model itself computes.
 
-Its attention is exchanged, and no list of settings says which models have more than plain causal
+Its attention is replaced, and no list of settings shows which models have more than plain causal
 attention: sinks, a layer that attends twice, a layer that does not receive the step. Its weights
 are packed, too. So the logits of a few tokens are computed both ways, in three forward passes.
 """
@@ -17,15 +17,15 @@ from redline.engine.model import NAME, OTHERS, Loaded, Piece, Runner, Work, load
 from redline.engine.settings import EngineSettings
 from redline.engine.step.core import Computer
 
-# Of a sequence that is read in two pieces, beside one that begins alike. Its first piece goes
-# through the attention of long pieces, the others through that of short ones.
+# The length of a sequence that is read in two pieces, beside one with the same beginning. Its first
+# piece goes through the attention of long pieces, the others through that of short ones.
 _TOKENS = 24
 _FAILURE = "the engine cannot run the model in"
-# How far the logits of half of a step's tokens may be off, as a share of their size. It is not all
-# of them, since by rounding a mixture of experts may choose other ones for some. Three wild layers
-# are off by 1e-6, 0.002 and 0.02; a model with other attention is by 0.2 and more.
+# The most by which the logits of half of a step's tokens may be off, as a share of their size. Not
+# of all, since rounding may make a mixture of experts choose other ones for some. Three layers with
+# large random weights are off by 1e-6, 0.002 and 0.02; a model with other attention by 0.2 or more.
 _MOST_OFF = {torch.float32: 0.01, torch.float16: 0.1, torch.bfloat16: 0.15}
-# Some models say that a word cannot come by a logit far beyond.
+# Some models mark impossible tokens by a logit far beyond this.
 _MOST_LOGIT = 1e4
 
 
@@ -34,7 +34,7 @@ def open_runner(
 ) -> Runner:
     """Opens a model in this process, with a slot of `capacity` tokens for each sequence.
 
-    Raises ConfigError if it cannot be loaded, or the engine would not say what it says.
+    Raises ConfigError if it cannot be loaded, or if the engine's logits differ from its own.
     """
     loaded = load(name, config, dtype=settings.dtype, device=device)
     with reading(_FAILURE, name, OTHERS):
@@ -47,9 +47,10 @@ def open_runner(
 
 
 def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacity: int) -> None:
-    """Has a split model compute a few tokens; no process has the whole one, to compare them.
+    """Has a split model compute a few tokens.
 
-    Raises ConfigError if it cannot, and then has closed it.
+    They are not compared with the model's own, since no process has the whole model. Closes the
+    computer and raises ConfigError if it fails.
     """
     try:
         with reading(_FAILURE, settings.model, OTHERS):
@@ -65,7 +66,10 @@ def try_ranks(computer: Computer, settings: EngineSettings, config: Any, capacit
 
 @torch.inference_mode()
 def said(loaded: Loaded, tokens: int) -> Tensor:
-    """(tokens, vocabulary) float32 logits as the model computes them, before a runner has it."""
+    """Returns (tokens, vocabulary) float32 logits as the model itself computes them.
+
+    Call it before a runner packs the model's weights.
+    """
     words = torch.tensor([_words(tokens, loaded.vocabulary)], device=loaded.device)
     loaded.model.set_attn_implementation("eager")
     own: Tensor = loaded.model(input_ids=words, use_cache=False).logits[0].float()
@@ -76,14 +80,17 @@ def said(loaded: Loaded, tokens: int) -> Tensor:
 def distance(runner: Runner, own: Tensor) -> float:
     """Returns the error of the runner's logits, as a share of their size: the worse of two steps.
 
-    own: of as many tokens, from `said`.
+    own: the model's own logits, from `said`.
     """
     works = _works(len(own), runner.loaded.vocabulary)
     return max(_off(runner.run(work), own[_places(work.pieces)]) for work in works)
 
 
 def _off(found: Tensor, own: Tensor) -> float:
-    """The median of rows (N, V), of those that are numbers in `own`; inf if none is."""
+    """Returns the median error of rows (N, V) as a share of their size; inf if none has one.
+
+    Only entries that are numbers in `own` count.
+    """
     own = own.masked_fill(~(own.abs() < _MOST_LOGIT), torch.nan)
     size = (own - own.nanmean(-1, keepdim=True)).nan_to_num(0.0).norm(dim=-1)
     wrong = (found.nan_to_num(torch.inf) - own).nan_to_num(0.0, posinf=torch.inf).norm(dim=-1)
@@ -91,17 +98,17 @@ def _off(found: Tensor, own: Tensor) -> float:
 
 
 def _words(count: int, vocabulary: int) -> list[int]:
-    """Returns tokens from all over the vocabulary."""
+    """Returns tokens from the whole range of the vocabulary."""
     return [(7919 * at + 11) % vocabulary for at in range(count)]
 
 
 def _places(pieces: Sequence[Piece]) -> list[int]:
-    """The position of each token in its sequence."""
+    """Returns the position of each token in its sequence."""
     return [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
 
 
 def _works(tokens: int, vocabulary: int, slots: int = 2) -> list[Work]:
-    """Two steps: a sequence of `tokens`, next to one with the same prefix if there is room."""
+    """Returns two steps: a sequence of `tokens`, beside one with the same prefix if slots allow."""
     last = max(1, tokens // 6)
     first, words = tokens - last, _words(tokens, vocabulary)
     works = []

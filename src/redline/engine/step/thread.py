@@ -1,7 +1,7 @@
 """The engine in a thread of its own: the event loop asks, the thread computes.
 
-Each side passes calls to the other: the thread makes all calls received before each step, and
-passes the results of a step to the event loop at once.
+Each side passes calls to the other: before each step the thread makes all calls that it received,
+and after it passes all results to the event loop together.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class EngineFailed(NoEndpoint):
 
 
 class EngineThread:
-    """Runs a core from `start` to `close`. Its other methods may be called in the event loop only.
+    """Runs a core from `start` to `close`. Call its methods, except `post`, in the event loop only.
 
-    A failure of the core ends every sequence, and whatever is asked after it, with EngineFailed.
+    A failure of the core ends every sequence, and all that are asked for later, with EngineFailed.
     """
 
     def __init__(self, core: Core) -> None:
@@ -50,7 +50,7 @@ class EngineThread:
         self._thread.start()
 
     def ask(self, asks: Sequence[Ask]) -> None:
-        """Takes sequences that begin together. Each asker is notified of its end, whatever it is.
+        """Takes sequences that begin together. Each asker is notified of its end unless cancelled.
 
         Raises EngineFailed once the engine is being closed.
         """
@@ -91,7 +91,7 @@ class EngineThread:
         self._core.computer.close()
 
     def _turn(self) -> None:
-        """Makes the calls received, and a step if one is due."""
+        """Makes the received calls, and a step if one is due."""
         scheduler = self._core.scheduler
         # Sequences that a failure has left in the scheduler are not completed.
         self._take(math.inf if self.failure else scheduler.wait_s(SYSTEM.now_s()))
@@ -122,7 +122,7 @@ class EngineThread:
         self._posts.append(self._failed.set)
 
     def _take(self, wait_s: float) -> None:
-        """Makes the calls received; waits up to wait_s seconds for the first one."""
+        """Makes the received calls; waits up to wait_s seconds for the first one."""
         try:
             self._inbox.get(timeout=None if wait_s == math.inf else wait_s)()
             while True:

@@ -64,10 +64,9 @@ class Answers:
     ) -> str:
         """Returns the answer to the last user message.
 
-        seed: that of the request, which stories depend on. A replayed answer is given verbatim,
-        whatever the response format.
-        Raises BadCall for a message without a replayed question, and for a schema that cannot
-        be satisfied.
+        form: the response format. seed: that of the request, on which stories depend. A replayed
+        answer is returned verbatim, whatever the response format. Raises BadCall for a message
+        without a replayed question, and for a schema that cannot be satisfied.
         """
         if self._replay is not None:
             found = self._replay.answer(question)

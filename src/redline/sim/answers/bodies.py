@@ -26,7 +26,7 @@ Body = TypeVar("Body")
 
 
 def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
-    """Parses a body. Raises BadCall, which states what is invalid and where."""
+    """Parses a body. Raises a BadCall that states what is invalid and where."""
     try:
         return decoder.decode(raw)
     except msgspec.ValidationError as error:

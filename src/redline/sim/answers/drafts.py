@@ -52,8 +52,8 @@ _RESPONSE = msgspec.json.Decoder(responses.Request)
 class Draft(Protocol):
     """A reply that is ready to be encoded.
 
-    completion_tokens: of all choices. most_tokens: those that the request allows; completion_tokens
-    if it states no bound. is_long: its events may take more than 64 KiB.
+    completion_tokens: of all choices. most_tokens: those that the request allows for all choices;
+    completion_tokens if it states no bound. is_long: its events may take more than 64 KiB.
     """
 
     prompt_tokens: int
@@ -82,7 +82,7 @@ class _Generated:
         said: list[Said],
         most: int | None,
     ) -> None:
-        """most: tokens of a choice that the request allows for; None if it states no bound."""
+        """Drafts the reply. most: the request's bound on a choice's tokens; None without one."""
         self._form = form
         self._model = body.model
         self._said = said
@@ -139,7 +139,7 @@ class _Generated:
 
 
 class _Called(_Generated):
-    """A reply that calls tools and says nothing. A token limit does not cut it."""
+    """A reply that calls tools and has no text. A token limit does not cut it."""
 
     def __init__(self, body: chat.Request, prompt_tokens: int, calls: list[ToolCall]) -> None:
         tokens = sum(count_tokens(call.arguments) for call in calls)
@@ -295,7 +295,7 @@ def _response(raw: bytes, answers: Answers) -> Draft:
     )
 
 
-# Drafts the reply to a body. Raises BadCall.
+# By path, the function that drafts the reply to a body. It raises BadCall for an invalid one.
 ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
     chat.API.path: _chat,
     completions.API.path: _completion,

@@ -3,8 +3,9 @@
 A message that equals a question, except for white space at its ends, is found by one table lookup.
 Otherwise every question within the message is found by anchors: a table has, for each question, the
 pieces of 32 characters that begin at its first eight characters, so that a look at every eighth
-place of the message meets one of them. Only questions whose piece is met are compared in full. The
-longest one wins.
+place of the message finds one of them. Questions of fewer than 39 characters have one piece, of at
+most 8 characters, which is looked for at every place. Only questions whose piece is found are
+compared in full. The longest one wins.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from zlib import crc32
 
 from redline.sim.answers.bodies import BadCall
 
-# A schema may nest and may refer to itself. Below this depth the shortest way out is taken.
+# A schema may nest and refer to itself. Below this depth, null and empty arrays are preferred.
 _DEEP = 8
 _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
@@ -33,7 +33,7 @@ def example(schema: Schema, text: str) -> Any:
 
 
 class _Maker:
-    """Walks a schema once, and gives up if that would never end."""
+    """Makes the value of a schema. Raises BadCall if it is too large or nests too deeply."""
 
     def __init__(self, root: Schema, seed: int) -> None:
         self._root = root

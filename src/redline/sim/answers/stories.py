@@ -75,8 +75,8 @@ _REMEMBERED = 10_000
 class Stories:
     """The stories of a simulated model.
 
-    near_duplicates: the share of answers, 0 to 1, that repeat an earlier story with three of
-    its words changed. seed: of all stories.
+    near_duplicates: the share of answers, 0 to 1, that repeat one of the last 10,000 stories with
+    three of its words changed. seed: affects all stories.
     """
 
     def __init__(self, near_duplicates: float, seed: int) -> None:
@@ -88,7 +88,7 @@ class Stories:
     def tell(self, question: str, seed: int | None) -> str:
         """Returns the story of a question and seed; without a seed, a new story each time.
 
-        Which earlier story is repeated, if any, depends on those made before.
+        The earlier story that a near-duplicate repeats depends on the stories told before.
         """
         own = f"s{seed}" if seed is not None else f"u{next(self._unseeded)}"
         text = f"{self._seed} {own} {question}"
@@ -113,7 +113,7 @@ def _story(key: str) -> str:
 
 
 def _changed(story: str, rng: Random) -> str:
-    """Returns the story with a few words replaced by names of things."""
+    """Returns the story with three words replaced by names of things."""
     words = story.split(" ")
     for place in rng.sample(range(len(words)), _CHANGED_WORDS):
         end = "." if words[place].endswith(".") else ""

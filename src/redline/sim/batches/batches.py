@@ -1,10 +1,10 @@
 """The simulated provider's files and batches: plain objects that take the time as an argument.
 
   status       meaning                                              turns to
-  validating   it was just created                                  failed, in_progress
+  validating   it was just created                                  failed, or as in_progress
   in_progress  its lines are answered, each after its own latency   completed, expired, cancelling
   cancelling   a client cancelled it                                cancelled
-  failed       its file was refused, and no line was asked
+  failed       its file was refused, and no line is answered
   completed    every line has its answer or its error
   expired      the window is over; lines without an answer by then have the error batch_expired
   cancelled    as expired, with the error batch_cancelled
@@ -43,7 +43,7 @@ from redline.sim.settings import SimSettings
 
 # All files together; the server keeps them in memory.
 _MOST_BYTES = 1024 * 1024 * 1024
-# Beyond this, the oldest that are over are forgotten.
+# Beyond this, the oldest that have ended are forgotten.
 _MOST_BATCHES = 10_000
 _MOST_LISTED = 100
 _BYTES_PER_TOKEN = 4
@@ -54,7 +54,7 @@ _CREATION = msgspec.json.Decoder(BatchRequest)
 
 
 class StoredFile(msgspec.Struct):
-    """created_s: wall time."""
+    """A file, uploaded or written by a batch. created_s: wall time."""
 
     id: str
     name: str
@@ -77,9 +77,10 @@ class StoredFile(msgspec.Struct):
 
 
 class _Batch(msgspec.Struct):
-    """created_s, ends_s: monotonic; at ends_s the last line has its answer, if the window allows.
+    """A batch. created_s: monotonic. ends_s: when the last line has its answer; monotonic.
 
-    times: wall times by the name that the API has for each. tokens: of its lines, while it runs.
+    lines: those to answer; empty once it has ended, is being cancelled, or has failed. times: wall
+    times, by their names in the API. tokens: those of its lines. usage: input and output tokens.
     """
 
     id: str
@@ -149,10 +150,11 @@ class Batches:
         self._reader.disturb(faults)
 
     def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:
-        """Counts for GET /sim/stats.
+        """Returns counts for GET /sim/stats.
 
-        files: uploaded. created, cancels: batches. lines: of all batches that did not fail, and
-        the sum of `answered`, `failed`, `unfinished` by an expiry or a cancel, and `waiting`.
+        files: uploaded ones. created, cancels: batches. lines: those of all batches that did not
+        fail, which are the sum of `answered`, `failed`, `unfinished` (by an expiry or a cancel) and
+        `waiting`.
         """
         for batch in self._batches.values():
             self._look(batch, now_s, wall_s)
@@ -192,7 +194,7 @@ class Batches:
         return deleted_object(file_id)
 
     def create(self, raw: bytes, now_s: float, wall_s: float) -> Object:
-        """Creates a batch and returns it. Raises BadCall for an invalid body."""
+        """Creates a batch and returns it. Raises BadCall for an invalid body or a missing file."""
         asked = decode(_CREATION, raw)
         if asked.endpoint not in ENDPOINTS:
             raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
@@ -223,7 +225,10 @@ class Batches:
         return batch.shown()
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """Cancels a batch, which ends at the next query. Raises BadCall if it has ended."""
+        """Cancels a batch, which ends at the next query.
+
+        Raises BadCall if it has ended or does not exist.
+        """
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         if batch.is_over:
@@ -270,12 +275,12 @@ class Batches:
             del self._batches[batch_id]
 
     def _look(self, batch: _Batch, now_s: float, wall_s: float) -> None:
-        """Updates the batch's state to this time."""
+        """Brings the batch's state up to date."""
         if batch.is_over:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
         if batch.status == "cancelling":
-            # It has no results.
+            # The counts of a cancelled batch are shown as 0.
             batch.counts = {}
             batch.become("cancelled", wall_s)
         elif not batch.lines:

@@ -97,7 +97,7 @@ class BatchDoor:
             exchange.reset()
 
     async def _reply(self, exchange: Exchange) -> Reply:
-        """Raises BadCall."""
+        """Carries out the request and returns its reply. Raises BadCall if it is invalid."""
         method, path = exchange.method, exchange.path.rstrip("/")
         if method == "POST" and path == FILES:
             return json_reply(await self._upload(exchange))
@@ -118,7 +118,7 @@ class BatchDoor:
         raise _unknown(method, path)
 
     def _file(self, method: str, rest: str) -> Reply:
-        """Answers a request for one file. rest: of the path, such as `file-sim1/content`."""
+        """Answers a request for files. rest: of the path, such as `file-sim1/content`."""
         batches = self._batches
         file_id, _, verb = rest.partition("/")
         if method == "GET" and not file_id:

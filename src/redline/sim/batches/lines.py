@@ -1,4 +1,4 @@
-"""Reads the lines of a batch from its file, and writes them as results."""
+"""Reads the lines of a batch from its file, and writes their results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _STATUS_OF_FAULT = {"429": 429, "503": 503}
 
 
 class BatchLine(msgspec.Struct, gc=False):
-    """One request. latency_s: from the making of the batch; inf for a line that stalls."""
+    """One request. latency_s: from the creation of the batch; inf for a line that stalls."""
 
     custom_id: str
     body: bytes
@@ -54,7 +54,7 @@ class LineReader:
         self._faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
-        """Returns the lines of a file, or none, and their problems."""
+        """Returns the lines of a file and their problems; no lines if there are problems."""
         lines: list[BatchLine] = []
         problems: list[Problem] = []
         checker = LineChecker(endpoint)

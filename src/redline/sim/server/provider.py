@@ -1,9 +1,9 @@
 """Answers requests: the path of one through the simulated provider.
 
 Read -> jitter -> key -> draft of the reply -> room in the queue -> the key's rate limits -> fault
-drawn -> slot -> latency -> reply. What is refused before the rate limits costs nothing. What is
-admitted is charged, and may then meet a fault: a provider charges for those, too. Where answers are
-charged when they end, a request whose client leaves before costs its prompt only.
+drawn -> slot -> latency -> reply. A request that is refused before the rate limits costs nothing.
+An admitted one is charged, and may then meet a fault: a provider charges for those, too. If answers
+are charged when they end, a request whose client leaves before costs its prompt only.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from redline.sim.wire import (
     send_half_events,
 )
 
-# These faults need no model: a provider's front door answers them at once.
+# These faults need no model: they are answered at once.
 _AT_THE_DOOR = {
     "429": error_reply(
         429, "Too many requests (injected fault).", "requests", code="rate_limit_exceeded"
@@ -77,7 +77,7 @@ _SPLIT_STYLES = frozenset({"anthropic"})
 
 
 class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /sim/limits. A kind that is left out stays as it is."""
+    """The body of POST /sim/limits. A kind that is left out keeps its limits."""
 
     requests: list[str] | None = None
     tokens: list[str] | None = None
@@ -86,7 +86,10 @@ class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _NewFaults(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of POST /sim/faults. What is left out stays as it is."""
+    """The body of POST /sim/faults. A setting that is left out does not change.
+
+    park_s: the seconds for which requests with the key of this one are refused.
+    """
 
     faults: list[str] | None = None
     latency: str | None = None
@@ -133,8 +136,8 @@ class Provider:
     def serve(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Answers one request, which ends in exactly one class of the statistics.
 
-        At once if nothing of it can take time; otherwise by the coroutine, which is cancelled when
-        the client leaves.
+        It answers at once if no part of it can take time, and otherwise by the coroutine that it
+        returns, which is cancelled when the client leaves.
         """
         if not self._is_immediate or not exchange.is_complete:
             return self._serve(exchange, None)
@@ -161,7 +164,7 @@ class Provider:
             raise BadCall("Incorrect API key provided.", status=401, code="invalid_api_key")
 
     async def _serve(self, exchange: Exchange, raw: bytes | None) -> None:
-        """raw: the body, if it has been read."""
+        """Answers one request. raw: its body; None if it has not been read."""
         ticket = self.stats.receive(self._clock.now_s())
         try:
             if raw is None:
@@ -209,7 +212,7 @@ class Provider:
         return self._accounts.of(exchange.headers.get("authorization", ""))
 
     def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
-        """Latency and fault; None for a request that a fault has refused at once."""
+        """Returns the latency and the fault; None if a fault has refused the request at once."""
         fault = self._settings.faults.draw(self._fault_rng)
         first_s = self._settings.latency.draw_s(self._latency_rng)
         if fault in _AT_THE_DOOR:

@@ -1,4 +1,4 @@
-"""The simulated provider as a real HTTP server: while it is entered, or until Ctrl-C."""
+"""The simulated provider as a real HTTP server, for an `async with` block or until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MODELS = json_reply(
 
 
 class Sim(HttpServer):
-    """A simulated provider that serves while it is entered, or from `start` to `aclose`.
+    """A simulated provider that serves in an `async with` block, or from `start` to `aclose`.
 
-    Runs inside the loop that starts it, and starts once. Raises ConfigError for a replay file it
-    cannot read and, from `start`, for an address it cannot listen on.
+    It runs in the event loop that starts it, and starts once. Raises ConfigError for a replay file
+    that it cannot read and, from `start`, for an address on which it cannot listen.
     """
 
     def __init__(self, settings: SimSettings | None = None, clock: Clock = SYSTEM) -> None:
@@ -41,7 +41,7 @@ class Sim(HttpServer):
         super().__init__("the simulated provider", address, bounds=bounds)
 
     def stats(self) -> dict[str, Any]:
-        """The counters of `GET /sim/stats`; redline.sim.stats says what each one means."""
+        """Returns the counters of `GET /sim/stats`, which redline.sim.stats explains."""
         stats = self._provider.stats.as_dict()
         batches = self._provider.batches.stats()
         return {**stats, "waiting": self._provider.waiting, "batches": batches}
@@ -100,7 +100,7 @@ class Sim(HttpServer):
 
 
 def _page(gauges: Mapping[str, int]) -> bytes:
-    """Gauges in Prometheus' text format."""
+    """Returns gauges in Prometheus' text format."""
     lines = (f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
     return "".join(lines).encode()
 
@@ -110,9 +110,9 @@ def serve_forever(
 ) -> None:
     """Serves until SIGINT or SIGTERM, then returns.
 
-    on_url: gets the base URL, once connections are accepted. on_note: gets what is simulated,
-    and at the end what was seen; one line each.
-    Raises ConfigError if the settings or the address do not work.
+    on_url: called with the base URL when connections are accepted. on_note: called with one line on
+    what is simulated, and at the end with one on what was received. Raises ConfigError if the
+    replay file or the address cannot be used.
     """
 
     async def main(stop: asyncio.Event) -> None:

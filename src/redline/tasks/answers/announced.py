@@ -1,4 +1,4 @@
-"""Finds the number that a mark of an answer announces: the last mark that has one.
+"""Finds the number that an answer announces: that of the last mark with a number.
 
 | after the mark                | the number is                                                    |
 |-------------------------------|------------------------------------------------------------------|

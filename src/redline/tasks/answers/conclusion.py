@@ -98,14 +98,17 @@ _MOST_BARE_WORDS = 2
 
 
 class Given(NamedTuple):
-    """A numeral that is the answer, and what shows it."""
+    """A numeral that is the answer. shape: how it is presented, as in `number.Found`."""
 
     numeral: Numeral
     shape: str
 
 
 class Said(NamedTuple):
-    """The answer of one sentence: a number, or why there is none, as in `sentence.Pick`."""
+    """The answer of one sentence, or None.
+
+    outcome: one of those in `sentence.Pick`, or `refused` if the sentence declines to answer.
+    """
 
     given: Given | None
     outcome: Outcome
@@ -114,8 +117,8 @@ class Said(NamedTuple):
 def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
     """Returns the number that a sentence gives, in digits or, if `may_be_worded`, in words.
 
-    `None are left` counts as 0 if the sentence concludes it, or has no other number and may be
-    worded.
+    `None are left` counts as 0 if the sentence concludes it, or has no other number and
+    `may_be_worded` is true.
     """
     text = page.text[span.start : span.end]
     if _REFUSAL.search(text):

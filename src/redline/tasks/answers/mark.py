@@ -67,8 +67,9 @@ _SUPPOSED = re.compile(
 class Mark(NamedTuple):
     """A mark, its start, and where the answer that it announces begins and must end.
 
-    limit: the end of the text for all but boxes and tags, which close, if is_closed.
-    may_be_working: of a label, that it says no more than `Answer`, so that working may follow.
+    limit: the end of what a box or a tag contains; for all others, the end of the text. is_closed:
+    False for a box or a tag without an end. may_be_working: the mark is a label that says only `A`
+    or `Answer`, so working may follow.
     """
 
     shape: Shape
@@ -80,7 +81,7 @@ class Mark(NamedTuple):
 
 
 def marks(text: str) -> list[Mark]:
-    """Returns the marks of plain text in the order of what they announce."""
+    """Returns the marks of plain text, ordered by `content`; one for each place."""
     found: dict[int, Mark] = {}
     for shape, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):

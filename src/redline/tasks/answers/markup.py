@@ -1,4 +1,4 @@
-"""Converts a model's answer to plain text, without LaTeX, Markdown and HTML; numerals stay.
+"""Converts a model's answer to plain text, without LaTeX, Markdown and HTML; numerals are kept.
 
 Markup that matters for a number becomes one character of the private use area, which later steps
 recognize and which an answer itself never contains:
@@ -10,7 +10,7 @@ recognize and which an answer itself never contains:
 | BOLD           | `**`, `__`, `<b>`, `<strong>` and their ends                            |
 | HASHES         | four or more `#`                                                        |
 
-Every pattern here takes time linear in its text: none nests unbounded repetitions.
+Every pattern here takes time linear in its text: nested repetitions are bounded or possessive.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MARKS = {
     **{"sup": "^", "sub": "_"},
 }
 
-# What GSM8K's own solutions hold for a calculator: `3*6=<<3*6=18>>18`.
+# A calculator annotation, as in GSM8K's own solutions: `3*6=<<3*6=18>>18`.
 _CALCULATION = re.compile(r"<<([^<>\n]{0,300})>>([ $]?[\d.])?")
 
 # A backslash that was read as an escape before it came here leaves a backspace or a form feed.
@@ -58,7 +58,7 @@ _N = r"[^{}]*+"
 _BOX_START = r"\\?\bf?boxed\s*\{"
 _BOXED = re.compile(rf"{_BOX_START}({_N}(?:\{{{_N}(?:\{{{_N}\}}{_N})*+\}}{_N})*+)\}}")
 _COMMAND = re.compile(r"\\([a-zA-Z]+\*?|[^a-zA-Z])")
-# What LaTeX's commands are read as; all others as a space.
+# The replacements of LaTeX commands; any other command becomes a space.
 _COMMANDS = {
     **dict.fromkeys(("frac", "dfrac", "tfrac", "cfrac"), _FRACTION),
     **dict.fromkeys(("begin", "end", "[", "]", "\\", "\n"), "\n"),
@@ -114,7 +114,7 @@ def _fraction_sign(found: re.Match[str]) -> str:
 
 
 def _calculated(found: re.Match[str]) -> str:
-    """Nothing if the result follows; the result if it is only in the annotation."""
+    """Drops the annotation if the result follows it; otherwise keeps the result in it."""
     if found[2]:
         return found[2]
     return found[1].rpartition("=")[2]
@@ -136,7 +136,7 @@ def _without_latex(text: str) -> str:
 
 
 def _fraction(found: re.Match[str]) -> str:
-    """`3/4`, `1 3/4` after a digit, `(9 × 2)/(1)` of more than numerals."""
+    """Returns `3/4`, after a digit `1 3/4`, and for more than two numerals `(9 × 2)/(1)`."""
     top, bottom = (found[2], found[3]) if found[4] is None else (found[4], found[5])
     if _NUMERAL_ONLY.fullmatch(top) and _NUMERAL_ONLY.fullmatch(bottom):
         text = f"{top.strip()}/{bottom.strip()}"

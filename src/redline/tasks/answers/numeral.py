@@ -1,4 +1,4 @@
-"""Reads the numbers of plain text, in digits or words, with sign, currency, share and magnitude.
+"""Reads the numbers of plain text, in digits or words, with sign, currency, percent and magnitude.
 
 | text                          | number        | why                                           |
 |-------------------------------|---------------|-----------------------------------------------|
@@ -7,7 +7,7 @@
 | `1.234`                       | 1.234         | a decimal point, as in English ...            |
 | `70.000` in a text in German  | 70000         | ... unless the language groups by it          |
 | `12,50` `0,5`                 | 12.5, 0.5     | no group of three, so a decimal comma         |
-| `25%`                         | 25, a percent | a percentage is asked for as 25               |
+| `25%`                         | 25, percent   | a percentage is asked for as 25               |
 | `3:30` `12/25/2024` `1.2.3`   | nothing       | a time, a date, a version; `5:00` is 5        |
 | more than 100 digits          | nothing       | a model in a loop; it bounds the work as well |
 """
@@ -111,7 +111,7 @@ class Number:
     is_percent: bool = False
 
     def __str__(self) -> str:
-        """`18`, `-4.5`, `25%`; a fraction if decimals would not end: `1/3`."""
+        """Returns text such as `18`, `-4.5` or `25%`; `1/3` if its decimals would not end."""
         sign = "%" if self.is_percent else ""
         numerator, below = abs(self.value.numerator), self.value.denominator
         enough = range(below.bit_length() + 1)  # places for any decimals that end
@@ -180,8 +180,8 @@ def numerals(
     """Yields the numerals in digits of the plain text `text[start:end]`, in linear time.
 
     Digits in a name, as in `H2O` or `m^2`, are not numerals. points_group: the text's language
-    writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless it
-    is money or has two such groups.
+    writes `70.000` for 70000. spaces_group: `1 234` is one number; otherwise it is two, unless
+    points_group is true, it is money, its group begins with 0, or it has several groups.
     """
     at = start
     while found := _DIGITS.search(text, at, end):
@@ -244,7 +244,10 @@ def chinese_numeral(text: str, at: int) -> Numeral | None:
 
 
 def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
-    """Returns where a numeral with currency or minus begins, and its sign; None in a name."""
+    """Returns where a numeral with its currency or minus begins, and whether it is negative.
+
+    None if the digits are part of a name.
+    """
     head = text[begin:digits]
     lead = _LEAD.search(head)
     if lead is None or (not lead["money"] and _NAME.search(head)):
@@ -275,7 +278,10 @@ def _value_of(run: str, points_group: bool) -> Fraction | None:
 
 
 def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
-    """Returns the value with the suffix of its digits applied; None for a time or a date."""
+    """Returns the value with the suffix of its digits applied.
+
+    None for a time or a date, for a zero divisor, and for a power or an exponent that is too large.
+    """
     tens, power = int(tail["tens"] or 0), int(tail["power"] or 1)
     top, bottom = int(tail["top"] or 0), int(tail["bottom"] or 1)
     below = int((tail["below"] or "1").replace(",", ""))

@@ -19,7 +19,8 @@ _POINTS_GROUP = re.compile(
 _ENGLISH = re.compile(r"\b(?:the|of|is|and|answer)\b", re.IGNORECASE)
 
 _BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
-# After the first a period ends no sentence, after the others not before a number, as in `Rs. 500`.
+# A period after one of the first never ends a sentence; after one of the others, as in `Rs. 500`,
+# it ends none before a number.
 _ABBREVIATION = re.compile(
     r"(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
     re.IGNORECASE,

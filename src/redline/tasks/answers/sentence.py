@@ -8,8 +8,8 @@
 | the text after `=`, and what the sentence says of its subject          | 1                       |
 
 The last number of the highest rank is the answer; numbers in bold take precedence over all others.
-The words that make a number a remark are English; in other languages the last number counts, since
-results come last.
+The words that make a number a remark are mostly English; in other languages the last number usually
+counts, since results come last.
 """
 
 from __future__ import annotations

@@ -23,9 +23,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     first, second: paths of the results. pairs: statistics of the questions that both answered.
 
-    won, lost: rows for which the second, or the first, has the larger share of right answers; the
-    first few of each. first_answers, second_answers: the number of answers to the questions of
-    `pairs`. only_first, only_second: the number of questions that only one of them answered.
+    won, lost: the questions for which the second, or the first, has the larger share of right
+    answers; at most five of each, by their row numbers in the first. first_answers, second_answers:
+    the number of answers to the questions of `pairs`. only_first, only_second: the number of
+    questions that only one of them answered.
     """
 
     first: str
@@ -105,7 +106,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(first: Path, second: Path) -> Comparison:
     """Compares two results files question by question; all answers to a question count together.
 
-    Raises ConfigError if they have no question in common, and JournalError for a damaged file.
+    Raises ConfigError if they have no question in common or one is not of an evaluation, and
+    JournalError for a damaged file.
     """
     ones, others = _Questions(first), _Questions(second)
     common = {row: found for row in ones.answers if (found := ones.same_in(others, row))}

@@ -1,7 +1,7 @@
 """Metrics that decide whether an answer is right, one for each kind of answer.
 
 metric   what is found in an answer      right when                   strict when
-number   its final number                it is the gold number        it comes after ####
+number   its final number                it is the gold number        the first after #### is gold
 choice   the letter it settles on        it is the gold letter        the answer is the letter alone
 exact    the answer, its ends trimmed    equal but for case, quotes,  equal, character by character
                                          a last period, white space
@@ -63,8 +63,9 @@ def metric_of(
 ) -> Metric:
     """Returns the metric with this name.
 
-    Raises ConfigError for an unknown name, for regex without a pattern, and for a pattern or fields
-    that the metric does not take.
+    Raises ConfigError for an unknown name, for regex without a pattern, for a pattern that is not
+    valid or has several groups, and for a pattern or fields that the metric does not take; but
+    regex ignores fields.
     """
     if name == "regex":
         if pattern is None:
@@ -251,7 +252,10 @@ def _is_json(answer: str) -> bool:
 
 
 def _is_equal(one: Any, other: Any) -> bool:
-    """Returns whether two JSON values are equal: 1 equals 1.0, and a boolean only itself."""
+    """Returns whether two JSON values are equal.
+
+    1 equals 1.0, a boolean only itself. Texts are compared as the metric `exact` compares them.
+    """
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, str) and isinstance(other, str):

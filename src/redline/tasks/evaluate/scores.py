@@ -36,7 +36,8 @@ class Scores:
     """Counts of an evaluation's answers, and of its questions if each has several samples.
 
     A call that failed counts as an answer that is not correct, and is also counted by itself.
-    Intervals are over questions, because answers to one question are not independent.
+    Intervals are over questions, because answers to one question are not independent. Raises
+    ConfigError if the output has no manifest or is not of an evaluation.
     """
 
     def __init__(self, output: Output) -> None:
@@ -61,7 +62,10 @@ class Scores:
         self.is_over = manifest.rows is not None
 
     def text(self) -> str:
-        """Returns the summary for a reader, then `name: value` lines; accuracy is the last one."""
+        """Returns the summary for a reader, then `name: value` lines; accuracy is the last one.
+
+        If every call failed, there is no score, and the only such line is `failed`.
+        """
         lines = []
         if not self.is_over:
             lines += ["the run is not over: this is the score of what is answered", ""]

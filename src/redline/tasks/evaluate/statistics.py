@@ -25,7 +25,7 @@ class Interval(NamedTuple):
 
 
 def wilson(correct: float, total: float) -> Interval:
-    """Returns the 95 % score interval of a share, 0 to 1 (Wilson 1927); all of it for no total."""
+    """Returns the 95 % score interval of correct / total (Wilson 1927); 0 to 1 if total is 0."""
     if total == 0:
         return Interval(0.0, 1.0)
     share, z2 = correct / total, _Z * _Z

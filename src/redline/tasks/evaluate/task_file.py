@@ -1,4 +1,4 @@
-"""Reads a task from a TOML file; an error names the key that is not known or not valid.
+"""Reads a task from a TOML file; an error names the unknown or invalid key.
 
 name = "capitals"
 prompt = "What is the capital of {{ country }}? Answer with its name alone."
@@ -24,7 +24,10 @@ from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation
 
 
 def load(path: Path) -> Evaluation:
-    """Loads the evaluation of a file. Raises ConfigError that names the file and the key."""
+    """Loads the evaluation in a file, which is named after the file if it has no name.
+
+    Raises ConfigError that names the file and the key.
+    """
     try:
         table = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The usage of all answers to one row, since each time that a row is asked again costs more."""
+"""Sums the usage of all answers to one row, because asking again costs more."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ class UsageSum:
     def put_into(self, outcome: Outcome) -> None:
         """Sets the outcome's usage to the sum of all paid answers, or of all if none was paid.
 
-        An outcome without a reply, which failed after answers that were not valid, also gets the
-        last of these answers.
+        is_cached becomes whether none was paid, and attempts the most of any outcome. An outcome
+        without a reply, which failed after answers that were not valid, also gets the last of these
+        answers.
         """
         if outcome.reply is None:
             outcome.reply = self._answer

@@ -20,7 +20,7 @@ from typing import Any
 
 from redline.errors import ConfigError
 
-# Thai to Burmese, Khmer, kana, and the ideographs of the first three planes.
+# Thai, Lao, Burmese, Khmer, kana, and the ideographs of planes 0, 2 and 3.
 _NO_SPACES = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 _NO_SPACES += "\U00020000-\U0003ffff"
 _WORDS = re.compile(rf"[{_NO_SPACES}]|[^\W{_NO_SPACES}]+")
@@ -102,7 +102,7 @@ def word_count(text: str) -> int:
 
 
 def fewest_words(similarity: float) -> float:
-    """Returns the words a text needs for a copy with one changed word to have this similarity.
+    """Returns the number of words at which a copy with one changed word has this similarity.
 
     One word in the middle changes 3 of n - 2 runs, which leaves n - 5 of n + 1 in common.
     Infinite for a similarity of 1.

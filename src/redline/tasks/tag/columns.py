@@ -27,9 +27,10 @@ class Gold(msgspec.Struct, frozen=True):
 
 
 def first_row(rows: str) -> Mapping[str, Any] | None:
-    """Returns the first readable row; None without one, and for a pipe, which is read only once.
+    """Returns the first readable row.
 
-    Raises ConfigError if the rows cannot be read at all.
+    None if none of the first 1,000 is readable, and for a pipe, which can be read only once. Raises
+    ConfigError if the rows cannot be read at all.
     """
     if url_of(rows) is None and not _is_kept(rows):
         return None
@@ -46,8 +47,8 @@ def _is_kept(rows: str) -> bool:
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
     """Returns a prompt with a row's text: its column `text`, or its only column besides gold.
 
-    None if the rows bring their own prompt. rows: their name, for the error. Raises ConfigError if
-    several columns are possible, or none.
+    None if the rows bring their own prompt. row: None stands for one with a column `text`. rows:
+    their name, for the error. Raises ConfigError if several columns are possible, or none.
     """
     if row is None:
         return f"{{{{ {_TEXT} }}}}"
@@ -69,7 +70,11 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
 
 
 def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
-    """Parses COLUMN or FIELD=COLUMN. Raises ConfigError if one of them does not exist."""
+    """Parses COLUMN or FIELD=COLUMN.
+
+    row: has the columns; None if they are unknown. Raises ConfigError if the field or the column
+    does not exist, and for a COLUMN alone if a tag has several fields that it may be compared with.
+    """
     field, equals, column = text.partition("=")
     if not equals or (row is not None and text in row):
         # A column's name may itself contain an equals sign.

@@ -1,11 +1,11 @@
 """Schemas of tags: a JSON Schema, lists of labels, or a pydantic model.
 
-| what the user gives                                      | a tag is                          |
-|----------------------------------------------------------|-----------------------------------|
-| `["a", "b"]`                                             | an object whose label is of these |
-| `{"label": ["a", "b"], "urgency": ["low", "high"]}`      | an object, each field of its list |
-| `{"type": "object", "properties": ...}`, any JSON Schema | what it says                      |
-| `package.module:Model`, a pydantic model                 | what the model takes and gives    |
+| what the user gives                                      | a tag is                           |
+|----------------------------------------------------------|------------------------------------|
+| `["a", "b"]`                                             | an object, its `label` in the list |
+| `{"label": ["a", "b"], "urgency": ["low", "high"]}`      | an object, each field in its list  |
+| `{"type": "object", "properties": ...}`, any JSON Schema | what is valid by it                |
+| `package.module:Model`, a pydantic model                 | the JSON of such a model           |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONGEST_PROBLEM = 500
 _MOST_REFERENCES = 32
 # The depth to which nested choices are searched for labels.
 _MOST_NESTED = 4
-# What may surround a label that is answered as plain text.
+# Characters that may surround a label in an answer of plain text.
 _AROUND = " \t\r\n\"'`*."
 
 
@@ -47,7 +47,8 @@ class Schema:
     json_schema: the JSON Schema that is sent and shown. name: the name of the response format.
 
     fields: the names of a tag's fields. labels: for each field that takes one of a list of texts,
-    these texts.
+    these texts. kind: `object`, `array`, or None if the schema leaves it open. Raises ConfigError
+    if the JSON Schema is not valid or refers to another document.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Schema:
         }
 
     def checked(self, value: Any) -> tuple[Any, list[str]]:
-        """Returns the value to keep and its errors, of which a valid value has none.
+        """Returns the value to keep and its errors, at most five; a valid value has none.
 
         A label that differs only in case and white space takes the schema's spelling. With a
         pydantic model, the model's own dump is kept.
@@ -104,7 +105,7 @@ class Schema:
         return {name: self._tidied(parts.get(name), item) for name, item in value.items()}
 
     def _followed(self, part: Any) -> Mapping[str, Any]:
-        """Returns the schema that a part refers to, or the part itself; `{}` if it is neither."""
+        """Returns the schema that a part refers to, or the part itself; `{}` if it is no object."""
         for _ in range(_MOST_REFERENCES):
             if not isinstance(part, Mapping):
                 break
@@ -118,7 +119,7 @@ class Schema:
         return {}
 
     def _labels(self, part: Any, depth: int = 0) -> list[str]:
-        """Returns the texts that a part accepts; none if it accepts more than texts and null."""
+        """Returns the texts that a part accepts; empty if it accepts more than texts and null."""
         part = self._followed(part)
         values = [part["const"]] if "const" in part else part.get("enum")
         if isinstance(values, list):
@@ -163,7 +164,10 @@ def load(given: str) -> Schema:
 
 
 def as_json_schema(value: Any) -> dict[str, Any]:
-    """Converts the content of a schema file to a JSON Schema. Raises ConfigError."""
+    """Converts the content of a schema file to a JSON Schema.
+
+    Raises ConfigError if it is neither lists of labels nor the schema of an object or an array.
+    """
     if isinstance(value, list):
         return _of_lists({LABEL: value})
     if not isinstance(value, dict) or not value:
@@ -211,7 +215,7 @@ def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_model(module: str, name: str, given: str) -> Schema:
-    """Returns the schema of a pydantic model of the user's own."""
+    """Returns the schema of a user's pydantic model. Raises ConfigError if it is not one."""
     # The module is in the working directory, where `redline` alone does not look.
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.insert(0, here)

@@ -18,8 +18,8 @@ from redline.job.settings import Ask
 from redline.tasks.tag.schema import Schema
 
 FORMATS = ("auto", "always", "never")
-# The statuses for a parameter that a server does not know, or not in this form. OpenRouter answers
-# 404 if no provider of a model accepts it.
+# The statuses for a parameter that a server does not know or does not accept in this form.
+# OpenRouter answers 404 if no provider of a model accepts it.
 _REFUSALS = frozenset({400, 404, 415, 422})
 # With these words, any status is such a refusal: gateways answer 500, 501 or even 200.
 _FORMAT_WORDS = re.compile(
@@ -28,10 +28,10 @@ _FORMAT_WORDS = re.compile(
 
 
 class Structured:
-    """Requests for answers by `schema`.
+    """Asks for answers that are valid by `schema`.
 
     mode: one of FORMATS; `auto` sends a format until it is refused, `always` sends only the first
-    one, `never` sends none. instructions: what the prompt says about the answer.
+    one, `never` sends none. instructions: the text for the system message, with the schema.
     """
 
     def __init__(self, schema: Schema, mode: str = "auto") -> None:

@@ -39,7 +39,11 @@ _LONG_ANSWER = 50_000
 
 
 class Tagging:
-    """A job's Task that tags rows. response_format: whether to send it, one of FORMATS."""
+    """A job's Task that tags rows.
+
+    reasks: how often a row may be asked again, 0 or more. response_format: whether to send it, one
+    of FORMATS.
+    """
 
     def __init__(self, schema: Schema, *, reasks: int, response_format: str = "auto") -> None:
         self._schema = schema

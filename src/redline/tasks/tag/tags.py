@@ -42,9 +42,9 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
     tagged: rows with a tag. failed: rows without one. reasks: the total over both.
 
-    is_over: every row of the input is one of these. without_gold: tagged rows that are not compared
-    because their gold column is empty. strays: compared rows whose gold label the schema lacks.
-    agreement: that of the tags with gold; None if it was not requested.
+    is_over: every row of the input is tagged or failed. without_gold: tagged rows that are not
+    compared because their gold column is empty. strays: compared rows whose gold label the schema
+    lacks. agreement: that of the tags with gold; None if it was not requested.
     """
 
     tagged: int
@@ -56,7 +56,10 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
     agreement: Agreement | None = None
 
     def text(self, *notes: str) -> str:
-        """Returns the summary for a reader, then `name: value` lines; accuracy is the last one."""
+        """Returns the summary for a reader, then `name: value` lines.
+
+        notes: lines at the end of the summary. With an agreement, accuracy is the last line.
+        """
         lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
         lines.append(f"tagged {self.tagged:,}, failed {self.failed:,}, re-asks {self.reasks:,}")
         found = self.agreement
