@@ -129,6 +129,7 @@ def test_lines_of_the_batch_api_say_so_too(cli: Cli, rows: Rows) -> None:
         (("--cache-size", "1g"), "--cache-size needs --cache"),
         (("--cache-sampled",), "--cache-sampled needs --cache"),
         (("--cache", "--cache-size", "much"), "--cache-size is not a size: much"),
+        (("--cache", "--cache-size", "9" * 400), f"--cache-size is not a size: {'9' * 400}"),
         (("--cache", "--cache-size", "1k"), "a cache needs at least 1,000,000 bytes, not 1,000"),
     ],
 )

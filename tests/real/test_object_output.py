@@ -439,6 +439,34 @@ def test_an_interrupt_gives_up_the_upload(
     assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
 
 
+def test_a_cancelled_upload_is_over_when_the_run_is(
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_uploading, upload = threading.Event(), S3Store.upload
+
+    def slow(self: Any, *given: Any) -> Any:
+        is_uploading.set()
+        threading.Event().wait(0.3)
+        return upload(self, *given)
+
+    async def main() -> None:
+        running = asyncio.create_task(
+            redline.arun(ROWS, output=URL, call=asked.call, progress=False)
+        )
+        assert await asyncio.to_thread(is_uploading.wait, 30)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asked = Asked()
+    with monkeypatch.context() as patch:
+        patch.setattr(S3Store, "upload", slow)
+        asyncio.run(main())
+    # The next one is not refused for a lock that is still held.
+    assert run(asked).is_complete
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+
+
 def test_one_process_an_output(store: ObjectServer) -> None:
     second = Asked()
     refused: list[ConfigError] = []

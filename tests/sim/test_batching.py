@@ -23,6 +23,7 @@ from redline.calls import (
     Request,
     Retry,
 )
+from redline.calls.batching import Item
 from redline.errors import (
     BadReply,
     CallError,
@@ -608,6 +609,18 @@ def test_settings_that_cannot_work_are_refused(answers: Any, settings: dict[str,
         DynamicBatcher(answers, **settings)
     with pytest.raises(ConfigError):
         BatchBounds(max_waiting=0)
+
+
+def test_an_option_that_cannot_be_compared_fails_its_own_item() -> None:
+    async def main() -> None:
+        batcher = DynamicBatcher(doubled)
+        item = Item(1, {"unit": object()})
+        outcome = await batcher.send(Request(body=item), Call())
+        assert outcome.status == "rejected"
+        assert "an option of the item is not JSON" in str(outcome.error)
+        await batcher.aclose()
+
+    asyncio.run(main())
 
 
 def test_a_run_calls_a_function_of_lists_through_it() -> None:

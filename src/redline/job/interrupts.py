@@ -41,13 +41,14 @@ class Interrupts:
         self._has_turned = threading.Event()  # the loop knows of the second interrupt
         self._is_over = threading.Event()
         self._error: type[BaseException] | None = None  # the exception of the next signal
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def watch(self, runner: Runner) -> None:
         """Directs interrupts to this runner from now on."""
-        # The runner last: another thread that sees it finds the loop as well.
-        self._loop = asyncio.get_running_loop()
-        self._runner = runner
+        with self._lock:
+            # The runner last: another thread that sees it finds the loop as well.
+            self._loop = asyncio.get_running_loop()
+            self._runner = runner
         if self._is_early:
             runner.drain()
 
@@ -57,12 +58,12 @@ class Interrupts:
 
     def interrupt_from_outside(self) -> None:
         """Interrupts from another thread; without a runner, the run drains when it starts."""
-        if self._runner is None:
-            self._is_early = True
-            self.count += 1
-        if self._runner is not None:
-            # Asked again: it may have come meanwhile.
-            self.interrupt()
+        with self._lock:
+            if self._runner is None:
+                self._is_early = True
+                self.count += 1
+                return
+        self.interrupt()
 
     def interrupt(self) -> None:
         """Notifies the runner, from any thread. Raises KeyboardInterrupt if there is none yet."""

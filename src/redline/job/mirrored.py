@@ -45,9 +45,15 @@ async def execute_mirrored(job: Job, parts: Parts) -> Report:
 
 
 async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
-    """Does the work in a thread. A cancellation ends a transfer at its next block of data."""
+    """Does the work in a thread.
+
+    A cancellation ends a transfer at its next block of data, and waits for that: until then the
+    output is locked.
+    """
+    thread = asyncio.create_task(asyncio.to_thread(work))
     try:
-        await asyncio.to_thread(work)
+        await asyncio.shield(thread)
     except asyncio.CancelledError:
         mirror.stop()
+        await asyncio.wait([thread])
         raise

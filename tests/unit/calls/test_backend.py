@@ -326,6 +326,30 @@ def test_a_download_is_passed_on_whatever_it_is_and_takes_no_slot() -> None:
     play(handle, story, limits=Limits(concurrency=1))
 
 
+def test_a_download_is_in_flight_until_it_is_over() -> None:
+    counts: list[tuple[int, int, dict[str, int]]] = []
+
+    async def take(part: bytes) -> None:
+        counts.append((attempts.attempts, attempts.in_flight, dict(attempts.errors)))
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        is_missing = seen.target.endswith("missing")
+        writer.write(answer(FILE, 404) if is_missing else answer(FILE, content_type="text/plain"))
+
+    async def main() -> None:
+        async with RawServer(handle) as server:
+            backend = HttpBackend(Endpoint(base_url=server.base_url, proxy=""), attempts=attempts)
+            await backend.download(GET, Call(), take)
+            with pytest.raises(CallError):
+                await backend.download(Request(method="GET", url="/missing"), Call(), take)
+            await backend.aclose()
+
+    attempts = Attempts()
+    virtual_run(main())
+    assert counts[0] == (1, 1, {})
+    assert (attempts.attempts, attempts.in_flight, attempts.errors.total()) == (2, 0, 1)
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 def test_a_download_that_fails_raises_the_located_error(*, is_kept: bool) -> None:
     async def story(backend: HttpBackend, server: RawServer) -> None:

@@ -118,3 +118,24 @@ def test_a_body_that_asks_for_a_stream_is_sent_as_it_is(
         assert sent.body["stream_options"] == {"include_usage": True}
     else:
         assert sent.body.get("stream_options") == more.get("stream_options")
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 5}, 5),
+        ({"max_output_tokens": 5}, 5),
+        ({"max_tokens": 0}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": -(10**9)}, None),
+        ({"max_tokens": 10**15}, 1_000_000),
+    ],
+)
+def test_a_maximum_is_a_number_of_tokens_that_an_answer_may_have(
+    fields: dict[str, int], most: int | None
+) -> None:
+    assert (
+        facts_of(json.dumps({"model": "m", "messages": [], **fields}).encode()).most_tokens == most
+    )

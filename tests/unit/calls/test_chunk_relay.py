@@ -76,6 +76,8 @@ def test_chunks_are_found(bodies: list[bytes]) -> None:
             b"0\r\n\r\n",
             b"1\r\na\r\n0\r\n\r\n",
         ),
+        # Of a negative size, at which a reader would come back to where it was.
+        b"3\r\nabc\r\n-6\r\n3\r\nabc\r\n",
         *(b"1_0\r\n%b\r\n" % bytes(16), b"100000\r\n", b"abc\r\n", b"3\r\nabc\r\n4"),
     ],
 )

@@ -98,7 +98,8 @@ def test_words_and_choices() -> None:
 @pytest.mark.parametrize(
     ("text", "value"),
     [("k=7", 7), ("k=0.5", 0.5), ("k=true", True), ('k="7"', "7"), ("k=bob", "bob"), ("k=", ""),
-     ("k=a=b", "a=b"), ('k=["a"]', ["a"]), ("k={broken", "{broken")],
+     ("k=a=b", "a=b"), ('k=["a"]', ["a"]), ("k={broken", "{broken"),
+     (f"k={'[' * 100_000}", "[" * 100_000)],
 )  # fmt: skip
 def test_parameters_are_json_where_they_can_be(text: str, value: Any) -> None:
     assert values.pairs({"param": [text]}, "param") == {"k": value}

@@ -125,6 +125,9 @@ def test_the_live_rest_takes_what_its_slots_and_limits_demand() -> None:
     assert live_s(100, pace, slow, 10) == pytest.approx(99.0)
     few = Limits(tokens=("100/1s",), guard_s=0.0)
     assert live_s(100, pace, few, 10) == pytest.approx(50.0)
+    for kind in ("input_tokens", "output_tokens"):
+        few = Limits(**{kind: ("100/1s",)}, guard_s=0.0)
+        assert live_s(100, pace, few, 10) == pytest.approx(50.0)
 
 
 def test_the_margin_has_room_for_the_cancel_and_half_as_much_again_for_the_rest() -> None:

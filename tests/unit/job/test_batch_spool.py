@@ -59,7 +59,7 @@ def test_rows_come_back_by_the_name_that_the_provider_knows(tmp_path: Path) -> N
     assert reader.pop("not hex") is None
     assert reader.pop("ffffffffffffffff") is None
     assert reader.pop_line(1) == 0
-    assert reader.pop_line(99) is None
+    assert [reader.pop_line(number) for number in (99, 6, 0, -1)] == [None] * 4
     assert [reader.read(offset).row for offset in reader.rest()] == [1, 2, 4]
     assert len(reader) == 0
     reader.close()

@@ -112,6 +112,8 @@ def test_the_cost_is_that_of_all_runs_or_unknown(
 ) -> None:
     report = made(*(spending(*one) for one in runs), has_budget=has_budget)
     assert report.figures.spent_usd == (None if spent is None else pytest.approx(spent))
+    if spent is not None:
+        assert report.series.spent_usd[-1] == pytest.approx(spent)
 
 
 def test_errors_and_failed_rows_are_counted_by_kind_with_examples(failed: JobReport) -> None:

@@ -210,6 +210,8 @@ def test_a_template_in_error(name: str, text: str) -> None:
 def test_output_paths() -> None:
     assert parse_output_path(None) == ()
     assert parse_output_path("$.a.0.b") == ("a", 0, "b")
+    digits = "1" * 5000
+    assert parse_output_path(f"a.².{digits}") == ("a", "²", digits)
     for text in ("a..b", ".", "$"):
         with pytest.raises(ConfigError, match="not an output path"):
             parse_output_path(text)

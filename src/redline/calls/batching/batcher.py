@@ -130,11 +130,11 @@ class DynamicBatcher:
         if self._is_closed:
             return ended_early()
         is_whole = sink is None or self._is_function
-        part = self._lists.part_of(request, call) if is_whole else None
-        if part is None:
-            self._counts.passed_on()
-            return await self._inner.send(request, call, sink)
         try:
+            part = self._lists.part_of(request, call) if is_whole else None
+            if part is None:
+                self._counts.passed_on()
+                return await self._inner.send(request, call, sink)
             member = self._enter(part, call)
         except CallError as error:
             return failed(error, endpoint=self.label)

@@ -24,7 +24,7 @@ import msgspec
 from redline.calls.batching.parts import Lists, Part
 from redline.calls.client import call_error_of
 from redline.clock import SYSTEM, Clock
-from redline.errors import BadReply, CallError, NoEndpoint, Rejected
+from redline.errors import BadReply, BadRow, CallError, NoEndpoint, Rejected
 from redline.process import DaemonThreads
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
@@ -183,7 +183,10 @@ def part_of(request: Request, call: Call) -> Part:
 
 
 def _canonical(value: Any) -> bytes:
-    return msgspec.json.encode(value, order="sorted")
+    try:
+        return msgspec.json.encode(value, order="sorted")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadRow(f"an option of the item is not JSON: {error}") from error
 
 
 def joined(parts: Sequence[Part]) -> Request:

@@ -317,6 +317,7 @@ class HttpBackend:
         attempt = _Attempt(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
         )
+        failure: str | None = "cancelled"
         try:
             attempt.load(request)
             try:
@@ -325,7 +326,9 @@ class HttpBackend:
                 answer = await self._again(repeat, attempt, request, take, kind="")
             if answer.status != 200:
                 self._read(request, answer, attempt, None)
+            failure = None
         except CallError as error:
+            failure = error.kind
             located = self._located(error, request)
             if located is error:
                 raise
@@ -334,6 +337,9 @@ class HttpBackend:
             if attempt.wait is not None:
                 self._end_wait(attempt)
             attempt.give_back()
+            if attempt.sent_s is not None:
+                now_s = self.clock.now_s()
+                self._attempts.ended(now_s, now_s - attempt.sent_s, failure)
 
     def found(self) -> list[str]:
         """Returns the limits that a search has found, in words; empty if all are stated."""

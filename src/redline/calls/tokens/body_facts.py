@@ -30,8 +30,12 @@ class BodyFacts(msgspec.Struct):
 
     @property
     def most_tokens(self) -> int | None:
-        """The maximum of the answer in tokens; None if the body states none."""
-        return self.max_tokens or self.max_completion_tokens or self.max_output_tokens
+        """The maximum of the answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
+
+        Some servers take -1 for no maximum.
+        """
+        most = self.max_tokens or self.max_completion_tokens or self.max_output_tokens
+        return min(most, MOST_OUTPUT_TOKENS) if most is not None and most > 0 else None
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):

@@ -45,7 +45,7 @@ def chunks_in(data: bytes) -> list[tuple[int, int]] | None:
         except ValueError:
             return None
         start, stop = end + 2, end + 2 + size
-        if not size or line != b"%x" % size or data[stop : stop + 2] != b"\r\n":
+        if size <= 0 or line != b"%x" % size or data[stop : stop + 2] != b"\r\n":
             return None
         found.append((start, stop))
         at = stop + 2

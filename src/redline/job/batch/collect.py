@@ -133,7 +133,7 @@ class Collector:
             offset = await asyncio.to_thread(reader.pop_line, number)
             if offset is not None:
                 await self._end(part, reader.read(offset), offset, failed(error), rest)
-        for offset in reader.rest():
+        for offset in await asyncio.to_thread(reader.rest):
             await self._end(part, reader.read(offset), offset, failed(unfinished()), rest)
         return rest
 

@@ -166,15 +166,14 @@ def _reason(problem: Problem) -> str:
 def live_s(rows: int, pace: Pace, limits: Limits, slots: int) -> float:
     """Returns about how many seconds `rows` rows take live.
 
-    The maximum of the times that the slots, and each stated limit of requests or of all tokens,
-    need.
+    The maximum of the times that the slots and each stated limit need; all tokens of a row count
+    in the limits of input and of output tokens, so that this is rather too long.
     """
-    amounts = {"requests": float(max(0, rows - 1)), "tokens": rows * pace.row_tokens}
+    requests, tokens = float(max(0, rows - 1)), rows * pace.row_tokens
     times = [math.ceil(rows / slots) * pace.row_s]
     times += [
-        last_send_s(amounts[kind], rate, limits)
+        last_send_s(requests if kind == "requests" else tokens, rate, limits)
         for kind in KINDS
-        if kind in amounts
         for rate in limits.rates(kind)
     ]
     return max(times)

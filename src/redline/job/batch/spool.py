@@ -122,6 +122,7 @@ class PartReader:
         with telling(path):
             self._file: BinaryIO = path.open("rb")
         self._offsets: dict[int, int] = {}
+        self._keys: array[int] | None = None  # of its lines, once one is looked up by its number
         at = 0
         for line in self._file:
             self._offsets[int(line[_KEY_FROM:_KEY_TO], 16)] = at
@@ -142,8 +143,11 @@ class PartReader:
 
     def pop_line(self, number: int) -> int | None:
         """Takes the row in this line of the uploaded file, counted from 1; see `pop`."""
-        key = next(islice(keys_of(Path(self._file.name)), number - 1, None), None)
-        return None if key is None else self._offsets.pop(key, None)
+        if self._keys is None:
+            self._keys = array("Q", keys_of(Path(self._file.name)))
+        if not 0 < number <= len(self._keys):
+            return None
+        return self._offsets.pop(self._keys[number - 1], None)
 
     def rest(self) -> array[int]:
         """Takes all rows that were not taken; returns their offsets."""

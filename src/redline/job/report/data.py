@@ -171,7 +171,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
         scores=tuple(scores_of(timeline.runs)),
         band=tuple(band_of(points)),
         runs=runs,
-        series=series_of(points),
+        series=series_of(points, has_budget=files.has_budget),
         errors=_errors(windows),
         error=shown(next((one.error for one in reversed(windows) if one.error), "")),
         failed=tuple(files.failed),

@@ -82,8 +82,9 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """A window from begin_s to end_s on the axis, and what bound in most of it."""
+    """A window from begin_s to end_s on the axis, and what bound in most of it. run: its number."""
 
+    run: int
     begin_s: float
     end_s: float
     window: Window
@@ -115,13 +116,14 @@ def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int)
     """
     longest_s = 2 * sum(run.last_s for run in timeline.runs) / most
     points = []
-    for run, found, offset_s in zip(timeline.runs, bound, offsets_of(timeline), strict=True):
+    runs = zip(timeline.runs, bound, offsets_of(timeline), strict=True)
+    for number, (run, found, offset_s) in enumerate(runs):
         first = 0
         for count in _counts(run.windows, longest_s):
             window = merged(run.windows[first : first + count])
             binding = _longest(found[first : first + count])
             begin_s, end_s = offset_s + window.begin_s, offset_s + window.end_s
-            points.append(Point(begin_s, end_s, window, binding))
+            points.append(Point(number, begin_s, end_s, window, binding))
             first += count
     return points
 
@@ -163,8 +165,8 @@ def band_of(points: Sequence[Point]) -> list[Binding]:
     return band
 
 
-def series_of(points: Sequence[Point]) -> Series:
-    """Returns the columns of these points."""
+def series_of(points: Sequence[Point], *, has_budget: bool) -> Series:
+    """Returns the columns of these points. has_budget: see `JobFiles`."""
     windows = [point.window for point in points]
 
     def per_s(count: Callable[[Window], float]) -> Column:
@@ -184,7 +186,7 @@ def series_of(points: Sequence[Point]) -> Series:
         input_tokens_per_s=per_s(lambda one: one.input_tokens),
         output_tokens_per_s=per_s(lambda one: one.output_tokens),
         retries_per_s=per_s(lambda one: one.retries),
-        spent_usd=_spent(windows),
+        spent_usd=_spent(points, has_budget=has_budget),
         phases={name: per_s(_phase(name)) for name in _phases(windows)},
         limits=_limits(windows),
         errors={kind: per_s(_counter(kinds)) for kind, kinds in _kinds(windows).items()},
@@ -196,22 +198,23 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
-def _spent(windows: Sequence[Window]) -> Column:
+def _spent(points: Sequence[Point], *, has_budget: bool) -> Column:
     """Returns the dollars spent by all runs until the end of each point.
 
     A run's dollars count from its own beginning, unless a budget continues over the runs.
     """
     column: list[float | None] = []
-    before_usd = last_usd = 0.0
-    for window in windows:
-        spent_usd = window.totals.spent_usd
+    run, before_usd, total_usd = 0, 0.0, 0.0
+    for point in points:
+        spent_usd = point.window.totals.spent_usd
         if spent_usd is None:
             column.append(None)
             continue
-        if spent_usd < last_usd:
-            before_usd += last_usd
-        last_usd = spent_usd
-        column.append(rounded(before_usd + spent_usd))
+        if point.run != run:
+            run = point.run
+            before_usd = 0.0 if has_budget and spent_usd >= total_usd else total_usd
+        total_usd = before_usd + spent_usd
+        column.append(rounded(total_usd))
     return tuple(column)
 
 

@@ -226,9 +226,10 @@ def size(text: str, flag: str) -> int:
     """Returns the bytes in `500m` or `2g`."""
     text = text.strip()
     match = _SIZE.fullmatch(text)
-    if match is None:
+    size_bytes = math.inf if match is None else float(match[1]) * _FACTORS[match[2].lower()]
+    if size_bytes == math.inf:
         raise ConfigError(f"{flag} is not a size: {text}", hint="write it like 500m or 2g")
-    return round(float(match[1]) * _FACTORS[match[2].lower()])
+    return round(size_bytes)
 
 
 @_of_given
@@ -273,7 +274,7 @@ def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
             raise ConfigError(f"{flag} is not NAME=VALUE: {text}", hint="write it like seed=7")
         try:
             found[key.strip()] = msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (ValueError, RecursionError):
             found[key.strip()] = value
     return found
 

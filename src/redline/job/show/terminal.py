@@ -38,7 +38,7 @@ class TerminalProgress:
         area = _Area(self._stream)
         encoding = getattr(self._stream, "encoding", None) or ""
         is_plain = not encoding.lower().replace("-", "").startswith("utf")
-        with area.beside(sys.stdout, sys.stderr):
+        with area.beside():
             while True:
                 width, height = _size(self._stream)
                 # One column stays free: a full line would wrap on some terminals.
@@ -85,7 +85,7 @@ class _Area:
             self.draw(lines, self._width)
 
     @contextmanager
-    def beside(self, *streams: TextIO | None) -> Generator[None]:
+    def beside(self) -> Generator[None]:
         """Shows output to sys.stdout and sys.stderr above the lines while entered."""
         before = sys.stdout, sys.stderr
         with self.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
 
 _SYSTEM_ROLES = ("system", "developer")
+# An index in an output path; longer digits are a key.
+_INDEX = re.compile("[0-9]{1,9}")
 
 # Columns of a `messages`, `prompt` or `input` row that belong in its body. Any other column is the
 # user's own data and is not sent; `body` takes further parameters of an endpoint.
@@ -272,7 +275,7 @@ def parse_output_path(text: str | None) -> tuple[str | int, ...]:
     parts = text.removeprefix("$").strip(".").split(".")
     if not all(parts):
         raise ConfigError(f"not an output path: {text}", hint="write it like result.items.0.text")
-    return tuple(int(part) if part.isdigit() else part for part in parts)
+    return tuple(int(part) if _INDEX.fullmatch(part) else part for part in parts)
 
 
 def _is_batch_row(row: dict[str, Any]) -> bool:
