@@ -31,8 +31,8 @@ _TOKENS = [
     b"HTTP/1.1 ", b"HTTP/1.0 ", b"HTTP/1.1 100 Continue\r\n\r\n", b"101", b"204", b"304", b"099",
     b"Content-Length: ", b"Transfer-Encoding: chunked\r\n", b"Content-Encoding: gzip\r\n",
     b"Content-Encoding: deflate\r\n", b"Connection: close\r\n", b"Connection: keep-alive\r\n",
-    b"Upgrade: h2c\r\n", b"0\r\n\r\n", b"5\r\nhello\r\n", b"\x1f\x8b", b"\xff" * 8, b"9" * 25,
-    b"X: " + b"a" * 300 + b"\r\n",
+    b"Upgrade: h2c\r\n", b"0\r\n\r\n", b"5\r\nhello\r\n", b"-6\r\n", b"\x1f\x8b", b"\xff" * 8,
+    b"9" * 25, b"X: " + b"a" * 300 + b"\r\n",
 ]  # fmt: skip
 _ENDINGS = ("ring", "eof", "reset")
 _BOUNDS = (1, 10, 100, 1_000, 100_000, 100_000)

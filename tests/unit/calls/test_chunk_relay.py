@@ -85,6 +85,14 @@ def test_what_is_not_whole_chunks_is_for_the_parser(data: bytes) -> None:
     assert chunks_in(data) is None
 
 
+@given(st.lists(st.binary(max_size=20).map(chunk) | st.integers(-40, 40), max_size=6))
+def test_what_is_found_is_all_of_the_data(parts: list[bytes | int]) -> None:
+    data = b"".join(part if isinstance(part, bytes) else b"%x\r\n" % part for part in parts)
+    found = chunks_in(data)
+    if found is not None:
+        assert b"".join(chunk(data[start:stop]) for start, stop in found) == data
+
+
 def test_the_size_may_be_in_upper_case() -> None:
     assert chunks_in(b"A\r\n%b\r\n" % bytes(10)) == [(3, 13)]
 
