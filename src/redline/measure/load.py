@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import msgspec
@@ -188,7 +188,8 @@ class Load:
     async def _dispatch(self, schedule: Iterable[float]) -> None:
         """Makes each call when it is due, or as soon afterwards as a place is free."""
         clock, is_behind = self._clock, False
-        for at_s in schedule:
+        times = iter(schedule)
+        for at_s in times:
             due_s = self._begun_s + at_s
             if due_s >= self._end_s:
                 await self._until(self._end_s)
@@ -203,7 +204,7 @@ class Load:
             if self.in_flight >= self._plan.concurrency:
                 is_behind = True
                 if not await self._room():
-                    self._count_unsent(at_s, schedule)
+                    self._count_unsent(chain([at_s], times))
                     break
             requests = self._take()
             if not requests:
@@ -234,15 +235,12 @@ class Load:
                 return False
         return True
 
-    def _count_unsent(self, at_s: float, schedule: Iterable[float]) -> None:
-        """Counts the call of at_s, and all that are due by the end, as not made."""
-        plan, missing = self._plan, 1
-        left = None if plan.most is None else plan.most - self._sent
-        for later_s in islice(schedule, _MOST_COUNTED):
-            if later_s >= plan.duration_s or (left is not None and missing >= left):
-                break
-            missing += later_s >= plan.warm_up_s
-        self._unsent += missing
+    def _count_unsent(self, times: Iterable[float]) -> None:
+        """Counts the calls of these times as not made, if they are due in the measured window."""
+        plan = self._plan
+        left = _MOST_COUNTED if plan.most is None else min(plan.most - self._sent, _MOST_COUNTED)
+        due = takewhile(lambda at_s: at_s < plan.duration_s, times)
+        self._unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, left))
 
     async def _call_alone(self, due_s: float, requests: Sequence[Any]) -> None:
         await self._call(due_s, requests, is_counted=True)

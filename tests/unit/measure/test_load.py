@@ -141,6 +141,23 @@ def test_calls_that_wait_for_a_place_count_from_when_they_were_due() -> None:
     assert figures.latency.max_s == pytest.approx(15.0, rel=0.03)
 
 
+@pytest.mark.parametrize("form", [list, iter])
+def test_a_schedule_counts_each_call_that_was_not_made_once(
+    form: Callable[[list[float]], Any],
+) -> None:
+    schedule = form([number / 10 for number in range(20)])
+    figures = measure(Server(60.0), Plan(concurrency=3, duration_s=5.0, schedule=schedule))
+    assert (figures.succeeded, figures.unsent, figures.scheduled) == (3, 17, 20)
+
+
+def test_calls_of_the_warm_up_that_were_not_made_are_not_counted() -> None:
+    # 8 calls of the warm-up are not made, and 10 after it, of which a limit allows 6.
+    for most, unsent in ((None, 10), (16, 6)):
+        plan = scheduled(10.0, 2.0, warm_up_s=1.0, most=most)
+        figures = measure(Server(60.0), msgspec.structs.replace(plan, concurrency=2))
+        assert (figures.warm_up, figures.unsent, figures.scheduled) == (2, unsent, unsent)
+
+
 def test_a_warm_up_is_apart() -> None:
     server = Server(lambda now_s: 1.0 if now_s < 10 else 0.1)
     figures = measure(server, Plan(concurrency=2, duration_s=30.0, warm_up_s=11.0))
