@@ -264,7 +264,8 @@ class Load:
         try:
             answer = await self._caller.ask(requests)
         except asyncio.CancelledError:
-            self._cut += scheduled_s - self._begun_s >= self._plan.warm_up_s
+            if scheduled_s - self._begun_s >= self._plan.warm_up_s:
+                self._cut += len(requests)
             tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:

@@ -285,6 +285,15 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         assert figures.requests_per_s == pytest.approx(20.0, rel=0.03)
 
 
+def test_an_interrupt_counts_each_request_of_a_list() -> None:
+    def interrupt(started: Started) -> None:
+        asyncio.get_running_loop().call_later(1.5, started.load.interrupt)
+
+    plan = Plan(concurrency=2, duration_s=60.0)
+    figures = measure(Server(1.0, takes=8), plan, on_start=interrupt)
+    assert (figures.succeeded, figures.cut, figures.scheduled) == (16, 16, 32)
+
+
 def test_a_sweep_finds_the_slots_of_a_server_and_goes_no_further_than_needed() -> None:
     async def main() -> list[Figures]:
         server = Server(0.5, slots=8)
