@@ -32,12 +32,13 @@ class LoadOptions(TypedDict, total=False):
     """The options of a load.
 
     concurrency: concurrent calls, 16 by default, and 1 for functions of lists; for a schedule, the
-    most in flight, 1,000 by default. rate_per_s: the rate at which calls are due, regardless of
-    earlier ones. arrivals: "constant", the default with a rate, or "poisson". seed: the seed of the
-    arrivals. warm_up_s: the first part of the duration, which is not measured. limit: the most
-    requests. batch_size: the handler takes lists of at most this length. stream: False asks an
-    endpoint for whole answers. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
-    user's pause between two requests, for `concurrent_users`.
+    most in flight, 1,000 by default. rate_per_s: the rate at which requests are due, regardless
+    of earlier ones; a list is due with its last request. arrivals: "constant", the default with a
+    rate, or "poisson". seed: the seed of the arrivals. warm_up_s: the first part of the duration,
+    which is not measured. limit: the most requests. batch_size: the handler takes lists of at most
+    this length. stream: False asks an endpoint for whole answers. slo: objectives such as
+    "ttft<500ms,latency<3s". think_time_s: a user's pause between two requests, for
+    `concurrent_users`.
     """
 
     concurrency: int
@@ -179,7 +180,7 @@ def checked_plan(plan: Plan) -> Plan:
 
 
 def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
-    """Returns the times of calls. Raises ConfigError for a rate or arrivals that are not valid."""
+    """Returns when requests are due. Raises ConfigError for a rate or arrivals not valid."""
     if not 0 < rate_per_s <= 1e6:
         raise ConfigError(
             f"a rate must be above 0 and at most 1,000,000 requests/s, not {rate_per_s:g}",

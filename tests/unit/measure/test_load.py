@@ -191,6 +191,38 @@ def test_lists_are_filled_and_their_fill_is_the_batch_efficiency() -> None:
     assert figures.batch_efficiency == pytest.approx(20 / 24)
 
 
+@pytest.mark.parametrize(
+    ("facts", "sizes", "ends_s"),
+    [
+        ({}, [8, 8, 4], [0.7, 1.5, 1.9]),
+        ({"most": 10}, [8, 2], [0.7, 0.9]),
+    ],
+)
+def test_a_rate_is_of_requests_and_a_list_is_due_with_its_last(
+    facts: dict[str, Any], sizes: list[int], ends_s: list[float]
+) -> None:
+    server, at_s = Server(0.1, takes=8), list[float]()
+
+    def note(number: int) -> Answer:
+        at_s.append(asyncio.get_running_loop().time())
+        return Answer()
+
+    server.outcome = note
+    started = list[Started]()
+    figures = measure(server, scheduled(10.0, 2.0, **facts), on_start=started.append)
+    assert [len(requests) for requests in server.asked] == sizes
+    assert [now_s - started[0].begun_s for now_s in at_s] == pytest.approx(ends_s)
+    assert figures.scheduled == figures.succeeded == sum(sizes)
+    assert figures.latency is not None
+    assert figures.latency.max_s == pytest.approx(0.1)
+
+
+def test_each_request_of_lists_that_were_not_made_is_counted() -> None:
+    plan = scheduled(10.0, 2.0)
+    figures = measure(Server(60.0, takes=8), msgspec.structs.replace(plan, concurrency=1))
+    assert (figures.succeeded, figures.unsent, figures.scheduled) == (8, 12, 20)
+
+
 def test_goodput_counts_what_keeps_the_objectives_failures_included() -> None:
     server = Server(0.1)
 
