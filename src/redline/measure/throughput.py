@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,6 +27,8 @@ USUAL_CONCURRENCY = 16
 # The default limit of calls in flight for a schedule; further calls wait.
 SCHEDULE_CONCURRENCY = 1000
 _LONGEST_S = 31 * 86_400.0
+_COUNTS = ("concurrency", "batch_size", "limit")
+_NUMBERS = ("rate_per_s", "warm_up_s", "think_time_s")
 
 
 class LoadOptions(TypedDict, total=False):
@@ -119,7 +122,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         options: LoadOptions,
         interrupts: Interrupts | None,
     ) -> Self:
-        _check(options)
+        _check(options, duration_s)
         batch_size = options.get("batch_size")
         usual = USUAL_CONCURRENCY if batch_size is None else 1
         if options.get("rate_per_s") is not None:
@@ -209,7 +212,8 @@ def _plan(options: LoadOptions, duration_s: float, usual: int) -> Plan:
     )
 
 
-def _check(options: LoadOptions) -> None:
+def _check(options: LoadOptions, duration_s: float) -> None:
+    """Raises ConfigError for an unknown option, or a value of the wrong kind."""
     known = LoadOptions.__annotations__
     for name, value in options.items():
         if name not in known:
@@ -217,10 +221,19 @@ def _check(options: LoadOptions) -> None:
                 f"unknown option: {name}",
                 hint=nearest(name, known) or f"known are: {', '.join(known)}",
             )
-        if name in ("concurrency", "batch_size", "limit") and (
-            not isinstance(value, int) or value < 1
-        ):
+        if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if name in _NUMBERS and not _is_number(value):
+            raise ConfigError(f"{name} must be a number, not {value!r}")
+    if not _is_number(duration_s):
+        raise ConfigError(f"duration_s must be a number, not {duration_s!r}")
+    if (think_s := options.get("think_time_s", 0.0)) < 0:
+        raise ConfigError(f"think_time_s must be 0 s or more, not {think_s:g} s")
+
+
+def _is_number(value: object) -> bool:
+    """Returns whether the value is a finite number."""
+    return isinstance(value, int | float) and -math.inf < value < math.inf
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:
