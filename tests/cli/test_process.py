@@ -87,6 +87,16 @@ def test_a_closed_stdout_is_told_before_anything_is_sent(rows: Rows) -> None:
     assert (done.returncode, "error" in done.stderr) == (0, False)
 
 
+def test_an_error_is_shown_in_full_if_stdout_is_closed(rows: Rows) -> None:
+    many(rows, 3)
+    command = "redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl >&-"
+    assert shell(command).returncode == 0
+    Path("out.redline/manifest.json").write_text("{")
+    done = shell(command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out.redline/manifest.json is damaged: ")
+
+
 def test_a_closed_stderr_does_not_end_the_run(rows: Rows) -> None:
     many(rows, 3)
     done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl 2>&-")

@@ -61,6 +61,8 @@ def lost_stdout(error: OSError) -> Exception:
 
 def forget_stdout() -> None:
     """Keeps the interpreter, when it ends, from flushing to a stdout that accepts no more."""
+    if sys.stdout is None:
+        return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
