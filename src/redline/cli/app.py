@@ -128,9 +128,8 @@ def main(argv: list[str] | None = None) -> None:
     gc.freeze()
     _start.collect_rarely()
     given = sys.stderr
-    if given is not None:
-        # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
-        sys.stderr = lasting(given)
+    # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
+    sys.stderr = lasting(given)
     status = _status(sys.argv[1:] if argv is None else argv)
     if argv is not None:
         sys.stderr = given
