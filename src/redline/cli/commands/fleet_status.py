@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 from click import Context
 
+from redline.calls import is_http_url
 from redline.cli.flags import Word, flag, stated
 from redline.cli.session import say
 from redline.errors import ConfigError, RedlineError
@@ -62,9 +63,14 @@ def _page(where: str) -> bytes:
     import http.client
     from urllib.parse import urlsplit
 
+    connect: type[http.client.HTTPConnection] = http.client.HTTPConnection
     if where.startswith(("http://", "https://")):
+        if not is_http_url(where):
+            raise ConfigError("the URL of the fleet is not valid", where=where, hint=_HINT)
         parts = urlsplit(where)
-        host, port = parts.hostname or "", parts.port or 80
+        if parts.scheme == "https":
+            connect = http.client.HTTPSConnection
+        host, port = parts.hostname or "", parts.port or connect.default_port
     else:
         from redline.serve.fleet import front_of
 
@@ -72,7 +78,7 @@ def _page(where: str) -> bytes:
         host, port = front.host, front.port
         if not port:
             raise ConfigError(f"{where} sets no port", hint="name the URL of the fleet instead")
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    connection = connect(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/fleet")
         answer = connection.getresponse()
@@ -84,5 +90,5 @@ def _page(where: str) -> bytes:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
         what = f"it is not a fleet of redline: HTTP {answer.status}"
-        raise RedlineError(what, where=f"http://{host}:{port}/fleet", hint=_HINT)
+        raise RedlineError(what, where=where, hint=_HINT)
     return raw
