@@ -135,6 +135,8 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
     told = cli("fleet", "status", odd.url.replace("http:", "https:"))
     assert told.status == 2
     assert told.err.startswith("error: no fleet answers at 127.0.0.1:")
+    told = cli("fleet", "status", "http://me:secret-1@127.0.0.1:9")
+    assert "\nwhere: http://...@127.0.0.1:9\n" in told.err
     for url in ("http://127.0.0.1:99999", "https://[::1", "http://"):
         told = cli("fleet", "status", url)
         assert told.status == 2

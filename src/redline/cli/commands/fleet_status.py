@@ -9,7 +9,7 @@ from click import Context
 
 from redline.calls import is_http_url
 from redline.cli.flags import Word, flag, stated
-from redline.cli.session import say
+from redline.cli.session import say, without_secret
 from redline.errors import ConfigError, RedlineError
 from redline.job.settings import Kind
 
@@ -40,7 +40,7 @@ def fleet_status(ctx: Context, where: str) -> None:
         status = msgspec.json.decode(raw, type=FleetStatus)
     except msgspec.DecodeError as error:
         raise RedlineError(
-            f"it is not a fleet of redline: {error}", where=where, hint=_HINT
+            f"it is not a fleet of redline: {error}", where=without_secret(where), hint=_HINT
         ) from None
     lines = [f"{status.model}: {status}", ""]
     rows = [("replica", "state", "in flight", "answered", "latency")]
@@ -63,10 +63,11 @@ def _page(where: str) -> bytes:
     import http.client
     from urllib.parse import urlsplit
 
+    shown = without_secret(where)
     connect: type[http.client.HTTPConnection] = http.client.HTTPConnection
     if where.startswith(("http://", "https://")):
         if not is_http_url(where):
-            raise ConfigError("the URL of the fleet is not valid", where=where, hint=_HINT)
+            raise ConfigError("the URL of the fleet is not valid", where=shown, hint=_HINT)
         parts = urlsplit(where)
         if parts.scheme == "https":
             connect = http.client.HTTPSConnection
@@ -85,10 +86,10 @@ def _page(where: str) -> bytes:
         raw = answer.read()
     except (OSError, http.client.HTTPException) as error:
         what = f"no fleet answers at {host}:{port}: {error}"
-        raise RedlineError(what, where=where, hint=_HINT) from None
+        raise RedlineError(what, where=shown, hint=_HINT) from None
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
         what = f"it is not a fleet of redline: HTTP {answer.status}"
-        raise RedlineError(what, where=where, hint=_HINT)
+        raise RedlineError(what, where=shown, hint=_HINT)
     return raw

@@ -329,11 +329,11 @@ def _command(report: Report, argv: Sequence[str]) -> str:
     words = ["redline"]
     for word in argv:
         if word not in dropped:
-            words.append(_without_secret(words[-1], word))
+            words.append(without_secret(word, words[-1]))
     return shlex.join(words)
 
 
-def _without_secret(flag: str, word: str) -> str:
+def without_secret(word: str, flag: str = "") -> str:
     """Returns a word of the command line as it may be shown after `flag`."""
     if flag == "--header":
         return f"{word.partition(':')[0]}: ..."
@@ -341,7 +341,7 @@ def _without_secret(flag: str, word: str) -> str:
         # The user and the password come before the @.
         return _CREDENTIALS.sub("//...@", word)
     if (joined := _JOINED.fullmatch(word)) is not None:
-        return joined["flag"] + _without_secret(joined["flag"].rstrip("="), joined["value"])
+        return joined["flag"] + without_secret(joined["value"], joined["flag"].rstrip("="))
     # A prompt may begin with a URL, too; but it continues with a space.
     url = None if " " in word else url_of(word)
     return word if url is None else _PASSWORD.sub(r"\1...", url.name)
