@@ -103,6 +103,15 @@ def test_functions_are_measured_on_rows(cli: Cli) -> None:
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_rate_for_a_function_of_lists_is_of_requests(cli: Cli) -> None:
+    flags = ("--batch-size", "8", "--constant", "20", "--duration", "1s", "--json")
+    told = cli("bench", "mine:batched", *flags)
+    assert "mine:batched: 20 requests/s, constant rate" in told.err
+    assert "about 20 requests" in told.err
+    assert json.loads(told.out)["figures"]["succeeded"] == 20
+
+
+@pytest.mark.usefixtures("handlers")
 def test_failures_are_counted_by_type_with_an_example(cli: Cli) -> None:
     Path("rows.csv").write_text("n\n1\n2\n")
     told = cli("bench", "mine:fails", "--rows", "rows.csv", "--limit", "10", "-c", "1")

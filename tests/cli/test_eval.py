@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ def interval(told: Told, name: str) -> str:
     found = re.search(rf"^{name} .*?\((95 %: .*?)\)$", told.out, re.M)
     assert found, told.out
     return found[1]
+
+
+def test_redline_toml_changes_no_rule_of_an_evaluation(cli: Cli, data: str) -> None:
+    plain = evaluated(cli, "two", data, 1, "--max-tokens", "2")
+    Path("two-1.jsonl").unlink()
+    shutil.rmtree("two-1.redline")
+    run = '[run]\nformat = "batch"\nordered = true\nfail_on = ["length"]\n'
+    Path("redline.toml").write_text(run)
+    assert evaluated(cli, "two", data, 1, "--max-tokens", "2").out == plain.out
 
 
 def test_equal_samples_prove_no_more_than_one(cli: Cli, data: str) -> None:

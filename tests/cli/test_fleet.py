@@ -132,5 +132,14 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
     told = cli("fleet", "status", odd.url)
     assert told.status == 2
     assert told.err.startswith("error: it is not a fleet of redline")
+    told = cli("fleet", "status", odd.url.replace("http:", "https:"))
+    assert told.status == 2
+    assert told.err.startswith("error: no fleet answers at 127.0.0.1:")
+    told = cli("fleet", "status", "http://me:secret-1@127.0.0.1:9")
+    assert "\nwhere: http://...@127.0.0.1:9\n" in told.err
+    for url in ("http://127.0.0.1:99999", "https://[::1", "http://"):
+        told = cli("fleet", "status", url)
+        assert told.status == 2
+        assert told.err.startswith(f"error: the URL of the fleet is not valid\nwhere: {url}\n")
     (tmp_path / "fleet.toml").write_text(GOOD.replace("8080", "0"), "utf-8")
     assert "fleet.toml sets no port" in cli("fleet", "status", "fleet.toml").err

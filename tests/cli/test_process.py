@@ -87,11 +87,40 @@ def test_a_closed_stdout_is_told_before_anything_is_sent(rows: Rows) -> None:
     assert (done.returncode, "error" in done.stderr) == (0, False)
 
 
+def test_an_error_is_shown_in_full_if_stdout_is_closed(rows: Rows) -> None:
+    many(rows, 3)
+    command = "redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl >&-"
+    assert shell(command).returncode == 0
+    Path("out.redline/manifest.json").write_text("{")
+    done = shell(command)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: out.redline/manifest.json is damaged: ")
+
+
 def test_a_closed_stderr_does_not_end_the_run(rows: Rows) -> None:
     many(rows, 3)
     done = shell("redline run in.jsonl --endpoint sim --prompt '{{ text }}' -o out.jsonl 2>&-")
     assert done.returncode == 0
     assert len(Path("out.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("command", ["sim", "fleet up fleet.toml"])
+def test_a_server_prints_only_its_url_if_stderr_is_closed(command: str) -> None:
+    replica = f"{sys.executable} -m redline sim --port {{port}}"
+    Path("fleet.toml").write_text(
+        f'model = "sim"\n[front]\nport = 0\n[replica]\ncommand = "{replica}"\n'
+    )
+    with subprocess.Popen(
+        ["bash", "-c", f'exec "{sys.executable}" -m redline {command} 2>&-'],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    assert url.startswith("http://127.0.0.1:")
+    assert (process.returncode, rest) == (0, "")
 
 
 def test_nobody_to_read_stderr_does_not_end_the_run(rows: Rows) -> None:

@@ -29,6 +29,13 @@ MISTAKES = [
         "quote text with spaces; pass several files through stdin, as in: "
         "cat a.jsonl b.jsonl | redline run -",
     ),
+    (
+        ["s3://me:sk-1@bucket/a.jsonl"],
+        "one argument too many: s3://...@bucket/a.jsonl",
+        "",
+        "quote text with spaces; pass several files through stdin, as in: "
+        "cat a.jsonl b.jsonl | redline run -",
+    ),
     (["-c", "0"], "--concurrency must be 1 to 100,000, not 0", "", ""),
     (
         ["-c", "abc"],

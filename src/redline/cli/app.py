@@ -16,7 +16,14 @@ from click.shell_completion import get_completion_class
 from redline import _start
 from redline._version import __version__
 from redline.cli.flags import Group
-from redline.cli.session import error_text, forget_stdout, hold_standard_streams, say, tell
+from redline.cli.session import (
+    error_text,
+    forget_stdout,
+    hold_standard_streams,
+    say,
+    tell,
+    without_secret,
+)
 from redline.errors import ConfigError, JournalError, RedlineError, nearest
 from redline.job import GivenUp
 from redline.process import lasting
@@ -128,9 +135,8 @@ def main(argv: list[str] | None = None) -> None:
     gc.freeze()
     _start.collect_rarely()
     given = sys.stderr
-    if given is not None:
-        # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
-        sys.stderr = lasting(given)
+    # Also for warnings and tracebacks, and for the interpreter's own flush as it ends.
+    sys.stderr = lasting(given)
     status = _status(sys.argv[1:] if argv is None else argv)
     if argv is not None:
         sys.stderr = given
@@ -219,7 +225,8 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             hint = _command_hint(name, context) or help_hint
             return ConfigError(f"unknown command: {name}", hint=hint)
         case _ if "unexpected extra argument" in error.message:
-            extra = error.message.rpartition("(")[2].rstrip(")")
+            words = error.message.rpartition("(")[2].rstrip(")").split(" ")
+            extra = " ".join(map(without_secret, words))
             return ConfigError(
                 f"one argument too many: {extra}",
                 hint="quote text with spaces; pass several files through stdin, as in: "

@@ -46,8 +46,9 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one load; docs/metrics.md has the formula and the source of each.
 
     load: a description in words. concurrency: the most calls in flight. seconds: the measured
-    window, without the warm-up. scheduled: calls due in the window, which are the sum of succeeded,
-    failed, unsent (never made) and cut (ended by an interrupt). warm_up: calls before the window.
+    window, without the warm-up. scheduled: requests due in the window, which are the sum of
+    succeeded, failed, unsent (never made) and cut (ended by an interrupt). warm_up: requests before
+    the window.
 
     input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not report their
     usage; is_token_count_estimated: the chunks of some answers were counted instead. in_flight: the

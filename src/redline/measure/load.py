@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice, takewhile
 from typing import Any
 
 import msgspec
@@ -19,16 +20,16 @@ from redline.measure.tally import Ended, Tally
 _HOPELESS = 20
 # A call that is due within this time is made now: event loops wake to the millisecond.
 _DUE_S = 0.0005
-# The most calls of a schedule that are counted as not made, so that the load ends at once.
+# The most requests of a schedule that are counted as not made, so that the load ends at once.
 _MOST_COUNTED = 1_000_000
-_NOT_ONE = object()
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """The plan of a load.
 
-    schedule: the times at which calls are due, in seconds since the start; None for a closed loop,
-    in which each of `concurrency` users makes the next call when the last one has ended.
+    schedule: the times at which requests are due, in seconds since the start, in order; a call of
+    several is due with the last of them. None for a closed loop, in which each of `concurrency`
+    users makes the next call when the last one has ended.
 
     concurrency: the most calls in flight, also for a schedule; further calls wait, and their
     latency counts from when they were due. duration_s: how long calls are made, of which the first
@@ -151,24 +152,21 @@ class Load:
     def _since(self, at_s: float) -> float:
         return at_s - self._begun_s
 
-    def _take(self) -> list[Any]:
-        """Returns the requests of the next call; none if there are no more."""
-        most = self._caller.takes
-        if self._plan.most is not None:
-            most = min(most, self._plan.most - self._sent)
-        taken = list[Any]()
-        while len(taken) < most:
-            request = next(self._requests, _NOT_ONE)
-            if request is _NOT_ONE:
-                break
-            taken.append(request)
+    def _left(self) -> int:
+        """Returns how many more requests the plan allows."""
+        most = sys.maxsize if self._plan.most is None else self._plan.most
+        return most - self._sent
+
+    def _take(self, most: int) -> list[Any]:
+        """Returns the next requests, at most this many; none if there are no more."""
+        taken = list(islice(self._requests, most))
         self._sent += len(taken)
         return taken
 
     async def _user(self) -> None:
         """Makes one call after the other."""
         while not self._is_stopped and (now_s := self._clock.now_s()) < self._end_s:
-            requests = self._take()
+            requests = self._take(min(self._caller.takes, self._left()))
             if not requests:
                 self._is_over()
                 return
@@ -188,13 +186,15 @@ class Load:
     async def _dispatch(self, schedule: Iterable[float]) -> None:
         """Makes each call when it is due, or as soon afterwards as a place is free."""
         clock, is_behind = self._clock, False
-        for at_s in schedule:
-            due_s = self._begun_s + at_s
-            if due_s >= self._end_s:
+        calls = _calls(schedule, self._caller.takes, self._plan.duration_s)
+        for times in calls:
+            if times[0] >= self._plan.duration_s:
                 await self._until(self._end_s)
                 break
-            if self._is_used_up():
+            times = times[: self._left()]
+            if not times:
                 break
+            due_s = self._begun_s + times[-1]
             if due_s - clock.now_s() > _DUE_S:
                 is_behind = False
                 await self._until(due_s)
@@ -203,9 +203,9 @@ class Load:
             if self.in_flight >= self._plan.concurrency:
                 is_behind = True
                 if not await self._room():
-                    self._count_unsent(at_s, schedule)
+                    self._count_unsent(chain(times, chain.from_iterable(calls)))
                     break
-            requests = self._take()
+            requests = self._take(len(times))
             if not requests:
                 break
             task = asyncio.create_task(self._call_alone(due_s, requests))
@@ -213,9 +213,6 @@ class Load:
             self._tasks.add(task)
             task.add_done_callback(self._forget)
         self._is_over()
-
-    def _is_used_up(self) -> bool:
-        return self._plan.most is not None and self._sent >= self._plan.most
 
     async def _until(self, due_s: float) -> None:
         if (wait_s := due_s - self._clock.now_s()) > _DUE_S:
@@ -234,15 +231,11 @@ class Load:
                 return False
         return True
 
-    def _count_unsent(self, at_s: float, schedule: Iterable[float]) -> None:
-        """Counts the call of at_s, and all that are due by the end, as not made."""
-        plan, missing = self._plan, 1
-        left = None if plan.most is None else plan.most - self._sent
-        for later_s in islice(schedule, _MOST_COUNTED):
-            if later_s >= plan.duration_s or (left is not None and missing >= left):
-                break
-            missing += later_s >= plan.warm_up_s
-        self._unsent += missing
+    def _count_unsent(self, times: Iterable[float]) -> None:
+        """Counts the requests of these times as not made, if they are due in the window."""
+        plan, most = self._plan, min(self._left(), _MOST_COUNTED)
+        due = takewhile(lambda at_s: at_s < plan.duration_s, times)
+        self._unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
 
     async def _call_alone(self, due_s: float, requests: Sequence[Any]) -> None:
         await self._call(due_s, requests, is_counted=True)
@@ -266,7 +259,8 @@ class Load:
         try:
             answer = await self._caller.ask(requests)
         except asyncio.CancelledError:
-            self._cut += scheduled_s - self._begun_s >= self._plan.warm_up_s
+            if scheduled_s - self._begun_s >= self._plan.warm_up_s:
+                self._cut += len(requests)
             tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:
@@ -288,3 +282,15 @@ class Load:
             self._stop(error.what)
         elif not tally.succeeded and tally.failed >= max(_HOPELESS, self._plan.concurrency):
             self._stop(f"the first {tally.failed:,} requests failed")
+
+
+def _calls(schedule: Iterable[float], takes: int, duration_s: float) -> Iterator[list[float]]:
+    """Yields the times of each call's requests, at most `takes`, none across the duration's end."""
+    times = list[float]()
+    for at_s in schedule:
+        if times and (len(times) == takes or at_s >= duration_s):
+            yield times
+            times = []
+        times.append(at_s)
+    if times:
+        yield times

@@ -1,4 +1,4 @@
-"""Schedules: the times at which calls are due, in seconds since the load began."""
+"""Schedules: the times at which requests are due, in seconds since the load began."""
 
 from __future__ import annotations
 

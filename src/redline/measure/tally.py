@@ -23,8 +23,8 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a load, with times in seconds since its start.
 
     full_s: when the load was no longer kept up. answered_s: when the last answer arrived, but not
-    before full_s. unsent: calls that were due by full_s but not made. cut: calls that an interrupt
-    ended. Neither counts calls of the warm-up. why: as `Figures.ended`.
+    before full_s. unsent: requests that were due by full_s but not made. cut: requests that an
+    interrupt ended. Neither counts requests of the warm-up. why: as `Figures.ended`.
     """
 
     full_s: float

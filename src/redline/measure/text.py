@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redline.calls.cost import DOLLAR, dollars_text
 from redline.measure.figures import Figures
 from redline.measure.flow import Rate
 from redline.measure.knee import ENOUGH, Knee
@@ -21,7 +22,7 @@ def figures_lines(figures: Figures) -> list[str]:
         f"requests    {_rate(figures.requests)} requests/s: {_counts(figures)} in "
         f"{_seconds(figures.seconds)}",
         *_token_lines(figures),
-        f"in flight   {figures.in_flight:.1f} on average{_users(figures)}",
+        f"in flight   {figures.in_flight:.1f} on average{_cost(figures)}",
         *_gpu_lines(figures),
         *_goodput_lines(figures),
         "",
@@ -78,8 +79,10 @@ def _token_lines(figures: Figures) -> list[str]:
     ]
 
 
-def _users(figures: Figures) -> str:
-    return "" if figures.spent_usd is None else f"; spent ${figures.spent_usd:.6f}".rstrip("0")
+def _cost(figures: Figures) -> str:
+    if figures.spent_usd is None:
+        return ""
+    return f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"
 
 
 def _gpu_lines(figures: Figures) -> list[str]:

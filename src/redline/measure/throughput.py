@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -26,18 +27,21 @@ USUAL_CONCURRENCY = 16
 # The default limit of calls in flight for a schedule; further calls wait.
 SCHEDULE_CONCURRENCY = 1000
 _LONGEST_S = 31 * 86_400.0
+_COUNTS = ("concurrency", "batch_size", "limit")
+_NUMBERS = ("rate_per_s", "warm_up_s", "think_time_s")
 
 
 class LoadOptions(TypedDict, total=False):
     """The options of a load.
 
     concurrency: concurrent calls, 16 by default, and 1 for functions of lists; for a schedule, the
-    most in flight, 1,000 by default. rate_per_s: the rate at which calls are due, regardless of
-    earlier ones. arrivals: "constant", the default with a rate, or "poisson". seed: the seed of the
-    arrivals. warm_up_s: the first part of the duration, which is not measured. limit: the most
-    requests. batch_size: the handler takes lists of at most this length. stream: False asks an
-    endpoint for whole answers. slo: objectives such as "ttft<500ms,latency<3s". think_time_s: a
-    user's pause between two requests, for `concurrent_users`.
+    most in flight, 1,000 by default. rate_per_s: the rate at which requests are due, regardless
+    of earlier ones; a list is due with its last request. arrivals: "constant", the default with a
+    rate, or "poisson". seed: the seed of the arrivals. warm_up_s: the first part of the duration,
+    which is not measured. limit: the most requests. batch_size: the handler takes lists of at most
+    this length. stream: False asks an endpoint for whole answers. slo: objectives such as
+    "ttft<500ms,latency<3s". think_time_s: a user's pause between two requests, for
+    `concurrent_users`.
     """
 
     concurrency: int
@@ -118,7 +122,7 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         options: LoadOptions,
         interrupts: Interrupts | None,
     ) -> Self:
-        _check(options)
+        _check(options, duration_s)
         batch_size = options.get("batch_size")
         usual = USUAL_CONCURRENCY if batch_size is None else 1
         if options.get("rate_per_s") is not None:
@@ -179,7 +183,7 @@ def checked_plan(plan: Plan) -> Plan:
 
 
 def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
-    """Returns the times of calls. Raises ConfigError for a rate or arrivals that are not valid."""
+    """Returns when requests are due. Raises ConfigError for a rate or arrivals not valid."""
     if not 0 < rate_per_s <= 1e6:
         raise ConfigError(
             f"a rate must be above 0 and at most 1,000,000 requests/s, not {rate_per_s:g}",
@@ -208,7 +212,8 @@ def _plan(options: LoadOptions, duration_s: float, usual: int) -> Plan:
     )
 
 
-def _check(options: LoadOptions) -> None:
+def _check(options: LoadOptions, duration_s: float) -> None:
+    """Raises ConfigError for an unknown option, or a value of the wrong kind."""
     known = LoadOptions.__annotations__
     for name, value in options.items():
         if name not in known:
@@ -216,10 +221,19 @@ def _check(options: LoadOptions) -> None:
                 f"unknown option: {name}",
                 hint=nearest(name, known) or f"known are: {', '.join(known)}",
             )
-        if name in ("concurrency", "batch_size", "limit") and (
-            not isinstance(value, int) or value < 1
-        ):
+        if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if name in _NUMBERS and not _is_number(value):
+            raise ConfigError(f"{name} must be a number, not {value!r}")
+    if not _is_number(duration_s):
+        raise ConfigError(f"duration_s must be a number, not {duration_s!r}")
+    if (think_s := options.get("think_time_s", 0.0)) < 0:
+        raise ConfigError(f"think_time_s must be 0 s or more, not {think_s:g} s")
+
+
+def _is_number(value: object) -> bool:
+    """Returns whether the value is a finite number."""
+    return isinstance(value, int | float) and -math.inf < value < math.inf
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:

@@ -125,6 +125,7 @@ class SharedTable:
                     words[start + process] = 0
                 elif kind == Kind.AMOUNTS:
                     own = start + 1 + process
+                    # In this order: killed in between, it has counted too much, and not nothing.
                     words[start] += words[own]
                     words[own] = 0
                 at = start + size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,27 @@ def test_the_command_that_continues_shows_no_secret(tmp_path: Path) -> None:
         "continue with: redline run a --header 'Authorization: ...' '--header=X-Key: ...' "
         "--proxy http://...@proxy:80 --proxy=http://...@p -o out.jsonl\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://h/v1?key=sk-1", "'https://h/v1?...'"),
+        ("https://me:sk-1@h/v1", "https://...@h/v1"),
+        ("redis://:sk-1@h/0", "redis://...@h/0"),
+        ("redis://h/0?password=sk-1&db=2", "'redis://h/0?password=...&db=2'"),
+        ("s3://me:sk-1@bucket/a.jsonl", "s3://...@bucket/a.jsonl"),
+    ],
+)
+@pytest.mark.parametrize("form", ["{}", "--base-url {}", "--share={}", "-o {}", "-o{}"])
+def test_no_url_in_the_command_that_continues_shows_a_secret(
+    tmp_path: Path, form: str, url: str, shown: str
+) -> None:
+    argv = ["run", *form.format(url).split()]
+    fields = json.loads(summary_line(report(tmp_path, offered=1), argv, Notes()))
+    # The shell's quotes begin where the word does.
+    words = shlex.split(form.format(shown))
+    assert fields["continue_with"] == f"redline run {shlex.join(words)}"
 
 
 def test_a_plan_without_an_output_says_nothing_of_done_rows() -> None:

@@ -141,6 +141,23 @@ def test_calls_that_wait_for_a_place_count_from_when_they_were_due() -> None:
     assert figures.latency.max_s == pytest.approx(15.0, rel=0.03)
 
 
+@pytest.mark.parametrize("form", [list, iter])
+def test_a_schedule_counts_each_call_that_was_not_made_once(
+    form: Callable[[list[float]], Any],
+) -> None:
+    schedule = form([number / 10 for number in range(20)])
+    figures = measure(Server(60.0), Plan(concurrency=3, duration_s=5.0, schedule=schedule))
+    assert (figures.succeeded, figures.unsent, figures.scheduled) == (3, 17, 20)
+
+
+def test_calls_of_the_warm_up_that_were_not_made_are_not_counted() -> None:
+    # 8 calls of the warm-up are not made, and 10 after it, of which a limit allows 6.
+    for most, unsent in ((None, 10), (16, 6)):
+        plan = scheduled(10.0, 2.0, warm_up_s=1.0, most=most)
+        figures = measure(Server(60.0), msgspec.structs.replace(plan, concurrency=2))
+        assert (figures.warm_up, figures.unsent, figures.scheduled) == (2, unsent, unsent)
+
+
 def test_a_warm_up_is_apart() -> None:
     server = Server(lambda now_s: 1.0 if now_s < 10 else 0.1)
     figures = measure(server, Plan(concurrency=2, duration_s=30.0, warm_up_s=11.0))
@@ -172,6 +189,38 @@ def test_lists_are_filled_and_their_fill_is_the_batch_efficiency() -> None:
     assert [len(requests) for requests in server.asked] == [8, 8, 4]
     assert figures.succeeded == 20
     assert figures.batch_efficiency == pytest.approx(20 / 24)
+
+
+@pytest.mark.parametrize(
+    ("facts", "sizes", "ends_s"),
+    [
+        ({}, [8, 8, 4], [0.7, 1.5, 1.9]),
+        ({"most": 10}, [8, 2], [0.7, 0.9]),
+    ],
+)
+def test_a_rate_is_of_requests_and_a_list_is_due_with_its_last(
+    facts: dict[str, Any], sizes: list[int], ends_s: list[float]
+) -> None:
+    server, at_s = Server(0.1, takes=8), list[float]()
+
+    def note(number: int) -> Answer:
+        at_s.append(asyncio.get_running_loop().time())
+        return Answer()
+
+    server.outcome = note
+    started = list[Started]()
+    figures = measure(server, scheduled(10.0, 2.0, **facts), on_start=started.append)
+    assert [len(requests) for requests in server.asked] == sizes
+    assert [now_s - started[0].begun_s for now_s in at_s] == pytest.approx(ends_s)
+    assert figures.scheduled == figures.succeeded == sum(sizes)
+    assert figures.latency is not None
+    assert figures.latency.max_s == pytest.approx(0.1)
+
+
+def test_each_request_of_lists_that_were_not_made_is_counted() -> None:
+    plan = scheduled(10.0, 2.0)
+    figures = measure(Server(60.0, takes=8), msgspec.structs.replace(plan, concurrency=1))
+    assert (figures.succeeded, figures.unsent, figures.scheduled) == (8, 12, 20)
 
 
 def test_goodput_counts_what_keeps_the_objectives_failures_included() -> None:
@@ -266,6 +315,15 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         assert figures.cut == 2 if plan.schedule is None else figures.cut > 0
         assert figures.seconds == pytest.approx(10.05, rel=0.01)
         assert figures.requests_per_s == pytest.approx(20.0, rel=0.03)
+
+
+def test_an_interrupt_counts_each_request_of_a_list() -> None:
+    def interrupt(started: Started) -> None:
+        asyncio.get_running_loop().call_later(1.5, started.load.interrupt)
+
+    plan = Plan(concurrency=2, duration_s=60.0)
+    figures = measure(Server(1.0, takes=8), plan, on_start=interrupt)
+    assert (figures.succeeded, figures.cut, figures.scheduled) == (16, 16, 32)
 
 
 def test_a_sweep_finds_the_slots_of_a_server_and_goes_no_further_than_needed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import sys
 import time
 from collections.abc import AsyncIterator
@@ -136,6 +137,10 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
         ({"rate_per_s": 0.0}, "a rate must be above 0"),
         ({"duration_s": 1.0, "warm_up_s": 2.0}, "the warm-up of 2 s leaves nothing"),
         ({"duration_s": 0.0}, "the duration must be above 0 s"),
+        ({"duration_s": "5s"}, "duration_s must be a number, not '5s'"),
+        ({"rate_per_s": "5"}, "rate_per_s must be a number, not '5'"),
+        ({"warm_up_s": math.nan}, "warm_up_s must be a number, not nan"),
+        ({"think_time_s": -5}, "think_time_s must be 0 s or more, not -5 s"),
         ({"concurency": 3}, "did you mean concurrency"),
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
         ({"arrivals": "poisson"}, "arrivals need a rate"),

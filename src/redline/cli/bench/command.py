@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -77,7 +76,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()
     place = None if "output" not in options else _place(options["output"])
     bench = _bench(folder, targets, options, flags)
-    is_shown = not (options.get("quiet") or sys.stderr is None)
+    is_shown = not options.get("quiet")
     if is_shown:
         tell("".join(f"{line}\n" for line in _announcement(bench)))
     progress = Progress(is_shown=is_shown)

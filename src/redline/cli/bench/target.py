@@ -150,7 +150,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
         if key in given:
             raise ConfigError(
                 f"{flag_of(key)} applies to endpoints, and {name} is code of your own",
-                hint="leave it out; --constant and --poisson set the rate of calls",
+                hint="leave it out; --constant and --poisson set the rate of requests",
             )
     handler = load_object(name, _FORM)
     options = msgspec.structs.replace(options_in(given), call=_never, concurrency=None)

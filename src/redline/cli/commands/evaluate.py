@@ -153,6 +153,13 @@ def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
     if evaluation.shots:
         shots = shots_of(evaluation, Renderer(prompting).prompt)
         prompting = msgspec.structs.replace(prompting, shots=shots)
+    # [run] in redline.toml may set it differently for other commands.
+    output = msgspec.structs.replace(job.output, format="redline", ordered=False)
     return msgspec.structs.replace(
-        job, prompting=prompting, samples=samples, task=Grading(evaluation)
+        job,
+        prompting=prompting,
+        samples=samples,
+        task=Grading(evaluation),
+        output=output,
+        fail_on=(),
     )

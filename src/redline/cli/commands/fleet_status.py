@@ -7,8 +7,9 @@ from pathlib import Path
 import msgspec
 from click import Context
 
+from redline.calls import is_http_url
 from redline.cli.flags import Word, flag, stated
-from redline.cli.session import say
+from redline.cli.session import say, without_secret
 from redline.errors import ConfigError, RedlineError
 from redline.job.settings import Kind
 
@@ -39,7 +40,7 @@ def fleet_status(ctx: Context, where: str) -> None:
         status = msgspec.json.decode(raw, type=FleetStatus)
     except msgspec.DecodeError as error:
         raise RedlineError(
-            f"it is not a fleet of redline: {error}", where=where, hint=_HINT
+            f"it is not a fleet of redline: {error}", where=without_secret(where), hint=_HINT
         ) from None
     lines = [f"{status.model}: {status}", ""]
     rows = [("replica", "state", "in flight", "answered", "latency")]
@@ -62,9 +63,15 @@ def _page(where: str) -> bytes:
     import http.client
     from urllib.parse import urlsplit
 
+    shown = without_secret(where)
+    connect: type[http.client.HTTPConnection] = http.client.HTTPConnection
     if where.startswith(("http://", "https://")):
+        if not is_http_url(where):
+            raise ConfigError("the URL of the fleet is not valid", where=shown, hint=_HINT)
         parts = urlsplit(where)
-        host, port = parts.hostname or "", parts.port or 80
+        if parts.scheme == "https":
+            connect = http.client.HTTPSConnection
+        host, port = parts.hostname or "", parts.port or connect.default_port
     else:
         from redline.serve.fleet import front_of
 
@@ -72,17 +79,17 @@ def _page(where: str) -> bytes:
         host, port = front.host, front.port
         if not port:
             raise ConfigError(f"{where} sets no port", hint="name the URL of the fleet instead")
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    connection = connect(host, port, timeout=_TIMEOUT_S)
     try:
         connection.request("GET", "/fleet")
         answer = connection.getresponse()
         raw = answer.read()
     except (OSError, http.client.HTTPException) as error:
         what = f"no fleet answers at {host}:{port}: {error}"
-        raise RedlineError(what, where=where, hint=_HINT) from None
+        raise RedlineError(what, where=shown, hint=_HINT) from None
     finally:
         connection.close()
     if answer.status != http.HTTPStatus.OK:
         what = f"it is not a fleet of redline: HTTP {answer.status}"
-        raise RedlineError(what, where=f"http://{host}:{port}/fleet", hint=_HINT)
+        raise RedlineError(what, where=shown, hint=_HINT)
     return raw

@@ -3,6 +3,12 @@
 from redline.cli.session.configuration import ENDPOINT_KEYS, RUN_KEYS, Configuration, load
 from redline.cli.session.folding import folded, screen_width
 from redline.cli.session.output import Notes, forget_stdout, hold_standard_streams, say, tell
-from redline.cli.session.present import error_text, plan_text, summary_line, summary_text
+from redline.cli.session.present import (
+    error_text,
+    plan_text,
+    summary_line,
+    summary_text,
+    without_secret,
+)
 from redline.cli.session.resolve import Answering, resolve_endpoints, resolve_run
 from redline.cli.session.session import LOGS, Session, run_command

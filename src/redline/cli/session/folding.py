@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import islice
 
 from redline.process import cells, printable
 
@@ -20,13 +21,13 @@ def screen_width() -> int:
 def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str]:
     """Folds the text to at most `most_lines` lines of `width` columns, the indent included.
 
-    If the text is longer, the last line states how many characters are left out. Wide characters
-    count as two columns.
+    If the text is longer, the last line states how many characters are left out, unless all of
+    them are spaces or empty lines. Wide characters count as two columns.
     """
     text = printable(text[:_LONGEST]).expandtabs(4) + text[_LONGEST:]
     lines: list[str] = []
     used = 0
-    for start, end in _pieces(text, max(1, width - len(indent))):
+    for start, end in islice(_pieces(text, max(1, width - len(indent))), most_lines):
         if len(lines) == most_lines - 1 and text[end:].strip():
             left = f"... {len(text) - used:,} characters more"
             return [*lines, f"{indent}{left}"]

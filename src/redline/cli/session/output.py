@@ -24,8 +24,6 @@ _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
 
 def tell(text: str) -> None:
     """Writes to stderr. A failed write is not an error: the exit status still shows the result."""
-    if sys.stderr is None:
-        return
     stream = lasting(sys.stderr)
     stream.write(printable(text))
     stream.flush()
@@ -61,6 +59,8 @@ def lost_stdout(error: OSError) -> Exception:
 
 def forget_stdout() -> None:
     """Keeps the interpreter, when it ends, from flushing to a stdout that accepts no more."""
+    if sys.stdout is None:
+        return
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -68,12 +68,15 @@ def hold_standard_streams() -> None:
     """Opens the null device in place of a closed stdin, stdout or stderr.
 
     Otherwise the next file or socket would take its number, and be read or written instead of it.
+    sys.stderr is never None afterwards: with None, `print` would write to stdout.
     """
     for number in (0, 1, 2):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
 
 
 class Notes:

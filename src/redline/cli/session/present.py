@@ -26,6 +26,10 @@ _TOLD = (
     "is_input_done",
 )
 _CREDENTIALS = re.compile("//.*@")
+# A parameter that Redis reads from a URL.
+_PASSWORD = re.compile("([?&]password=)[^&]*")
+# A flag and its value in one word: `--share=URL` or `-oURL`.
+_JOINED = re.compile("(?P<flag>--[^=]+=|-[a-z])(?P<value>.+)", re.DOTALL)
 
 
 def error_text(error: RedlineError, saved: str = "") -> str:
@@ -325,20 +329,19 @@ def _command(report: Report, argv: Sequence[str]) -> str:
     words = ["redline"]
     for word in argv:
         if word not in dropped:
-            words.append(_without_secret(words[-1], word))
+            words.append(without_secret(word, words[-1]))
     return shlex.join(words)
 
 
-def _without_secret(flag: str, word: str) -> str:
+def without_secret(word: str, flag: str = "") -> str:
     """Returns a word of the command line as it may be shown after `flag`."""
-    if word.startswith(("--header=", "--proxy=")):
-        flag, _, value = word.partition("=")
-        return f"{flag}={_without_secret(flag, value)}"
     if flag == "--header":
         return f"{word.partition(':')[0]}: ..."
     if flag == "--proxy":
         # The user and the password come before the @.
         return _CREDENTIALS.sub("//...@", word)
+    if (joined := _JOINED.fullmatch(word)) is not None:
+        return joined["flag"] + without_secret(joined["value"], joined["flag"].rstrip("="))
     # A prompt may begin with a URL, too; but it continues with a space.
     url = None if " " in word else url_of(word)
-    return word if url is None else url.name
+    return word if url is None else _PASSWORD.sub(r"\1...", url.name)

@@ -68,10 +68,9 @@ class Session:
             say(plan_text(made, has_output=resolved.job.output is not None))
             return SOME_FAILED if made.bad_rows else ALL_DONE
         notes = Notes(is_json=self._is_json)
-        is_unseen = self._is_quiet or sys.stderr is None
-        display = None if is_unseen else _display(resolved, is_json=notes.is_json)
+        display = None if self._is_quiet else _display(resolved, is_json=notes.is_json)
         embedded = resolved.job.embedded
-        if embedded is not None and embedded.notice and not (is_unseen or self._is_json):
+        if embedded is not None and embedded.notice and not (self._is_quiet or self._is_json):
             tell(f"{embedded.notice}\n")
         report = _run(resolved, display, notes)
         show = summary_line if notes.is_json else summary_text
