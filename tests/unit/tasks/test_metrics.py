@@ -51,6 +51,24 @@ def test_each_metric_grades_as_its_table_says() -> None:
         assert (grade.extracted, grade.correct, grade.strict) == (found, right, strict), answer
 
 
+# Python refuses each of these as a literal with an error of another class.
+NO_LISTS = {
+    "an unhashable key": "[{[1]: 2}]",
+    "a sign before a text": "[+'a']",
+    "an open bracket": "[[1]",
+    "too many brackets": "[" * 10_000 + "]",
+    "too many signs": "[" + "-" * 10_000 + "1]",
+}
+
+
+@pytest.mark.parametrize("gold", NO_LISTS.values(), ids=NO_LISTS)
+def test_a_gold_text_in_brackets_that_is_no_list_is_itself_the_answer(gold: str) -> None:
+    metric = metric_of("exact")
+    metric.check(gold)
+    assert metric.grade(gold, gold) == Grade(gold, correct=True, strict=True)
+    assert not metric.grade("1", gold).correct
+
+
 def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
     metric = metric_of("number")
     assert metric.grade("She earns 18", "18", is_cut=True).extracted is None

@@ -121,7 +121,7 @@ class _AnyOf:
             for parse in (msgspec.json.decode, ast.literal_eval):
                 try:
                     found = parse(gold)
-                except (ValueError, SyntaxError, RecursionError, MemoryError):
+                except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                     continue
                 if found and all(isinstance(right, self._kinds) for right in found):
                     return list(found)
