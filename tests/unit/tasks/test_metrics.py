@@ -106,6 +106,7 @@ def test_a_gold_answer_that_nothing_could_match_is_refused(
         ("choice", {"letters": "aA"}, "different ones from A to Z, not 'aA'"),
         ("exact", {"pattern": "a"}, "takes no pattern"),
         ("exact", {"fields": ("a",)}, "takes no fields"),
+        ("regex", {"pattern": "a", "fields": ("a",)}, "takes no fields"),
     ],
 )
 def test_a_metric_without_its_parts_is_refused(name: str, parts: dict[str, Any], what: str) -> None:

@@ -65,19 +65,18 @@ def metric_of(
 
     letters: of the options, for choice. Raises ConfigError for an unknown name, for regex without a
     pattern, for a pattern that is not valid or has several groups, for letters that are not
-    different ones from A to Z, and for a pattern or fields that the metric does not take; but regex
-    ignores fields.
+    different ones from A to Z, and for a pattern or fields that the metric does not take.
     """
+    if pattern is not None and name != "regex":
+        raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
+    if fields and name != "json":
+        raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
     if name == "regex":
         if pattern is None:
             raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
         return _AnyOf(_Regex(pattern), str)
-    if pattern is not None:
-        raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
     if name == "json":
         return _Json(fields)
-    if fields:
-        raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
     if name == "choice":
         return _AnyOf(_Choice(letters), str, int)
     if name == "number":
