@@ -142,7 +142,10 @@ def test_a_cancelled_batch_keeps_what_it_has_answered() -> None:
     assert done["status"] == "cancelled"
     late = world.results(done, "error")
     assert {result["error"]["code"] for result in late} == {"batch_cancelled"}
-    assert len(world.results(done)) + len(late) == 100
+    answered = len(world.results(done))
+    assert answered + len(late) == 100
+    assert done["request_counts"] == {"total": 100, "completed": answered, "failed": len(late)}
+    assert world.look(made, 60.0) == done
     assert world.counts()["cancels"] == 1
     with pytest.raises(BadCall, match="cannot be cancelled"):
         world.batches.cancel(made["id"], *world.times())

@@ -280,8 +280,6 @@ class Batches:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
         if batch.status == "cancelling":
-            # The counts of a cancelled batch are shown as 0.
-            batch.counts = {}
             batch.become("cancelled", wall_s)
         elif not batch.lines:
             batch.become("failed", wall_s)
