@@ -174,6 +174,28 @@ def test_a_bad_file_fails_its_batch_with_the_line(text: str, code: str, number: 
     assert world.counts()["lines"] == 0
 
 
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_batch_fails_with_the_reason_if_its_results_have_no_room(is_cancelled: bool) -> None:
+    world = World(batch_latency=Constant(5.0))
+    made = world.create(lines(10))
+    world.look(made, 1.0)
+    # Together 1 GiB, but for less than the input. Untouched zeros take no memory.
+    for size in (*[200] * 5, 23):
+        big = world.batches.upload("big", "batch", bytes(size * 1024**2), WALL_S)
+    world.batches.upload("rest", "batch", bytes(1024**2 - 2_000), WALL_S)
+    if is_cancelled:
+        world.batches.cancel(made["id"], *world.times())
+    failed = world.look(made, 5.0)
+    assert (failed["status"], failed["output_file_id"]) == ("failed", None)
+    assert [error["code"] for error in failed["errors"]["data"]] == ["storage_limit_exceeded"]
+    assert failed["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    counts = world.counts()
+    assert [counts[name] for name in ("lines", "answered", "unfinished", "waiting")] == [0] * 4
+    world.batches.delete(big["id"])
+    assert world.look(world.create(lines(10)), 10.0)["status"] == "completed"
+    assert world.look(made, 10.0) == failed
+
+
 def test_batches_beyond_the_tokens_fail_until_others_are_over() -> None:
     world = World(batch_latency=Constant(5.0), batch_tokens=100)
     first, second = world.create(lines(5)), world.create(lines(5))
