@@ -69,6 +69,12 @@ def test_numbers_stay_within_their_bounds(kind: type, bounds: dict[str, Any]) ->
         model.model_validate(example(model.model_json_schema(), text))
 
 
+@pytest.mark.parametrize("least", [0, 5, 20_000, 1_000_000])
+def test_a_text_is_as_long_as_its_schema_asks(least: int) -> None:
+    text = example({"type": "string", "minLength": least}, "x")
+    assert least <= len(text) <= max(least, 20)
+
+
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
@@ -95,6 +101,8 @@ def test_small_schemas(schema: dict[str, Any], value: Any) -> None:
         {"$ref": "https://example.com/schema"},
         {"$ref": "#"},
         {"type": "array", "minItems": 10**9, "items": {"type": "string"}},
+        {"type": "string", "minLength": 10**9},
+        {"type": "array", "minItems": 20, "items": {"type": "string", "minLength": 10**6}},
         {"type": "object", "properties": {"a": {"$ref": "#"}}},
         {"type": "object", "properties": [1]},
         {"type": "string", "maxLength": "x"},

@@ -12,6 +12,9 @@ from redline.sim.answers.bodies import BadCall
 _DEEP = 8
 _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
+# Characters that lengthen texts to their minLength, in all texts together.
+_MAX_PADDING = 10_000_000
+_TOO_LARGE = "The schema is too large or too deep to be simulated."
 
 Schema = dict[str, Any]
 
@@ -39,11 +42,12 @@ class _Maker:
         self._root = root
         self._seed = seed
         self._values = 0
+        self._padding = 0
 
     def value(self, schema: Any, name: str, depth: int) -> Any:
         self._values += 1
         if depth > _MAX_DEPTH or self._values > _MAX_VALUES:
-            raise BadCall("The schema is too large or too deep to be simulated.")
+            raise BadCall(_TOO_LARGE)
         if not isinstance(schema, dict):
             schema = {}
         schema = self._resolve(schema, depth)
@@ -128,7 +132,11 @@ class _Maker:
 
     def _string(self, schema: Schema, name: str) -> str:
         text = f"{name} {self._pick(name) % 1000}"
-        text += "." * min(int(schema.get("minLength") or 0) - len(text), _MAX_VALUES)
+        missing = max(0, int(schema.get("minLength") or 0) - len(text))
+        self._padding += missing
+        if self._padding > _MAX_PADDING:
+            raise BadCall(_TOO_LARGE)
+        text += "." * missing
         return text[: int(schema["maxLength"])] if "maxLength" in schema else text
 
 
