@@ -14,6 +14,14 @@ _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
 # Characters that lengthen texts to their minLength, in all texts together.
 _MAX_PADDING = 10_000_000
+# Schemas that are merged into one.
+_MAX_PARTS = 1_000
+_COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
+# Of two bounds the tighter one applies.
+_BOUNDS = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
+}
 _TOO_LARGE = "The schema is too large or too deep to be simulated."
 
 Schema = dict[str, Any]
@@ -53,7 +61,9 @@ class _Maker:
         schema = self._resolve(schema, depth)
         if "const" in schema:
             return schema["const"]
-        if options := schema.get("enum"):
+        if "enum" in schema:
+            if not (options := schema["enum"]):
+                raise BadCall(f"The schema leaves no value for {name}.")
             return options[self._pick(name) % len(options)]
         kind = _kind(schema)
         if kind == "object":
@@ -75,21 +85,21 @@ class _Maker:
         return crc32(name.encode(errors="surrogatepass"), self._seed)
 
     def _resolve(self, schema: Schema, depth: int) -> Schema:
-        """Resolves the references, choices and unions of a schema."""
-        for _ in range(_MAX_DEPTH):
-            if "$ref" in schema:
-                schema = self._follow(str(schema["$ref"]))
-            elif options := schema.get("anyOf") or schema.get("oneOf"):
-                nulls = [part for part in options if part.get("type") == "null"]
-                schema = nulls[0] if depth > _DEEP and nulls else options[0]
-            elif parts := schema.get("allOf"):
-                rest = {key: value for key, value in schema.items() if key != "allOf"}
-                schema = {}
-                for part in parts:
-                    schema.update(self._resolve(part, depth))
-                schema.update(rest)
-            else:
-                return schema
+        """Merges a schema with those that it refers to, includes, and offers as choices."""
+        merged: Schema = {}
+        waiting = [schema]
+        for _ in range(_MAX_PARTS):
+            if not waiting:
+                return merged
+            part = waiting.pop(0)
+            _merge({key: part[key] for key in part if key not in _COMBINING}, into=merged)
+            if "$ref" in part:
+                waiting.append(self._follow(str(part["$ref"])))
+            for options in (part.get("anyOf"), part.get("oneOf")):
+                if options:
+                    nulls = [option for option in options if option.get("type") == "null"]
+                    waiting.append(nulls[0] if depth > _DEEP and nulls else options[0])
+            waiting += part.get("allOf") or ()
         raise BadCall("The schema refers to itself without end.")
 
     def _follow(self, reference: str) -> Schema:
@@ -138,6 +148,24 @@ class _Maker:
             raise BadCall(_TOO_LARGE)
         text += "." * missing
         return text[: int(schema["maxLength"])] if "maxLength" in schema else text
+
+
+def _merge(part: Schema, *, into: Schema) -> None:
+    """Adds the keywords of a part, which must be satisfied as well as those already there."""
+    for key, value in part.items():
+        if key not in into:
+            into[key] = value
+        elif key == "properties":
+            both = {
+                name: {"allOf": [into[key][name], value[name]]} for name in into[key].keys() & value
+            }
+            into[key] = {**into[key], **value, **both}
+        elif key == "items":
+            into[key] = {"allOf": [into[key], value]}
+        elif key in _BOUNDS:
+            into[key] = _BOUNDS[key](into[key], value)
+        elif key == "enum":
+            into[key] = [option for option in into[key] if option in value]
 
 
 def _above(value: float | None) -> float:
