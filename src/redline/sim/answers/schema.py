@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
+from urllib.parse import unquote
 from zlib import crc32
 
 from redline.sim.answers.bodies import BadCall
@@ -22,6 +24,8 @@ _BOUNDS = {
     **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
     **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
 }
+# An index in a JSON Pointer: neither a sign nor leading zeros.
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 _TOO_LARGE = "The schema is too large or too deep to be simulated."
 
 Schema = dict[str, Any]
@@ -103,11 +107,16 @@ class _Maker:
         raise BadCall("The schema refers to itself without end.")
 
     def _follow(self, reference: str) -> Schema:
-        place: Any = self._root
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            if step:
+        """Resolves a JSON Pointer in a fragment (RFC 6901, section 6)."""
+        start, *steps = unquote(reference).split("/")
+        place: Any = self._root if start == "#" else None
+        for step in steps:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, list) and _INDEX.fullmatch(step) and int(step) < len(place):
+                place = place[int(step)]
+            else:
                 place = place.get(step) if isinstance(place, dict) else None
-        if not reference.startswith("#") or not isinstance(place, dict):
+        if not isinstance(place, dict):
             raise BadCall(f"The schema refers to something it does not hold: {reference}")
         return place
 
