@@ -56,10 +56,10 @@ def test_a_json_schema_is_taken_as_it_is(given: Any) -> None:
     [
         ({}, "a schema is a JSON Schema, or lists of labels"),
         ("label", "a schema is a JSON Schema, or lists of labels"),
-        ([], "the labels of label must be a list of different texts"),
-        (["a", "a"], "the labels of label must be a list of different texts"),
-        (["a", 1], "the labels of label must be a list of different texts"),
-        ({"urgency": "low"}, "the labels of urgency must be a list of different texts"),
+        ([], "the labels of label must be a list of distinct strings"),
+        (["a", "a"], "the labels of label must be a list of distinct strings"),
+        (["a", 1], "the labels of label must be a list of distinct strings"),
+        ({"urgency": "low"}, "the labels of urgency must be a list of distinct strings"),
         (ONE, "a tag is an object or an array, and the schema describes a single value"),
         (
             {"enum": ["a"]},

@@ -100,7 +100,7 @@ class Judge:
         outcome.status = "rejected"
         outcome.error = Rejected(
             f"the judge {self._model} gave no verdict in {_TRIES} tries",
-            hint="its words are in the failures; its prompt must ask for VERDICT: CORRECT or "
+            hint="its last reply is in the failures; its prompt must ask for VERDICT: CORRECT or "
             "VERDICT: INCORRECT",
         )
         return outcome

@@ -66,9 +66,9 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
         return _template(columns[0])
     example = shlex.quote(_template(next(iter(columns), _TEXT)))
     raise ConfigError(
-        "which column is to be tagged?",
+        "which column should be tagged?",
         where=rows,
-        hint=f"say it with --prompt {example}; the columns are: {', '.join(row) or 'none'}",
+        hint=f"name it with --prompt {example}; the columns are: {', '.join(row) or 'none'}",
     )
 
 

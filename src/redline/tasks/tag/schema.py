@@ -206,7 +206,7 @@ def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, labels in fields.items():
         if not _are_labels(labels) or len(set(labels)) != len(labels):
             raise ConfigError(
-                f"the labels of {name} must be a list of different texts",
+                f"the labels of {name} must be a list of distinct strings",
                 hint='such as {"urgency": ["low", "high"]}; a JSON Schema has a "type"',
             )
     return {
