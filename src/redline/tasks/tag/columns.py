@@ -51,7 +51,7 @@ def _is_kept(rows: str) -> bool:
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
     """Returns a prompt with a row's text: its column `text`, or its only column besides gold.
 
-    None if the rows bring their own prompt. row: None stands for one with a column `text`. rows:
+    None if the rows bring their own prompt. row: None for one with a column `text`. rows:
     their name, for the error. Raises ConfigError if several columns are possible, or none.
     """
     if row is None:

@@ -108,7 +108,7 @@ class Schema:
         return {name: self._tidied(parts.get(name), item) for name, item in value.items()}
 
     def _followed(self, part: Any) -> Mapping[str, Any]:
-        """Returns the schema that a part refers to, or the part itself; `{}` if it is no object."""
+        """Returns the schema that a part refers to, or the part; `{}` if it is not an object."""
         for _ in range(_MOST_REFERENCES):
             if not isinstance(part, Mapping):
                 break
