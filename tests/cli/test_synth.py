@@ -62,7 +62,9 @@ def test_texts_that_cannot_be_made_are_told_by_reason_and_tried_again(cli: Cli) 
         "missing    2: 2 near duplicate; the same command continues",
     ]
     assert told.out.splitlines()[-3:] == ["failed: 2", "unfinished: 0", "delivered: 2/4"]
-    assert "no text to keep in 2 tries; the last: it is nearly the text of row" in told.err
+    assert (
+        "no text to keep in 2 tries; the last: it is nearly a copy of the text of row" in told.err
+    )
     told = cli(*same, *OUT, "--count", "4", "--tries", "2")
     assert (told.status, told.out.splitlines()[-1]) == (1, "delivered: 2/4")
     assert "2 rows = 0 succeeded + 2 failed + 0 unfinished; 2 were done before" in told.err
@@ -82,7 +84,7 @@ def test_texts_of_the_wrong_length_are_dropped(cli: Cli) -> None:
     assert [line["row"] for line in lines()] == [2]
     assert told.out.splitlines()[-1] == "delivered: 1/2"
     assert "too_short: 1" in told.out
-    assert "the last: 39 characters, where 40 are wanted at least" in told.err
+    assert "the last: 39 characters, but at least 40 are required" in told.err
 
 
 def test_a_dry_run_needs_no_file_and_makes_nothing(cli: Cli) -> None:
@@ -133,6 +135,7 @@ def test_other_settings_under_the_same_output_are_refused(
         (("--count", "5", "--vary", "topic"), "--vary is not NAME=A,B,C: topic", "topic=tea"),
         (("--count", "5", "--vary", "topic=,"), "there is no value for topic", "--vary topic="),
         (("--count", "5", "--vary", "n=1"), "n is a column of every row already", ""),
+        (("--count", "4", "--vary", "custom_id=a,b"), "custom_id cannot be varied", "rename"),
         (
             ("--count", "5", "--vary", "a=1", "--vary", "a=2"),
             "--vary a is given twice",

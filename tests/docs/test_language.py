@@ -33,8 +33,6 @@ EXCEPTIONS = {
     """    r"(?:\\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\\bnot)(?: be|\"""": (
         "a word of models' answers"
     ),
-    "otherwise and say more, but must not contradict it. What stands within the answer is what you "
-    "judge,": "a prompt, which scores depend on",
     """        parts = [f"{', '.join(told)} ({self.algorithm})" if told else """
     '"no rate limit"]': "code",
     """            f"received {self._received} = {' + '.join(told) or '0'}\"""": "code",

@@ -142,7 +142,10 @@ def test_a_cancelled_batch_keeps_what_it_has_answered() -> None:
     assert done["status"] == "cancelled"
     late = world.results(done, "error")
     assert {result["error"]["code"] for result in late} == {"batch_cancelled"}
-    assert len(world.results(done)) + len(late) == 100
+    answered = len(world.results(done))
+    assert answered + len(late) == 100
+    assert done["request_counts"] == {"total": 100, "completed": answered, "failed": len(late)}
+    assert world.look(made, 60.0) == done
     assert world.counts()["cancels"] == 1
     with pytest.raises(BadCall, match="cannot be cancelled"):
         world.batches.cancel(made["id"], *world.times())
@@ -169,6 +172,28 @@ def test_a_bad_file_fails_its_batch_with_the_line(text: str, code: str, number: 
     assert failed["status"] == "failed"
     assert [(e["code"], e["line"]) for e in failed["errors"]["data"]] == [(code, number)]
     assert world.counts()["lines"] == 0
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_a_batch_fails_with_the_reason_if_its_results_have_no_room(is_cancelled: bool) -> None:
+    world = World(batch_latency=Constant(5.0))
+    made = world.create(lines(10))
+    world.look(made, 1.0)
+    # Together 1 GiB, but for less than the input. Untouched zeros take no memory.
+    for size in (*[200] * 5, 23):
+        big = world.batches.upload("big", "batch", bytes(size * 1024**2), WALL_S)
+    world.batches.upload("rest", "batch", bytes(1024**2 - 2_000), WALL_S)
+    if is_cancelled:
+        world.batches.cancel(made["id"], *world.times())
+    failed = world.look(made, 5.0)
+    assert (failed["status"], failed["output_file_id"]) == ("failed", None)
+    assert [error["code"] for error in failed["errors"]["data"]] == ["storage_limit_exceeded"]
+    assert failed["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    counts = world.counts()
+    assert [counts[name] for name in ("lines", "answered", "unfinished", "waiting")] == [0] * 4
+    world.batches.delete(big["id"])
+    assert world.look(world.create(lines(10)), 10.0)["status"] == "completed"
+    assert world.look(made, 10.0) == failed
 
 
 def test_batches_beyond_the_tokens_fail_until_others_are_over() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError
+from redline.job.settings import Prompting
+from redline.job.work import Renderer
 from redline.tasks.tag import Gold, Schema, as_json_schema, first_row, gold_of, prompt_of
 
 ONE = Schema(as_json_schema(["a", "b"]))
@@ -35,12 +37,46 @@ def test_the_column_to_be_tagged(columns: list[str], prompt: str | None) -> None
 
 
 @pytest.mark.parametrize(
-    ("columns", "example"), [(["id", "title", "more"], "id"), (["a b"], "text"), ([], "text")]
+    "column",
+    [
+        *("none", "None", "true", "True", "false", "False", "not"),
+        *("loop", "self", "row", "and", "in", "is", "if", "else", "for", "block", "range", "class"),
+        *(
+            "a b",
+            "1",
+            "",
+            "ü",
+            "😀",
+            'a"b',
+            "a'b",
+            "a\\n",
+            "a\n\x7f",
+            "{{ x }}",
+            "}}",
+            "{% if %}",
+            "#}",
+        ),
+    ],
+)
+def test_an_only_column_is_tagged_by_any_name(column: str) -> None:
+    prompt = prompt_of({column: "", "custom_id": "7"}, "in.csv", None)
+    assert prompt is not None
+    assert Renderer(Prompting(prompt=prompt)).prompt({column: "its text"}) == "its text"
+
+
+@pytest.mark.parametrize(
+    ("columns", "example"),
+    [
+        (["id", "title", "more"], "'{{ id }}'"),
+        (["a b", "title"], """'{{ row["a b"] }}'"""),
+        (["a'b", "title"], """'{{ row["a'"'"'b"] }}'"""),
+        ([], "'{{ text }}'"),
+    ],
 )
 def test_nobody_can_tell_which_column(columns: list[str], example: str) -> None:
     with pytest.raises(ConfigError) as caught:
         prompt_of(dict.fromkeys(columns, "x"), "in.csv", None)
-    assert caught.value.hint.startswith(f"say it with --prompt '{{{{ {example} }}}}'")
+    assert caught.value.hint.startswith(f"name it with --prompt {example}; the columns are: ")
 
 
 def test_a_pipe_is_not_looked_into() -> None:

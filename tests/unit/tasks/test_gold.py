@@ -62,5 +62,5 @@ def test_the_most_frequent_confusions_come_first() -> None:
 def test_a_column_of_anything_is_refused_before_it_fills_the_memory() -> None:
     known = [str(number) for number in range(2000)]
     assert agreement(((name, name) for name in known), known).correct == 2000
-    with pytest.raises(ConfigError, match=r"more than 1,000 different values are no labels"):
+    with pytest.raises(ConfigError, match=r"more than 1,000 different values are not labels"):
         agreement((f"text {number}", "a") for number in range(10**9))

@@ -126,7 +126,7 @@ def test_what_is_not_judged_costs_nothing() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"metric": "judge"}, "a judge needs to be described"),
+        ({"metric": "judge"}, "the metric judge needs the settings of a judge"),
         ({"metric": "exact", "judge": JudgeSettings(model="m")}, "takes no judge"),
         ({"metric": "judge", "judge": JudgeSettings(model="m", prompt="{{")}, "template"),
     ],

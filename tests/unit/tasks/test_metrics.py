@@ -19,6 +19,7 @@ GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [
     ("choice", {}, "c", "C", "C", True, True),
     ("choice", {}, "B", "The answer is (C).", "C", False, False),
     ("choice", {"letters": "ABCDEFGHIJ"}, "J", "Answer: J", "J", True, False),
+    ("choice", {"letters": "abcde"}, 4, "Answer: E", "E", True, False),
     ("exact", {}, "Paris", "paris.", "paris.", True, False),
     ("exact", {}, "Paris", "Paris", "Paris", True, True),
     ("exact", {}, "Paris", "It is Paris", "It is Paris", False, False),
@@ -51,6 +52,24 @@ def test_each_metric_grades_as_its_table_says() -> None:
         assert (grade.extracted, grade.correct, grade.strict) == (found, right, strict), answer
 
 
+# Python refuses each of these as a literal with an error of another class.
+NO_LISTS = {
+    "an unhashable key": "[{[1]: 2}]",
+    "a sign before a text": "[+'a']",
+    "an open bracket": "[[1]",
+    "too many brackets": "[" * 10_000 + "]",
+    "too many signs": "[" + "-" * 10_000 + "1]",
+}
+
+
+@pytest.mark.parametrize("gold", NO_LISTS.values(), ids=NO_LISTS)
+def test_a_gold_text_in_brackets_that_is_no_list_is_itself_the_answer(gold: str) -> None:
+    metric = metric_of("exact")
+    metric.check(gold)
+    assert metric.grade(gold, gold) == Grade(gold, correct=True, strict=True)
+    assert not metric.grade("1", gold).correct
+
+
 def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
     metric = metric_of("number")
     assert metric.grade("She earns 18", "18", is_cut=True).extracted is None
@@ -81,8 +100,13 @@ def test_a_gold_answer_that_nothing_could_match_is_refused(
         ("regex", {}, "needs a pattern"),
         ("regex", {"pattern": "("}, "not valid"),
         ("regex", {"pattern": "(a)(b)"}, "several groups"),
+        ("choice", {"letters": ""}, "different ones from A to Z, not ''"),
+        ("choice", {"letters": "A,B,C"}, "different ones from A to Z, not 'A,B,C'"),
+        ("choice", {"letters": "1234"}, "different ones from A to Z, not '1234'"),
+        ("choice", {"letters": "aA"}, "different ones from A to Z, not 'aA'"),
         ("exact", {"pattern": "a"}, "takes no pattern"),
         ("exact", {"fields": ("a",)}, "takes no fields"),
+        ("regex", {"pattern": "a", "fields": ("a",)}, "takes no fields"),
     ],
 )
 def test_a_metric_without_its_parts_is_refused(name: str, parts: dict[str, Any], what: str) -> None:

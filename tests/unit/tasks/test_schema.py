@@ -56,10 +56,10 @@ def test_a_json_schema_is_taken_as_it_is(given: Any) -> None:
     [
         ({}, "a schema is a JSON Schema, or lists of labels"),
         ("label", "a schema is a JSON Schema, or lists of labels"),
-        ([], "the labels of label must be a list of different texts"),
-        (["a", "a"], "the labels of label must be a list of different texts"),
-        (["a", 1], "the labels of label must be a list of different texts"),
-        ({"urgency": "low"}, "the labels of urgency must be a list of different texts"),
+        ([], "the labels of label must be a list of distinct strings"),
+        (["a", "a"], "the labels of label must be a list of distinct strings"),
+        (["a", 1], "the labels of label must be a list of distinct strings"),
+        ({"urgency": "low"}, "the labels of urgency must be a list of distinct strings"),
         (ONE, "a tag is an object or an array, and the schema describes a single value"),
         (
             {"enum": ["a"]},
@@ -173,12 +173,51 @@ def test_strict_is_what_names_and_requires_all(given: Any, is_strict: bool) -> N
         ({"type": "object", "properties": []}, "not a JSON Schema: "),
         ({"properties": {"a": {"$ref": "https://127.0.0.1/x"}}}, "the schema refers to https://"),
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "the schema refers to #/$defs/A, which it"),
+        *(
+            (
+                {"properties": {"a": {"$ref": f"#/$defs/list/{step}"}}, "$defs": {"list": [ONE]}},
+                f"the schema refers to #/$defs/list/{step}, which it does not have",
+            )
+            for step in ("1", "-1", "00", "-", "١", "enum")
+        ),
     ],
 )
 def test_a_schema_that_could_not_be_used_is_refused_before_the_run(given: Any, what: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Schema(given)
     assert caught.value.what.startswith(what)
+
+
+@pytest.mark.parametrize(
+    ("reference", "definitions"),
+    [
+        ("#/$defs/list/oneOf/0", {"list": {"oneOf": [ONE]}}),
+        ("#/%24defs/A", {"A": ONE}),
+        ("#/$defs/a%20b", {"a b": ONE}),
+        ("#/$defs/%C3%BC", {"ü": ONE}),
+        ("#/$defs/5%25", {"5%": ONE}),
+        ("#/$defs/a~1b", {"a/b": ONE}),
+        ("#/$defs/a%7E1b", {"a/b": ONE}),
+        ("#/$defs/~01", {"~1": ONE}),
+        ("#/$defs/0", {"0": ONE}),
+        ("#/$defs/", {"": ONE}),
+    ],
+)
+def test_a_reference_is_a_json_pointer_in_a_fragment(reference: str, definitions: Any) -> None:
+    schema = Schema({"properties": {"tag": {"$ref": reference}}, "$defs": definitions})
+    assert schema.labels == {"tag": ["a", "b"]}
+    assert schema.checked({"tag": "A"}) == ({"tag": "a"}, [])
+    assert len(schema.checked({"tag": "c"})[1]) == 1
+
+
+def test_an_anchor_is_not_the_root() -> None:
+    schema = Schema(
+        {
+            "properties": {"level": {"enum": ["low"]}, "part": {"$ref": "#part"}},
+            "$defs": {"part": {"$anchor": "part", "properties": {"level": {"type": "string"}}}},
+        }
+    )
+    assert schema.checked({"part": {"level": "LOW"}}) == ({"part": {"level": "LOW"}}, [])
 
 
 def test_a_schema_that_refers_to_itself_ends() -> None:

@@ -99,7 +99,7 @@ def test_a_tag_that_lacks_the_field_is_not_right(tmp_path: Path) -> None:
 
 def test_a_column_that_is_no_label_is_told(tmp_path: Path) -> None:
     rows = [row(f"text {number}", "a") for number in range(1200)]
-    with pytest.raises(ConfigError, match="are no labels of the schema"):
+    with pytest.raises(ConfigError, match="are not labels of the schema"):
         review(tagged(tmp_path / "out.jsonl", *rows), SCHEMA, LABEL)
 
 

@@ -70,6 +70,7 @@ def test_rows_of_a_file_come_in_turn_and_keep_their_names_apart() -> None:
     [
         ({"vary": {"n": ["1"]}}, "n is a column of every row already"),
         ({"vary": {"seed": ["1"]}}, "seed is a column of every row already"),
+        ({"vary": {"custom_id": ["a", "b"]}}, "custom_id cannot be varied"),
         ({"vary": {"topic": []}}, "there is no value for topic"),
         ({"base": [{"a": 1}, {"seed": "Write"}]}, "the rows have a column seed"),
         ({"base": [{"topic": 1}], "vary": {"topic": ["a"]}}, "the rows have a column topic"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
+from urllib.parse import unquote
 from zlib import crc32
 
 from redline.sim.answers.bodies import BadCall
@@ -12,6 +14,19 @@ from redline.sim.answers.bodies import BadCall
 _DEEP = 8
 _MAX_DEPTH = 32
 _MAX_VALUES = 10_000
+# Characters that lengthen texts to their minLength, in all texts together.
+_MAX_PADDING = 10_000_000
+# Schemas that are merged into one.
+_MAX_PARTS = 1_000
+_COMBINING = ("$ref", "anyOf", "oneOf", "allOf")
+# Of two bounds the tighter one applies.
+_BOUNDS = {
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems"), min),
+}
+# An index in a JSON Pointer: neither a sign nor leading zeros.
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
+_TOO_LARGE = "The schema is too large or too deep to be simulated."
 
 Schema = dict[str, Any]
 
@@ -39,17 +54,20 @@ class _Maker:
         self._root = root
         self._seed = seed
         self._values = 0
+        self._padding = 0
 
     def value(self, schema: Any, name: str, depth: int) -> Any:
         self._values += 1
         if depth > _MAX_DEPTH or self._values > _MAX_VALUES:
-            raise BadCall("The schema is too large or too deep to be simulated.")
+            raise BadCall(_TOO_LARGE)
         if not isinstance(schema, dict):
             schema = {}
         schema = self._resolve(schema, depth)
         if "const" in schema:
             return schema["const"]
-        if options := schema.get("enum"):
+        if "enum" in schema:
+            if not (options := schema["enum"]):
+                raise BadCall(f"The schema leaves no value for {name}.")
             return options[self._pick(name) % len(options)]
         kind = _kind(schema)
         if kind == "object":
@@ -71,29 +89,34 @@ class _Maker:
         return crc32(name.encode(errors="surrogatepass"), self._seed)
 
     def _resolve(self, schema: Schema, depth: int) -> Schema:
-        """Resolves the references, choices and unions of a schema."""
-        for _ in range(_MAX_DEPTH):
-            if "$ref" in schema:
-                schema = self._follow(str(schema["$ref"]))
-            elif options := schema.get("anyOf") or schema.get("oneOf"):
-                nulls = [part for part in options if part.get("type") == "null"]
-                schema = nulls[0] if depth > _DEEP and nulls else options[0]
-            elif parts := schema.get("allOf"):
-                rest = {key: value for key, value in schema.items() if key != "allOf"}
-                schema = {}
-                for part in parts:
-                    schema.update(self._resolve(part, depth))
-                schema.update(rest)
-            else:
-                return schema
+        """Merges a schema with those that it refers to, includes, and offers as choices."""
+        merged: Schema = {}
+        waiting = [schema]
+        for _ in range(_MAX_PARTS):
+            if not waiting:
+                return merged
+            part = waiting.pop(0)
+            _merge({key: part[key] for key in part if key not in _COMBINING}, into=merged)
+            if "$ref" in part:
+                waiting.append(self._follow(str(part["$ref"])))
+            for options in (part.get("anyOf"), part.get("oneOf")):
+                if options:
+                    nulls = [option for option in options if option.get("type") == "null"]
+                    waiting.append(nulls[0] if depth > _DEEP and nulls else options[0])
+            waiting += part.get("allOf") or ()
         raise BadCall("The schema refers to itself without end.")
 
     def _follow(self, reference: str) -> Schema:
-        place: Any = self._root
-        for step in reference.removeprefix("#").strip("/").split("/"):
-            if step:
+        """Resolves a JSON Pointer in a fragment (RFC 6901, section 6)."""
+        start, *steps = unquote(reference).split("/")
+        place: Any = self._root if start == "#" else None
+        for step in steps:
+            step = step.replace("~1", "/").replace("~0", "~")
+            if isinstance(place, list) and _INDEX.fullmatch(step) and int(step) < len(place):
+                place = place[int(step)]
+            else:
                 place = place.get(step) if isinstance(place, dict) else None
-        if not reference.startswith("#") or not isinstance(place, dict):
+        if not isinstance(place, dict):
             raise BadCall(f"The schema refers to something it does not hold: {reference}")
         return place
 
@@ -128,8 +151,30 @@ class _Maker:
 
     def _string(self, schema: Schema, name: str) -> str:
         text = f"{name} {self._pick(name) % 1000}"
-        text += "." * min(int(schema.get("minLength") or 0) - len(text), _MAX_VALUES)
+        missing = max(0, int(schema.get("minLength") or 0) - len(text))
+        self._padding += missing
+        if self._padding > _MAX_PADDING:
+            raise BadCall(_TOO_LARGE)
+        text += "." * missing
         return text[: int(schema["maxLength"])] if "maxLength" in schema else text
+
+
+def _merge(part: Schema, *, into: Schema) -> None:
+    """Adds the keywords of a part, which must be satisfied as well as those already there."""
+    for key, value in part.items():
+        if key not in into:
+            into[key] = value
+        elif key == "properties":
+            both = {
+                name: {"allOf": [into[key][name], value[name]]} for name in into[key].keys() & value
+            }
+            into[key] = {**into[key], **value, **both}
+        elif key == "items":
+            into[key] = {"allOf": [into[key], value]}
+        elif key in _BOUNDS:
+            into[key] = _BOUNDS[key](into[key], value)
+        elif key == "enum":
+            into[key] = [option for option in into[key] if option in value]
 
 
 def _above(value: float | None) -> float:

@@ -88,7 +88,7 @@ class Stories:
     def tell(self, question: str, seed: int | None) -> str:
         """Returns the story of a question and seed; without a seed, a new story each time.
 
-        The earlier story that a near-duplicate repeats depends on the stories told before.
+        The earlier story that a near-duplicate repeats depends on the stories before it.
         """
         own = f"s{seed}" if seed is not None else f"u{next(self._unseeded)}"
         text = f"{self._seed} {own} {question}"

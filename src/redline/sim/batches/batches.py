@@ -2,9 +2,10 @@
 
   status       meaning                                              turns to
   validating   it was just created                                  failed, or as in_progress
-  in_progress  its lines are answered, each after its own latency   completed, expired, cancelling
+  in_progress  its lines are answered, each after its own latency   any but validating
   cancelling   a client cancelled it                                cancelled
-  failed       its file was refused, and no line is answered
+  failed       its file was refused, or there is no room for its
+               results; no line is answered
   completed    every line has its answer or its error
   expired      the window is over; lines without an answer by then have the error batch_expired
   cancelled    as expired, with the error batch_cancelled
@@ -225,7 +226,7 @@ class Batches:
         return batch.shown()
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
-        """Cancels a batch, which ends at the next query.
+        """Cancels a batch, which ends at the next query; at once if its results have no room.
 
         Raises BadCall if it has ended or does not exist.
         """
@@ -235,8 +236,8 @@ class Batches:
             raise BadCall(f"A batch with the status '{batch.status}' cannot be cancelled.")
         if batch.status != "cancelling":
             self._made["cancels"] += 1
-            self._finish(batch, now_s, "cancelled", wall_s)
-            batch.become("cancelling", wall_s)
+            if self._finish(batch, now_s, "cancelled", wall_s):
+                batch.become("cancelling", wall_s)
         return batch.shown()
 
     def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
@@ -280,46 +281,56 @@ class Batches:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
         if batch.status == "cancelling":
-            # The counts of a cancelled batch are shown as 0.
-            batch.counts = {}
             batch.become("cancelled", wall_s)
         elif not batch.lines:
             batch.become("failed", wall_s)
         elif now_s >= min(batch.ends_s, expires_s):
             status = "completed" if batch.ends_s <= expires_s else "expired"
-            self._finish(batch, min(batch.ends_s, expires_s), status, wall_s)
-            batch.become(status, wall_s)
+            if self._finish(batch, min(batch.ends_s, expires_s), status, wall_s):
+                batch.become(status, wall_s)
         else:
             if batch.status == "validating":
                 batch.become("in_progress", wall_s)
             batch.counts = _so_far(batch, now_s)
 
-    def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> None:
-        """Writes the results available at `at_s`, and errors for the other lines."""
+    def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> bool:
+        """Writes the results available at `at_s`, and errors for the other lines.
+
+        Returns False if there is no room for these files; the batch has then failed.
+        """
         results: list[bytes] = []
         errors: list[bytes] = []
+        made: Counter[str] = Counter()
         read = said = 0
         for line in batch.lines:
             self._numbers["request"] += 1
             number = self._numbers["request"]
             if batch.created_s + line.latency_s > at_s:
                 errors.append(unanswered(line, number, *UNFINISHED[status]))
-                self._made["unfinished"] += 1
+                made["unfinished"] += 1
                 continue
             code, result, tokens = answered(
                 line, batch.asked.endpoint, self._answers, number, int(wall_s)
             )
             (results if code == 200 else errors).append(result)
-            self._made["answered" if code == 200 else "failed"] += 1
+            made["answered" if code == 200 else "failed"] += 1
             read, said = read + tokens[0], said + tokens[1]
         total = len(batch.lines)
+        batch.lines = []
+        if self._size_bytes + sum(map(len, results)) + sum(map(len, errors)) > _MOST_BYTES:
+            text = f"With its results all files together are larger than {_MOST_BYTES} bytes."
+            batch.errors, batch.counts = [Problem("storage_limit_exceeded", text)], {}
+            batch.become("failed", wall_s)
+            self._made["lines"] -= total
+            return False
+        self._made.update(made)
         batch.counts = counts_object(total, len(results), len(errors))
         batch.usage = (read, said)
-        batch.lines = []
         # Providers promise no order.
         self._order_rng.shuffle(results)
         batch.output_file_id = self._written(batch, "output", results, wall_s)
         batch.error_file_id = self._written(batch, "error", errors, wall_s)
+        return True
 
     def _written(self, batch: _Batch, what: str, lines: list[bytes], wall_s: float) -> str | None:
         if not lines:

@@ -314,7 +314,7 @@ class Provider:
         """Answers a request of a parked key."""
         return error_reply(
             429,
-            f"This key is asked to wait. Please try again in {wait_s:.3f}s.",
+            f"This key must wait. Please try again in {wait_s:.3f}s.",
             "requests",
             code="rate_limit_exceeded",
             headers=retry_headers(self._settings.headers, wait_s),

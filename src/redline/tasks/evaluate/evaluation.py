@@ -132,8 +132,8 @@ class Grading:
     def _right_answer(self, row: dict[str, Any]) -> Any:
         if self._gold not in row:
             raise Rejected(
-                f"the question has no {self._gold}, which is to be its right answer; its columns "
-                f"are: {', '.join(row) or 'none'}",
+                f"the question has no column {self._gold} with its right answer; its columns are: "
+                f"{', '.join(row) or 'none'}",
                 hint="name the column with gold = in the task's file",
             )
         if self._metric is not None:
@@ -149,7 +149,7 @@ def _judge(evaluation: Evaluation) -> Judge | None:
     is_judged = evaluation.metric == "judge"
     if is_judged != (evaluation.judge is not None):
         raise ConfigError(
-            "a judge needs to be described"
+            "the metric judge needs the settings of a judge"
             if is_judged
             else f"the metric {evaluation.metric} takes no judge",
             hint='metric = "judge", and below it [judge] with model = "..."',

@@ -63,20 +63,20 @@ def metric_of(
 ) -> Metric:
     """Returns the metric with this name.
 
-    Raises ConfigError for an unknown name, for regex without a pattern, for a pattern that is not
-    valid or has several groups, and for a pattern or fields that the metric does not take; but
-    regex ignores fields.
+    letters: of the options, for choice. Raises ConfigError for an unknown name, for regex without a
+    pattern, for a pattern that is not valid or has several groups, for letters that are not
+    different ones from A to Z, and for a pattern or fields that the metric does not take.
     """
+    if pattern is not None and name != "regex":
+        raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
+    if fields and name != "json":
+        raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
     if name == "regex":
         if pattern is None:
             raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
         return _AnyOf(_Regex(pattern), str)
-    if pattern is not None:
-        raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
     if name == "json":
         return _Json(fields)
-    if fields:
-        raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
     if name == "choice":
         return _AnyOf(_Choice(letters), str, int)
     if name == "number":
@@ -121,7 +121,7 @@ class _AnyOf:
             for parse in (msgspec.json.decode, ast.literal_eval):
                 try:
                     found = parse(gold)
-                except (ValueError, SyntaxError, RecursionError, MemoryError):
+                except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
                     continue
                 if found and all(isinstance(right, self._kinds) for right in found):
                     return list(found)
@@ -146,6 +146,11 @@ class _Number:
 class _Choice:
     def __init__(self, letters: str) -> None:
         self._letters = letters.upper()
+        if not re.fullmatch("[A-Z]+", self._letters) or len({*self._letters}) < len(self._letters):
+            raise ConfigError(
+                f"the letters of a choice must be different ones from A to Z, not {letters!r}",
+                hint='letters = "ABCDE"',
+            )
 
     def check(self, gold: Any) -> None:
         letter = self._letter(gold)
@@ -164,8 +169,7 @@ class _Choice:
     def _letter(self, gold: Any) -> str:
         """Returns the gold letter; data sets such as MMLU give its index, from 0."""
         text = _text(gold).strip().upper().removesuffix(".0")
-        is_place = text.isdecimal() and text not in self._letters
-        if is_place and int(text) < len(self._letters):
+        if text.isdecimal() and int(text) < len(self._letters):
             return self._letters[int(text)]
         return text
 

@@ -174,7 +174,7 @@ class Synthesis:
         other = self._index.add(text_of(judgement.value), n)
         if other is None:
             return judgement
-        reason = f"it is nearly the text of row {other}"
+        reason = f"it is nearly a copy of the text of row {other}"
         return _Judgement(judgement.value, "near_duplicate", reason)
 
     def _filtered(self, reply: Reply) -> _Judgement:
@@ -184,10 +184,10 @@ class Synthesis:
         least, most = self._filters.least_chars, self._filters.most_chars
         size = len(text.strip())
         if size < least:
-            reason = f"{size:,} characters, where {least:,} are wanted at least"
+            reason = f"{size:,} characters, but at least {least:,} are required"
             return _Judgement(text, "too_short", reason)
         if most is not None and size > most:
-            reason = f"{size:,} characters, where {most:,} are wanted at most"
+            reason = f"{size:,} characters, but at most {most:,} are allowed"
             return _Judgement(text, "too_long", reason)
         schema = self._filters.schema
         if schema is None:

@@ -25,7 +25,8 @@ class Variations:
     All combinations of these occur before any recurs, and the first rows are spread over each list.
     A row does not depend on the count: a larger count continues a smaller one. first_seed: None for
     rows without a seed. A base row's custom_id becomes `ID#1`, `ID#2`, ... as the row recurs.
-    Raises ConfigError for a column that would occur twice, and for a list without values.
+    Raises ConfigError for a column that would occur twice, for a list of custom_ids, and for a list
+    without values.
     """
 
     def __init__(
@@ -77,6 +78,11 @@ class Variations:
         for name, values in self._vary.items():
             if name in OWN:
                 raise ConfigError(f"{name} is a column of every row already", hint="rename it")
+            if name == "custom_id":
+                raise ConfigError(
+                    "custom_id cannot be varied: each row needs its own",
+                    hint="rename the column; each row already has its number, n",
+                )
             if not values:
                 raise ConfigError(f"there is no value for {name}", hint=f"--vary {name}=a,b,c")
         taken = {*OWN, *self._vary}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,8 @@ from redline.tasks.tag.schema import Schema
 _TEXT = "text"
 # A row that has all names of one of these sets brings its own prompt.
 _OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
+# Names that are never a column's in an expression of Jinja.
+_JINJA_WORDS = frozenset(("true", "True", "false", "False", "none", "None", "not"))
 # If this many rows at the beginning are all broken, the columns remain unknown.
 _MOST_LOOKED_AT = 1000
 
@@ -47,26 +51,33 @@ def _is_kept(rows: str) -> bool:
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
     """Returns a prompt with a row's text: its column `text`, or its only column besides gold.
 
-    None if the rows bring their own prompt. row: None stands for one with a column `text`. rows:
+    None if the rows bring their own prompt. row: None for one with a column `text`. rows:
     their name, for the error. Raises ConfigError if several columns are possible, or none.
     """
     if row is None:
-        return f"{{{{ {_TEXT} }}}}"
+        return _template(_TEXT)
     if any(names <= row.keys() for names in _OWN_CONTENT):
         return None
     known = {"custom_id", gold.column} if gold is not None else {"custom_id"}
     columns = [name for name in row if name not in known]
     if _TEXT in columns:
-        return f"{{{{ {_TEXT} }}}}"
-    if len(columns) == 1 and columns[0].isidentifier():
-        return f"{{{{ {columns[0]} }}}}"
-    example = next((name for name in columns if name.isidentifier()), _TEXT)
+        return _template(_TEXT)
+    if len(columns) == 1:
+        return _template(columns[0])
+    example = shlex.quote(_template(next(iter(columns), _TEXT)))
     raise ConfigError(
-        "which column is to be tagged?",
+        "which column should be tagged?",
         where=rows,
-        hint=f"say it with --prompt '{{{{ {example} }}}}'; the columns are: "
-        f"{', '.join(row) or 'none'}",
+        hint=f"name it with --prompt {example}; the columns are: {', '.join(row) or 'none'}",
     )
+
+
+def _template(column: str) -> str:
+    """Returns the template of a column's text: `{{ name }}`, or `{{ row["its name"] }}`."""
+    if column.isidentifier() and column not in _JINJA_WORDS:
+        return f"{{{{ {column} }}}}"
+    # Jinja decodes the escapes in a string as Python does, which are also those of JSON.
+    return f"{{{{ row[{json.dumps(column, ensure_ascii=False)}] }}}}"
 
 
 def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:

@@ -92,7 +92,7 @@ def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Ag
             labels.update(pair)
             if len(labels) > most:
                 raise ConfigError(
-                    f"more than {MOST_OTHERS:,} different values are no labels of the schema",
+                    f"more than {MOST_OTHERS:,} different values are not labels of the schema",
                     hint="--gold names a column of labels, such as --gold category",
                 )
         counts[pair] += 1

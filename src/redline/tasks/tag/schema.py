@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import msgspec
 
@@ -37,6 +38,8 @@ _LONGEST_PROBLEM = 500
 _MOST_REFERENCES = 32
 # The depth to which nested choices are searched for labels.
 _MOST_NESTED = 4
+# An index in a JSON Pointer: neither a sign nor leading zeros (RFC 6901, section 4).
+_INDEX = re.compile("0|[1-9][0-9]{0,8}")
 # Characters that may surround a label in an answer of plain text.
 _AROUND = " \t\r\n\"'`*."
 
@@ -105,7 +108,7 @@ class Schema:
         return {name: self._tidied(parts.get(name), item) for name, item in value.items()}
 
     def _followed(self, part: Any) -> Mapping[str, Any]:
-        """Returns the schema that a part refers to, or the part itself; `{}` if it is no object."""
+        """Returns the schema that a part refers to, or the part; `{}` if it is not an object."""
         for _ in range(_MOST_REFERENCES):
             if not isinstance(part, Mapping):
                 break
@@ -203,7 +206,7 @@ def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, labels in fields.items():
         if not _are_labels(labels) or len(set(labels)) != len(labels):
             raise ConfigError(
-                f"the labels of {name} must be a list of different texts",
+                f"the labels of {name} must be a list of distinct strings",
                 hint='such as {"urgency": ["low", "high"]}; a JSON Schema has a "type"',
             )
     return {
@@ -266,13 +269,22 @@ def _references(part: Any) -> Iterator[str]:
 
 
 def _pointed(root: Any, reference: str) -> Any:
-    """Resolves a reference such as `#/$defs/Name` (RFC 6901); None if it does not exist."""
+    """Resolves a reference such as `#/$defs/Name` (RFC 6901, section 6).
+
+    Returns None if it does not exist, or is the name of an anchor.
+    """
+    pointer = unquote(reference.removeprefix("#"))
+    if pointer and not pointer.startswith("/"):
+        return None
     found = root
-    for step in reference.removeprefix("#").split("/")[1:]:
+    for step in pointer.split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, dict) or step not in found:
+        if isinstance(found, list) and _INDEX.fullmatch(step) and int(step) < len(found):
+            found = found[int(step)]
+        elif isinstance(found, dict):
+            found = found.get(step)
+        else:
             return None
-        found = found[step]
     return found
 
 
