@@ -516,6 +516,24 @@ def test_a_batch_without_its_note_is_found_behind_newer_ones(
     assert plain.stats()["batches"]["created"] - before == 3
 
 
+def test_a_list_of_batches_without_an_end_is_given_up(
+    plain: Simulated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def same(self: BatchApi, after: str | None = None) -> tuple[list[Batch], bool]:
+        asked.append(after)
+        return [Batch("other", "completed", created_at=4e9)], True
+
+    write_rows(3)
+    with dying("batch", "before"):
+        run(plain)
+    monkeypatch.setattr(BatchApi, "page", same)
+    assert run(plain).is_complete
+    assert_once(3)
+    assert asked == [None, "other"]
+
+
 @pytest.mark.parametrize("via", ["batch", "live"])
 def test_a_row_that_changes_while_it_is_with_a_batch_gets_the_answer_of_what_it_is_now(
     via: str,

@@ -16,6 +16,7 @@ from redline.calls.client import BatchApi
 from redline.errors import BadReply, Disconnected, Rejected, Retryable
 from redline.sim import SimSettings, parse_faults
 from redline.sim.server import Sim
+from support.scripted import Answer, scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -109,3 +110,16 @@ def test_a_server_without_batches_or_none_at_all_is_told() -> None:
         await api.aclose()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("created_at", [f"1{'0' * 400}", '"today"', "null", "-1e308"])
+async def test_a_batch_can_be_read_whatever_its_time_is(created_at: str) -> None:
+    body = f'{{"id": "b", "status": "completed", "created_at": {created_at}}}'.encode()
+    with scripted(lambda _: Answer(body=body)) as server:
+        api = BatchApi(Endpoint(base_url=server.base_url, proxy=""), QUICK)
+        try:
+            batch = await api.look("b")
+        finally:
+            await api.aclose()
+    assert batch.is_over
+    assert batch.created_at == (-1e308 if created_at == "-1e308" else 0.0)

@@ -12,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from support.scripted import Asked, chat, said, scripted
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
 
@@ -96,6 +97,24 @@ def test_a_tenant_stays_within_its_limits_and_its_models(tmp_path: Path) -> None
         serve.end()
         with Serve(tmp_path) as again, pytest.raises(openai.RateLimitError, match="spent"):
             ask(again, keys["poor"], max_tokens=4)
+
+
+def test_a_usage_that_no_call_can_have_shuts_no_other_tenant_out(tmp_path: Path) -> None:
+    toml = TOML.replace("0.009usd", "50usd")
+    keys = keys_of(tmp_path, "one", "poor")
+    stated = [10**400, 999_999_999, 10]
+
+    def answer(asked: Asked) -> Any:
+        usage = {"prompt_tokens": 3, "completion_tokens": stated.pop(0)}
+        return chat(said(), usage=usage)
+
+    with scripted(answer) as server, Serve(tmp_path, toml=toml.format(url=server.url)) as serve:
+        ask(serve, keys["one"])
+        ask(serve, keys["one"])
+        # Reserved for it is the mean length of answers, at a price of 1000 dollars a million.
+        assert ask(serve, keys["poor"]).choices
+        assert page(serve, "/metrics")[0] == 200
+    assert not stated
 
 
 def test_a_key_that_is_added_or_revoked_counts_within_seconds(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
 from redline.limits import Limits, Rate
+from support.scripted import chat, said, scripted
 from support.simulated import Simulated, simulated
 
 RATE = Rate(60_000, 6.0)
@@ -125,3 +126,18 @@ async def test_nearly_all_tokens_are_used_and_no_call_is_rejected() -> None:
         if not left:
             return
     pytest.fail(f"rejected calls and the share used: {left}")
+
+
+@pytest.mark.parametrize("stated", [2**63 - 1, 10**400])
+async def test_a_usage_above_what_any_call_can_use_holds_up_no_other_call(stated: int) -> None:
+    usage = {"prompt_tokens": stated, "completion_tokens": stated}
+    with scripted(lambda _: chat(said(), usage=usage)) as server:
+        limits = Limits(tokens=Rate(100_000, 3600.0))
+        backend = HttpBackend(Endpoint(base_url=server.base_url, limits=limits, proxy=""))
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+        try:
+            async with asyncio.timeout(20):
+                for _ in range(3):
+                    assert (await backend.send(Request(body=body), Call())).reply is not None
+        finally:
+            await backend.aclose()

@@ -139,8 +139,11 @@ class Batch(msgspec.Struct):
 
     def __post_init__(self) -> None:
         # Fields that redline does not need must not make the rest unreadable.
-        is_time = isinstance(self.created_at, int | float)
-        self.created_at = float(self.created_at) if is_time else 0.0
+        try:
+            is_time = isinstance(self.created_at, int | float)
+            self.created_at = float(self.created_at) if is_time else 0.0
+        except OverflowError:
+            self.created_at = 0.0
         self.metadata = self.metadata if isinstance(self.metadata, dict) else {}
 
     @property

@@ -50,7 +50,7 @@ class EventParser:
 
     def __init__(self) -> None:
         self._rest = b""
-        # What has come since without the end of a line, so that a long line is joined once.
+        # What has come since without a blank line, so that a long event is joined once.
         self._pieces: list[bytes] = []
         self._size = 0
         self._is_first = True
@@ -73,10 +73,9 @@ class EventParser:
             # As most reads are: one event.
             return [(data, data[6:-2].strip() or None)]
         if data.find(b"\n") < 0 and data.find(b"\r") < 0 and self._rest[-1:] not in _LINE_ENDS:
-            self._pieces.append(data)
-            self._size += len(data)
-            self._check_size()
-            return []
+            return self._keep(data)
+        if self._size and _BLANK_LINE.search(self._tail() + data) is None:
+            return self._keep(data)
         whole = self.left() + data
         if whole.find(b"\r") < 0:
             *ended, rest = whole.split(b"\n\n")
@@ -116,6 +115,18 @@ class EventParser:
             self._rest = b"".join((self._rest, *self._pieces))
             self._pieces.clear()
         return self._rest
+
+    def _keep(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
+        """Keeps what completes nothing, for `left`."""
+        if data:
+            self._pieces.append(data)
+            self._size += len(data)
+            self._check_size()
+        return []
+
+    def _tail(self) -> bytes:
+        """The end of what is kept, as long as what a blank line may have of it."""
+        return b"".join([piece[-3:] for piece in (self._rest, *self._pieces[-3:])])
 
     def _check_size(self) -> None:
         if self._size > _LONGEST_EVENT_BYTES:

@@ -30,6 +30,8 @@ class _EventHead(msgspec.Struct):
     choices: list[_ChoiceHead] | None = None
 
 
+# The field of a tool call that comes in pieces.
+_ARGUMENTS = "arguments"
 _HEAD = msgspec.json.Decoder(_EventHead)
 
 
@@ -126,6 +128,10 @@ class StreamedAnswer:
         return chat.API.path, encoded({**self._known, "choices": parts})
 
 
+class _Pieces(list[str]):
+    """The pieces of a tool call's arguments, in order."""
+
+
 class _Choice:
     """One choice of a streamed answer, as far as it has come."""
 
@@ -133,6 +139,8 @@ class _Choice:
         self.texts: list[str] = []
         self.refusals: list[str] = []
         self.tools: dict[int, Object] = {}
+        # The objects in them whose arguments have come in pieces, which are joined once.
+        self._in_pieces: list[Object] = []
         self.finish_reason: str | int | None = None
         self._joiner = PairJoiner()
 
@@ -146,7 +154,7 @@ class _Choice:
         if refusal := _checked(delta.get("refusal")):
             self.refusals.append(refusal)
         for call in delta.get("tool_calls") or []:
-            _merge(self.tools.setdefault(_index(call), {}), call)
+            self._merge(self.tools.setdefault(_index(call), {}), call)
         reason = choice.get("finish_reason")
         self.finish_reason = (
             reason if type(reason) is int else _checked(reason) or self.finish_reason
@@ -157,6 +165,9 @@ class _Choice:
         """The choice as an unstreamed answer holds it."""
         if rest := self._joiner.end():
             self.texts.append(rest)
+        for holder in self._in_pieces:
+            if isinstance(pieces := holder[_ARGUMENTS], _Pieces):
+                holder[_ARGUMENTS] = "".join(pieces)
         message = {
             "role": "assistant",
             "content": "".join(self.texts) if self.texts or not self.is_other else None,
@@ -164,6 +175,21 @@ class _Choice:
             "tool_calls": [_unnumbered(self.tools[index]) for index in sorted(self.tools)] or None,
         }
         return {"index": index, "message": message, "finish_reason": self.finish_reason}
+
+    def _merge(self, whole: Object, part: Object) -> None:
+        """Adds a tool call's next piece: names come once, `arguments` in pieces."""
+        for name, value in part.items():
+            if isinstance(value, dict):
+                self._merge(whole.setdefault(name, {}), value)
+            elif name == _ARGUMENTS and isinstance(value, str):
+                if name not in whole:
+                    whole[name] = _Pieces()
+                    self._in_pieces.append(whole)
+                if not isinstance(pieces := whole[name], _Pieces):
+                    raise TypeError
+                pieces.append(value)
+            elif value is not None:
+                whole[name] = value
 
     @property
     def is_other(self) -> bool:
@@ -182,17 +208,6 @@ def _checked(text: Any) -> str:
     if text is not None and not isinstance(text, str):
         raise TypeError
     return text or ""
-
-
-def _merge(whole: Object, part: Object) -> None:
-    """Adds a tool call's next piece: names come once, `arguments` in pieces."""
-    for name, value in part.items():
-        if isinstance(value, dict):
-            _merge(whole.setdefault(name, {}), value)
-        elif name == "arguments" and isinstance(value, str):
-            whole[name] = whole.get(name, "") + value
-        elif value is not None:
-            whole[name] = value
 
 
 def _unnumbered(tool_call: Object) -> Object:

@@ -15,7 +15,9 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-_Tokens = Annotated[int, msgspec.Meta(ge=0)]
+# Above what any call can use: a larger count is an error, and beyond 308 digits it has no float.
+MOST_TOKENS = 10**9
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
@@ -61,7 +63,7 @@ def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 
 def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Input and output tokens that a usage states, None for a count that it does not state."""
+    """Input and output tokens that a usage states, 0 to 10^9; None for a count that it does not."""
     read = usage.get("prompt_tokens")
     written = usage.get("completion_tokens")
     return (
@@ -137,5 +139,5 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
 
 
 def _count(value: object) -> int | None:
-    """A number of tokens, None if a server sent something else."""
-    return value if type(value) is int and value >= 0 else None
+    """A number of tokens, 0 to 10^9; None if a server sent something else."""
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None

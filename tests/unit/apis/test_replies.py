@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from redline.apis import Usage, read_usage
 from redline.apis import replies as apis
 from redline.calls import Reply
 from redline.errors import BadReply, CallError, NoEndpoint
@@ -37,6 +38,31 @@ def test_a_chat_completion() -> None:
     assert (reply.input_tokens, reply.output_tokens, reply.usage) == (9, 2, usage)
     assert reply.request_id == "c-1"
     assert msgspec.json.decode(reply.body)["model"] == "m"
+
+
+@pytest.mark.parametrize("stated", ["1000000001", "9223372036854775807", f"1{'0' * 400}"])
+@pytest.mark.parametrize(
+    ("url", "body"),
+    [
+        (CHAT, '"choices":[{"message":{"content":"a"},"finish_reason":"stop"}]'),
+        ("/v1/completions", '"choices":[{"text":"a","finish_reason":"stop"}]'),
+        ("/v1/embeddings", '"data":[{"embedding":[0.5],"index":0}]'),
+        ("/v1/responses", '"output":[]'),
+        ("/chat", '"answer":1'),
+    ],
+)
+def test_a_count_above_what_any_call_can_use_is_not_stated(
+    url: str, body: str, stated: str
+) -> None:
+    input_name, output_name = ("prompt_tokens", "completion_tokens")
+    if url == "/v1/responses":
+        input_name, output_name = ("input_tokens", "output_tokens")
+    usage = f'{{"{input_name}":{stated},"{output_name}":{stated}}}'
+    reply = apis.read(url, f'{{{body},"usage":{usage}}}'.encode())
+    assert (reply.input_tokens, reply.output_tokens) == (None, None)
+    assert read_usage(reply.usage) is None
+    total = {input_name: 3, output_name: 2, "total_tokens": int(stated)}
+    assert read_usage(total) == Usage(input=3, output=2)
 
 
 def test_choices_are_counted_whatever_kind_of_mapping_asks_for_them() -> None:

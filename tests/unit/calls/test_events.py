@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.apis import ErrorData, EventParser, event_stream
+from redline.apis import ErrorData, EventParser, StreamedAnswer, event_stream
 from redline.calls import Call, Chunk, Reply, Request, Sink
 from redline.calls.http import StreamReader, streaming
 from redline.errors import BadReply, Disconnected, NoEndpoint
@@ -104,6 +104,27 @@ def test_a_long_event_a_byte_at_a_time_takes_time_by_its_length() -> None:
     parser, event = EventParser(), b"y" * 600_000
     fed = [parser.feed(bytes([byte])) for byte in b"data: " + event + b"\n\n"]
     assert [found for each in fed for found in each] == [event]
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_an_event_of_many_lines_takes_time_by_its_length(end: bytes) -> None:
+    parser, lines = EventParser(), 150_000
+    assert [found for _ in range(lines) for found in parser.feed(b"data: y" + end)] == []
+    assert parser.feed(end + b"data: z\n\n") == [b"\n".join([b"y"] * lines), b"z"]
+
+
+@pytest.mark.timeout(30)
+def test_arguments_of_many_pieces_take_time_by_their_length() -> None:
+    answer, pieces = StreamedAnswer(), 200_000
+    piece = {"index": 0, "function": {"name": "f", "arguments": "12345678"}}
+    event = {"choices": [{"index": 0, "delta": {"tool_calls": [piece]}}]}
+    for _ in range(pieces):
+        answer.add(event)
+    _, whole = answer.whole(is_done=True)
+    (choice,) = msgspec.json.decode(whole)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": "12345678" * pieces}
 
 
 def test_an_endless_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ _MOST_PARTS = 100
 _MOST_ROUTES = 8
 # Providers' clocks may be off by some of this.
 _CLOCK_SLACK_S = 3600.0
+# A search for a batch ends after this many pages of 100, so that no list is endless.
+_MOST_PAGES = 1000
 
 Route = tuple[str, str]
 
@@ -190,6 +192,8 @@ class Sender:
         wanted = _metadata(self._ledger.run, part.number)
         oldest_s = part.making_wall_s - _CLOCK_SLACK_S
         after = None
+        # Some servers ignore `after`, and show one page again and again.
+        ends = set[str]()
         while True:
             batches, has_more = await self._api.page(after)
             for batch in batches:
@@ -199,6 +203,9 @@ class Sender:
             if not has_more or not batches or batches[-1].created_at < oldest_s:
                 return None
             after = batches[-1].id
+            if after in ends or len(ends) >= _MOST_PAGES:
+                return None
+            ends.add(after)
 
     async def _make(self, part: Part) -> Batch:
         """Creates a batch of the part; returns it, or one whose creation was not confirmed."""

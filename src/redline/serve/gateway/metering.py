@@ -6,7 +6,7 @@ import msgspec
 
 from redline.apis import read_usage
 from redline.calls.cost import Price, Prices
-from redline.calls.tokens import BodyFacts, facts_of, kept_facts
+from redline.calls.tokens import MOST_OUTPUT_TOKENS, BodyFacts, facts_of, kept_facts
 from redline.waist import Outcome, Request
 
 # Bytes per token of an English prompt with its JSON: an estimate, replaced when the answer comes.
@@ -77,7 +77,8 @@ class Meter:
             return Used(None, None)
         written = reply.output_tokens
         if written:
-            self._output += (written - self._output) / _MEMORY
+            # Of several choices, or of a server that counts wrongly, more may be stated.
+            self._output += (min(written, MOST_OUTPUT_TOKENS) - self._output) / _MEMORY
         price: Price | None = self._prices.at(outcome.endpoint, model)
         return Used(
             (reply.input_tokens or 0) + (written or 0), None if price is None else price.of(usage)
