@@ -400,6 +400,19 @@ def test_a_server_that_quotes_a_key_is_quoted_without_it(
     )
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("piece", ["\\", "\\u005c", "%255c"])
+def test_a_body_of_escapes_is_masked_in_time_by_its_length(piece: str) -> None:
+    body = f"{piece * (60_000 // len(piece))} sk-planted-4711".encode()
+
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        outcome = await backend.send(ask(), Call())
+        assert isinstance(outcome.error, CallError)
+        assert outcome.error.body.endswith(b" <key>")
+
+    play(in_turn(answer(body, 400)), story, api_key="sk-planted-4711")
+
+
 # What it makes of answers.
 
 

@@ -23,9 +23,10 @@ _LEAST = 8
 # A header with one of these in its name holds a secret; of any other only the whole value is one.
 _SECRET_NAMES = re.compile("auth|key|token|secret|cookie|password|credential", re.IGNORECASE)
 # JSON's and Python's escapes, also of a body inside a body; HTML's entities; URL's, also twice.
+# Backslashes are read from the first of their run alone: a long run would be read from each.
 _ESCAPE = re.compile(
-    r"\\+u([0-9a-fA-F]{4})|\\+x([0-9a-fA-F]{2})|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?"
-    r"|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})|\\+(?=[/\"'+=&_.~-])"
+    r"(?<!\\)\\++(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(?=[/\"'+=&_.~-]))"
+    r"|&#[xX]([0-9a-fA-F]{1,6});?|&#([0-9]{1,7});?|&([a-zA-Z]{2,8};)|%([0-9a-fA-F]{2})"
 )
 # The base of each group's digits.
 _BASES = {1: 16, 2: 16, 3: 16, 4: 10, 6: 16}
