@@ -116,7 +116,7 @@ def facts_of(raw: bytes) -> BodyFacts:
 def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
-        # All of it: the next reader stops at the beginning of a body that is no object.
+        # All of it: the next reader stops where a body begins that is not an object.
         msgspec.json.decode(raw, type=msgspec.Raw)
         stated = _STATED.decode(raw)
     except msgspec.ValidationError:

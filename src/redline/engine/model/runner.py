@@ -19,7 +19,7 @@ from redline.errors import RedlineError
 class Work(NamedTuple):
     """The work of one step, the same on every rank.
 
-    tokens: those of all pieces, one after the other. heard: the places in `tokens` whose logits are
+    tokens: those of all pieces, one after the other. heard: places in `tokens` whose logits are
     returned.
     """
 

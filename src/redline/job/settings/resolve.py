@@ -161,7 +161,8 @@ def _key(
 ) -> str | None:
     """Returns the key to send: the stated one or that of the environment; None for no key.
 
-    An empty key is stated to send none. Raises ConfigError as `default_key` does.
+    An empty key is stated to send none. Raises ConfigError if the key of the environment may not
+    go to the URL.
     """
     if options.api_key is not None:
         return options.api_key or None
