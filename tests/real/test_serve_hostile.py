@@ -549,9 +549,9 @@ def test_a_refusal_has_the_id_under_which_the_gateway_shows_it(tmp_path: Path) -
             # The endpoint's own words: its model was known, though a field is wrong.
             assert (answer.status, sim.stats()["received"]) == (400, 1)
             for body, why in {
-                b"{": b"not JSON: Input data was truncated",
-                b'{"model": "fast", "temperature": NaN}': b"not JSON: JSON is malformed",
-                b"[" * 100_000: b"not JSON: ",
+                b"{": b"read as JSON: Input data was truncated",
+                b'{"model": "fast", "temperature": NaN}': b"read as JSON: JSON is malformed",
+                b"[" * 100_000: b"read as JSON: ",
                 b'{"messages": []}': b"names no model",
                 b"[]": b"names no model",
             }.items():
@@ -567,7 +567,7 @@ def test_a_body_that_only_a_lenient_endpoint_can_read_is_not_sent(tmp_path: Path
         world = World(serve, sim, "")
         for body in bodies:
             answer = asyncio.run(once(world, request("POST", CHAT, body)))
-            assert (answer.status, b"is not JSON: 'utf-8' codec" in answer.body) == (400, True)
+            assert (answer.status, b"read as JSON: 'utf-8' codec" in answer.body) == (400, True)
         assert sim.stats()["received"] == 0
 
 

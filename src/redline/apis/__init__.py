@@ -62,6 +62,7 @@ from redline.apis.replies import APIS, PLAIN, api_of
 from redline.apis.request_parts import Inputs, JsonSchema, ResponseFormat, StreamOptions
 from redline.apis.streams import StreamedAnswer, read_event
 from redline.apis.usage import (
+    MOST_TOKENS,
     Usage,
     completion_usage,
     read_usage,

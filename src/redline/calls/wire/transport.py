@@ -35,7 +35,7 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, CallError, ConfigError
 
 _MOST_STALE = 8
-# What must be written before requests is written sooner than this, unless a disk is slow.
+# Requests leave sooner than this after the last of their turn was due, unless a disk is slow.
 _LONG_S = 0.005
 # Rows may name paths of their own; a run has few different ones.
 _MOST_HEADS = 256
@@ -55,21 +55,24 @@ class Outbox:
         self._before_write = before_write
         self._now_s = clock.now_s
         self._due: list[Connection] = []
+        self._due_s = 0.0  # when the last of them was due
 
     def add(self, connection: Connection) -> None:
         """Adds a connection whose request is due."""
         if not self._due:
             asyncio.get_running_loop().call_soon(self._leave)
         self._due.append(connection)
+        # What must be written before them may be written earlier in this turn.
+        self._due_s = self._now_s()
 
     def _leave(self) -> None:
         due, self._due = self._due, []
-        connection, due_s = due[0], self._now_s()
+        connection = due[0]
         try:
             self._before_write()
-            if self._now_s() - due_s >= _LONG_S:
+            if self._now_s() - self._due_s >= _LONG_S:
                 for late in due:
-                    late.was_due(due_s)
+                    late.was_due(self._due_s)
             for kept in unread(due):
                 kept.found_unread()
             for connection in due:

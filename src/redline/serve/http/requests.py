@@ -112,7 +112,7 @@ def not_json(raw: bytes) -> Refusal:
         msgspec.json.decode(raw)
     except (ValueError, RecursionError) as error:
         why = error
-    return Refusal(f"The body of the request is not JSON: {why}.")
+    return Refusal(f"The body of the request could not be read as JSON: {why}")
 
 
 # The key `model`, also with escapes; servers in Go read it in upper case as well.
