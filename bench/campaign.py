@@ -134,7 +134,7 @@ def fuzz_requests() -> list[Part]:
 
 
 def fuzz_gateway_requests() -> list[Part]:
-    """40,000 generated requests to a gateway: valid ones succeed, others are refused in shape."""
+    """Some 64,000 generated requests to a gateway: valid ones succeed, others get proper errors."""
     return [Part(name, seed, work) for name, seed, work in fuzz_gateway.parts()]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -440,7 +441,7 @@ def test_an_interrupt_gives_up_the_upload(
 
 
 def test_a_cancelled_upload_is_over_when_the_run_is(
-    store: ObjectServer, monkeypatch: pytest.MonkeyPatch
+    store: ObjectServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_uploading, upload = threading.Event(), S3Store.upload
 
@@ -462,6 +463,8 @@ def test_a_cancelled_upload_is_over_when_the_run_is(
     with monkeypatch.context() as patch:
         patch.setattr(S3Store, "upload", slow)
         asyncio.run(main())
+    gc.collect()
+    assert not caplog.records, caplog.text
     # The next one is not refused for a lock that is still held.
     assert run(asked).is_complete
     assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL

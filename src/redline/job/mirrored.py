@@ -55,5 +55,6 @@ async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
         await asyncio.shield(thread)
     except asyncio.CancelledError:
         mirror.stop()
-        await asyncio.wait([thread])
+        # Its error says no more than that it was interrupted.
+        await asyncio.gather(thread, return_exceptions=True)
         raise
