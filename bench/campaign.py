@@ -43,7 +43,8 @@ from imports import code_of, files_of  # noqa: E402
 from crash.killing import LIMITED, SATURATED, Plan, kill_until_done  # noqa: E402
 
 UNFINISHED = 3
-# What a campaign's figures depend on, if it starts redline in processes of its own.
+# What a campaign's figures depend on, if it starts redline in processes of its own; the files of
+# tests count only for the one that runs them.
 _RUN = (
     "src",
     "tests",
@@ -69,6 +70,7 @@ _RUN = (
     "examples/tiny-model",
     "pyproject.toml",
 )
+_NO_TESTS = ":(exclude,glob)tests/**/test_*.py"
 # The others depend on what they import.
 _IN_PROCESS = {
     "engine-equality": "bench/engine_equality.py",
@@ -266,7 +268,7 @@ def _paths_of(name: str) -> list[str]:
     """What the campaign runs, as git names it."""
     script = _IN_PROCESS.get(name)
     if script is None:
-        return list(_RUN)
+        return [*_RUN] if name == "mutants" else [*_RUN, _NO_TESTS]
     return sorted(str(path.relative_to(ROOT)) for path in files_of(ROOT / script))
 
 

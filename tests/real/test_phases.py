@@ -81,7 +81,7 @@ class Reads(Sink):
 
 @pytest.mark.parametrize(
     ("flags", "phase"),
-    [(("--latency", "0.3"), "first_byte_s"), (("--per-token", "0.02"), "answer_s")],
+    [(("--latency", "0.3"), "first_byte_s"), (("--per-token", "0.1"), "answer_s")],
 )
 async def test_of_a_stream_the_wait_is_told_from_the_rest(flags: Sequence[str], phase: str) -> None:
     with SimProcess(*flags) as sim:
