@@ -6,7 +6,7 @@ nearly all the time, and neither the client nor the server, which shares the two
 the time. The ratio is the newer commit's CPU seconds over the older one's; start-up, and at 1,000
 the connections, are taken off by a run of fewer rows. On a virtual machine the same run may cost
 10 to 15 % more or less than the one before, and what it costs drifts over minutes: so a pair is the
-mean of several short runs of each, in turn. With 10 pairs, all takes some 15 minutes if the cores
+mean of several short runs of each, in turn. With 10 pairs, all takes some 25 minutes if the cores
 are idle. The bound is the upper end of a one-sided 95 % interval for the mean of its logarithm;
 status 1 if one is above --most. For 4294e90 the bar is 0.65.
 """
@@ -41,7 +41,7 @@ class InFlight(NamedTuple):
 
 IN_FLIGHT = {
     "64 in flight": InFlight(64, 0.0, 16_000, 2_000, 5),
-    "1,000 in flight": InFlight(1_000, 0.4, 12_000, 4_000, 2),
+    "1,000 in flight": InFlight(1_000, 0.4, 12_000, 4_000, 4),
 }
 # Without limits, and with one that never binds.
 LOADS = {"no limits": [], "with --rps": ["--rps", "1000000"]}
