@@ -441,14 +441,15 @@ def soonest(among: Sequence[F]) -> F:
 def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:
     """Endless draws of these endpoints, each with `most` of them, or with all for 0.
 
-    Each draw begins with another endpoint, so that equally good ones take turns. among: one or
-    more. draw: returns a random number from 0 to 1.
+    Each draw begins with another endpoint, so that equally good ones take turns. The draws recur,
+    as the same lists, which are only to be read. among: one or more. draw: returns a random number
+    from 0 to 1.
     """
     count = len(among)
     first = int(draw() * count)
     ring = [*among[first:], *among[:first]] * 2
-    # Made and drawn by functions in C, since every call needs a draw.
-    return map(ring.__getitem__, cycle(_parts(count, min(most or count, count))))
+    # Each is made when it is first drawn, and drawn again by a function in C: every call needs one.
+    return cycle(map(ring.__getitem__, _parts(count, min(most or count, count))))
 
 
 @lru_cache(maxsize=64)

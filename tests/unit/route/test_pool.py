@@ -116,6 +116,24 @@ def test_endpoints_that_say_how_many_calls_they_take_are_filled_and_seldom_asked
     virtual_run(main())
 
 
+@pytest.mark.parametrize("strategy", ["p2c", "cheapest"])
+def test_equally_good_endpoints_take_turns(strategy: str) -> None:
+    async def main() -> None:
+        servers = [ModelServer(f"s{n}", slots=8) for n in range(12)]
+        pool = pool_of(servers, strategy)
+
+        async def work() -> None:
+            for _ in range(100):
+                await pool.send(Request(body={"work": 0.125}), Call())
+
+        await asyncio.gather(*(work() for _ in range(24)))
+        calls = [server.calls for server in servers]
+        assert min(calls) >= 160, calls
+        assert max(calls) <= 240, calls
+
+    virtual_run(main())
+
+
 def test_an_endpoint_that_has_failed_a_call_is_asked_again_whether_it_has_room() -> None:
     """It takes any number of calls until one fails after 10 s, and then none for 5 s."""
 
