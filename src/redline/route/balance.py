@@ -62,7 +62,7 @@ class Figures:
     call_s: what each of its calls is expected to add to the time until it answers another one, and
     expected_s: that time; others: `foreign` if that is fresh. All three are as of the last
     `review`, and of the calls that have begun and ended since.
-    fresh: answers that the means above have not taken up; fresh_s: the sum of their latencies.
+    fresh_s: latencies of the answers that the means above have not taken up.
     steady: calls in flight below which it has room for another one, 0 if it is to be asked.
     """
 
@@ -84,8 +84,7 @@ class Figures:
     call_s: float = 1.0
     expected_s: float = 1.0
     others: int = 0
-    fresh: int = 0
-    fresh_s: float = 0.0
+    fresh_s: list[float] = field(default_factory=list)
     steady: int = 0
     _drained_tokens: float = field(default=0.0, init=False)
     _busy_s: float = field(default=0.0, init=False)
@@ -103,22 +102,22 @@ class Figures:
     def answered(self, latency_s: float, now_s: float) -> None:
         """Counts an answered call."""
         self.in_flight -= 1
-        self.fresh += 1
-        self.fresh_s += latency_s
+        self.fresh_s.append(latency_s)
         self.take_up(now_s)
 
     def take_up(self, now_s: float) -> None:
         """Adds new answers to the means. There must be at least one."""
-        fresh = self.fresh
+        fresh = len(self.fresh_s)
         self.answers = answers = self.answers + fresh
         self.answered_s = now_s
         of = max(fresh, min(answers, MEMORY))
-        self.latency_s = latency_s = self.latency_s + (self.fresh_s - fresh * self.latency_s) / of
+        latency_s = self.latency_s + (sum(self.fresh_s) - fresh * self.latency_s) / of
+        self.latency_s = latency_s
         self.call_s = call_s = latency_s / self.weight
         self.expected_s = (self.in_flight + self.others + 1) * call_s
         if self.availability < 1:
             self.availability = 1 - (1 - self.availability) * (1 - 1 / MEMORY) ** fresh
-        self.fresh, self.fresh_s = 0, 0.0
+        self.fresh_s.clear()
 
     def review(self, usual_s: float, forget_s: float, now_s: float) -> None:
         """Updates the figures for the time that has passed.
@@ -136,8 +135,9 @@ class Figures:
 
     def forget(self) -> None:
         """Forgets the speed, which may be different from now on."""
-        self.answers = self.fresh = 0
-        self.latency_s = self.fresh_s = 0.0
+        self.answers = 0
+        self.latency_s = 0.0
+        self.fresh_s.clear()
         self.tokens_per_s = self._drained_tokens = self._busy_s = 0.0
 
     def failed(self) -> None:
@@ -441,14 +441,15 @@ def soonest(among: Sequence[F]) -> F:
 def draws(among: Sequence[F], most: int, draw: Callable[[], float]) -> Iterator[list[F]]:
     """Endless draws of these endpoints, each with `most` of them, or with all for 0.
 
-    Each draw begins with another endpoint, so that equally good ones take turns. among: one or
-    more. draw: returns a random number from 0 to 1.
+    Each draw begins with another endpoint, so that equally good ones take turns. The draws recur,
+    as the same lists, which are only to be read. among: one or more. draw: returns a random number
+    from 0 to 1.
     """
     count = len(among)
     first = int(draw() * count)
     ring = [*among[first:], *among[:first]] * 2
-    # Made and drawn by functions in C, since every call needs a draw.
-    return map(ring.__getitem__, cycle(_parts(count, min(most or count, count))))
+    # Each is made when it is first drawn, and drawn again by a function in C: every call needs one.
+    return cycle(map(ring.__getitem__, _parts(count, min(most or count, count))))
 
 
 @lru_cache(maxsize=64)

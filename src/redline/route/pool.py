@@ -279,8 +279,7 @@ class Pool:
             self._spare += 1
             member.in_flight -= 1
             member.expected_s -= member.call_s
-            member.fresh += 1
-            member.fresh_s += outcome.latency_s
+            member.fresh_s.append(outcome.latency_s)
         elif not self._is_over(member, outcome, request, call, epoch):
             outcome = await self._send(request, call, sink)
         return outcome
@@ -387,10 +386,10 @@ class Pool:
 
     def _take_up(self, member: PoolMember) -> None:
         """Counts the fresh answers of an endpoint, if any, which came by the fast path."""
-        if member.fresh:
-            member.breaker.answered(member.fresh)
-            self._traffic.answered += member.fresh
-            self._traffic.served_s += member.fresh_s
+        if fresh_s := member.fresh_s:
+            member.breaker.answered(len(fresh_s))
+            self._traffic.answered += len(fresh_s)
+            self._traffic.served_s += sum(fresh_s)
             member.take_up(self._clock.now_s())
 
     def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:

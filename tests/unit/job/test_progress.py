@@ -37,7 +37,7 @@ from redline.job.show import (
     outages_ended,
 )
 from redline.job.work import Outages, Spent, Tally
-from redline.journal import all_flawed
+from redline.journal import Brief, all_flawed
 from redline.process import duration
 from redline.testing import ManualClock, virtual_run
 from redline.timeline import Totals, Window
@@ -466,6 +466,21 @@ def test_one_of_several_endpoints_that_is_down_is_no_standstill() -> None:
     a, b = seen.tally.endpoints(clock.now_s())
     assert (a.outages.lasted_s, a.outages.down_s) == (10.0, 0.0)
     assert (b.outages.lasted_s, b.outages.down_s) == (5.0, 5.0)
+
+
+def test_an_endpoint_has_answered_the_rows_that_succeeded_there_in_this_run() -> None:
+    seen = fleet()
+    rows = [
+        Brief(1, None, "succeeded", False, "a", "stop", 1.0),
+        Brief(2, None, "succeeded", False, "b", "stop", 1.0),
+        Brief(3, None, "succeeded", False, "a", "stop", 1.0),
+        Brief(4, None, "succeeded", True, "a", "stop", None),
+        Brief(5, None, "rejected", False, "b", None, 1.0),
+        Brief(6, None, "exhausted", False, "", None, None),
+    ]
+    seen.tally.rows_answered(rows)
+    seen.tally.rows_answered(rows[:1])
+    assert [one.answered for one in seen.tally.endpoints(0.0)] == [3, 1]
 
 
 def test_a_run_is_told_to_wait_when_every_endpoint_that_is_left_is() -> None:

@@ -22,6 +22,7 @@ from redline.errors import (
     TimedOut,
 )
 from redline.route import Pool, Seat, strategy_of
+from redline.route.balance import REVIEW_S
 from redline.testing import virtual_run
 from redline.waist import Health, Load, Outcome, Sink
 from support.fleet import LoopClock, ModelServer
@@ -112,6 +113,41 @@ def test_endpoints_that_say_how_many_calls_they_take_are_filled_and_seldom_asked
         if at_once < 32:
             assert sum(server.asked for server in servers) < 400
         assert pool.load(CLOCK.now_s()).in_flight == 0
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("strategy", ["p2c", "cheapest"])
+def test_equally_good_endpoints_take_turns(strategy: str) -> None:
+    async def main() -> None:
+        servers = [ModelServer(f"s{n}", slots=8) for n in range(12)]
+        pool = pool_of(servers, strategy)
+
+        async def work() -> None:
+            for _ in range(100):
+                await pool.send(Request(body={"work": 0.125}), Call())
+
+        await asyncio.gather(*(work() for _ in range(24)))
+        calls = [server.calls for server in servers]
+        assert min(calls) >= 160, calls
+        assert max(calls) <= 240, calls
+
+    virtual_run(main())
+
+
+def test_the_latency_of_every_answer_counts_and_none_is_kept_for_much_longer_than_a_review() -> (
+    None
+):
+    async def main() -> None:
+        servers = [ModelServer(f"s{n}", slots=8) for n in range(2)]
+        pool, kept = pool_of(servers), list[int]()
+        for _ in range(6_400):
+            outcome = await pool.send(Request(body={"work": 1 / 64}), Call())
+            assert outcome.is_success
+            kept.append(sum(len(member.figures.fresh_s) for member in pool.members))
+        assert 32 < max(kept) <= 64 * REVIEW_S + 2
+        assert (pool.traffic.answered, pool.traffic.served_s) == (6_400, pytest.approx(100.0))
+        assert [member.figures.latency_s for member in pool.members] == [1 / 64] * 2
 
     virtual_run(main())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 
 import msgspec
 
@@ -24,8 +23,6 @@ from redline.events import (
 from redline.journal import Brief
 from redline.waist import Attempts, CacheUse
 
-# Rows are counted by these fields, which is faster than selecting those that count.
-_ANSWER = attrgetter("status", "is_cached", "endpoint")
 # Endpoints that are counted apart, and the name under which further ones count together.
 MOST_PARTS = 100
 OTHER = "other"
@@ -146,7 +143,7 @@ class Tally(Attempts):
         self.flawed: Counter[str] = Counter()  # of those that succeeded
         self.out: dict[str, EndpointOut] = {}  # endpoints that take no more calls
         self._names: list[str] = []  # of several endpoints
-        self._answered: Counter[tuple[str, bool, str]] = Counter()  # rows, see _ANSWER
+        self._answered: Counter[str] = Counter()  # rows, by endpoint
         self._parked: dict[str, float] = {}  # until when, by endpoint
         self._outages: dict[str, _Outage] = {}
         self._failing: dict[str, _Outage] = {}  # degraded, by their breakers
@@ -231,7 +228,7 @@ class Tally(Attempts):
         return [
             EndpointUse(
                 name=name,
-                answered=self._answered["succeeded", False, name],
+                answered=self._answered[name],
                 out=self.out[name].reason if name in self.out else None,
                 outages=self._outages[name].read(now_s) if name in self._outages else None,
                 failing=self._failing[name].read(now_s) if name in self._failing else None,
@@ -247,9 +244,11 @@ class Tally(Attempts):
             self.flawed.update(flawed)
 
     def rows_answered(self, rows: Iterable[Brief]) -> None:
-        """Counts rows by endpoint, if there are several."""
+        """Counts the rows that endpoints have answered, by endpoint, if there are several."""
         if self._names:
-            self._answered.update(map(_ANSWER, rows))
+            self._answered.update(
+                [row.endpoint for row in rows if row.status == "succeeded" and not row.is_cached]
+            )
 
     def begin_batches(self) -> BatchUse:
         """Starts counting the batches of a run; returns their counter."""
