@@ -9,7 +9,6 @@ beyond their tokens, for all strategies alike.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import random
 import statistics
@@ -42,6 +41,7 @@ from redline.route.replay.service import (
     fitted,
     guessed,
     mean_s,
+    most_at_once,
 )
 from redline.testing import VirtualClock, virtual_run
 from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace
@@ -154,7 +154,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
             f"{LEAST_CALLS}): "
             "guessed from these and from the others"
         )
-    workers = min(last.workers, _most_at_once(calls))
+    workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
     # As a run without --balance would have chosen.
     balance = last.balance or STRATEGIES[0]
     found = _Recorded(last.endpoints, services, answered, workers, balance)
@@ -188,16 +188,6 @@ def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
             )
         offset_s = max(call.done_s for call in found)
     return found
-
-
-def _most_at_once(calls: Sequence[CallEnded]) -> int:
-    ends_s, most = list[float](), 0
-    for call in calls:
-        while ends_s and ends_s[0] <= call.arrived_s:
-            heapq.heappop(ends_s)
-        heapq.heappush(ends_s, call.done_s)
-        most = max(most, len(ends_s))
-    return most
 
 
 def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) -> dict[str, Service]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Literal, NamedTuple
 
@@ -117,7 +117,7 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
     best = _best(by_time)
     return msgspec.structs.replace(
         best,
-        seen=_most_in_flight(by_time),
+        seen=most_at_once(by_time),
         calls=len(answers),
         failures=len(failed_s) / len(by_time),
         failed_s=_quantiles(failed_s) or (0.0,),
@@ -137,7 +137,7 @@ def guessed(attempts: Sequence[Served], usual: Service) -> Service:
     by_time = sorted(one._replace(new=0.0, cached=0.0, output=0.0) for one in attempts)
     return msgspec.structs.replace(
         _best(by_time),
-        seen=_most_in_flight(by_time),
+        seen=most_at_once(by_time),
         off=usual.off,
         spread=usual.spread,
         calls=sum(one.is_answer for one in attempts),
@@ -175,7 +175,7 @@ def _shapes(by_time: Sequence[Served]) -> list[_Shape]:
     latencies_s = [one.latency_s for one in by_time]
     zeros, ones = [0.0] * len(by_time), [1.0] * len(by_time)
     found = [_Shape("parallel", 0, zeros, latencies_s, ones)]
-    most = _most_in_flight(by_time)
+    most = most_at_once(by_time)
     at_once = 1
     while at_once < most:
         waits_s = _waits_s(by_time, at_once)
@@ -191,12 +191,16 @@ def _shapes(by_time: Sequence[Served]) -> list[_Shape]:
     return found
 
 
-def _most_in_flight(by_time: Sequence[Served]) -> int:
+def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
+    """The most of these spans that overlap. spans_s: each with its begin and end first, by begin.
+
+    One that begins when another ends does not overlap it.
+    """
     ends_s, most = list[float](), 0
-    for one in by_time:
-        while ends_s and ends_s[0] <= one.sent_s:
+    for begin_s, end_s, *_ in spans_s:
+        while ends_s and ends_s[0] <= begin_s:
             heapq.heappop(ends_s)
-        heapq.heappush(ends_s, one.done_s)
+        heapq.heappush(ends_s, end_s)
         most = max(most, len(ends_s))
     return most
 
