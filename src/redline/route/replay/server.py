@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import math
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -215,22 +215,12 @@ class _Slots:
     def __init__(
         self, at_once: int, take: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        self._free = at_once
+        self._free = asyncio.Semaphore(at_once)
         self._take = take
-        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def done(self, work_s: float) -> None:
-        if self._free:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
-        await self._take(work_s)
-        if self._waiting:
-            self._waiting.popleft().set_result(None)
-        else:
-            self._free += 1
+        async with self._free:
+            await self._take(work_s)
 
 
 class _Shared:
