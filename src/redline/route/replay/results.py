@@ -138,11 +138,6 @@ def compared(better: Scored, worse: Scored, figure: str) -> Compared:
     )
 
 
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
-
-
 def too_few(calls: int) -> ConfigError:
     return ConfigError(
         f"the trace has {calls:,} answered calls, too few to estimate how long servers take",

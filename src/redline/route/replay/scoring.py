@@ -30,7 +30,6 @@ from redline.route.replay.results import (
     Scored,
     Seeded,
     best_of,
-    quantile,
     too_few,
 )
 from redline.route.replay.server import PromptCache, Replayed, ReplayServer, request_of
@@ -42,6 +41,7 @@ from redline.route.replay.service import (
     guessed,
     mean_s,
     most_at_once,
+    quantile,
 )
 from redline.testing import VirtualClock, virtual_run
 from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace

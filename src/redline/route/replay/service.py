@@ -88,11 +88,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     def work_s(self, new: float, cached: float, output: float, draw: float) -> float:
         """Seconds of work of a call of these tokens. draw: 0 to 1, of what else it differs by."""
         usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
-        return max(_LEAST_S, usual_s * _quantile(self.spread, draw))
+        return max(_LEAST_S, usual_s * quantile(self.spread, draw))
 
     def failed_after_s(self, draw: float) -> float:
         """Seconds after which an attempt fails. draw: 0 to 1."""
-        return _quantile(self.failed_s, draw)
+        return quantile(self.failed_s, draw)
 
     def __str__(self) -> str:
         """`210 ms + 10 ms per output token, 4 at once`."""
@@ -312,25 +312,21 @@ def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
-    """The weights of these terms alone, by Gaussian elimination; None if they are dependent."""
-    last = _TERMS
-    rows = [[sums[i][j] for j in chosen] + [sums[i][last]] for i in chosen]
-    size = len(rows)
-    for at in range(size):
-        pivot = max(range(at, size), key=lambda n: abs(rows[n][at]))
-        if abs(rows[pivot][at]) <= 1e-9 * abs(sums[chosen[at]][chosen[at]]):
+    """The weights of these terms alone; None if they are dependent.
+
+    By Gauss-Jordan elimination, which needs no other pivots than the diagonal's: sums of products
+    are symmetric and positive semidefinite.
+    """
+    rows = [[sums[i][j] for j in chosen] + [sums[i][_TERMS]] for i in chosen]
+    for at, i in enumerate(chosen):
+        pivot = rows[at]
+        if pivot[at] <= 1e-9 * sums[i][i]:
             return None
-        rows[at], rows[pivot] = rows[pivot], rows[at]
-        for below in range(at + 1, size):
-            share = rows[below][at] / rows[at][at]
-            rows[below] = [
-                mine - share * above for mine, above in zip(rows[below], rows[at], strict=True)
-            ]
-    weights = [0.0] * size
-    for at in reversed(range(size)):
-        left = rows[at][size] - sum(rows[at][n] * weights[n] for n in range(at + 1, size))
-        weights[at] = left / rows[at][at]
-    return weights
+        for other, row in enumerate(rows):
+            if other != at:
+                share = row[at] / pivot[at]
+                rows[other] = [mine - share * its for mine, its in zip(row, pivot, strict=True)]
+    return [row[-1] / row[at] for at, row in enumerate(rows)]
 
 
 def _sum(weights: Sequence[float], term: Sequence[float]) -> float:
@@ -345,8 +341,9 @@ def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
     return tuple(statistics.fmean(ordered[begin:end]) for begin, end in pairwise(edges))
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _seconds(value_s: float) -> str:
