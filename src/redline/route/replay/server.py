@@ -58,7 +58,7 @@ class ReplayServer:
     """A member of a pool that answers recorded calls by a service model, in the loop's time.
 
     facts: its slots and rate limits are applied as redline applies them. Requests must be made by
-    `request_of`. used: input and output tokens of its answers.
+    `request_of`.
     """
 
     def __init__(
@@ -76,8 +76,6 @@ class ReplayServer:
         )
         self.on_room: Callable[[], None] | None = None
         self.name = facts.name
-        self.answers = 0
-        self.used = (0, 0)
         self._service = service
         self._slots = facts.slots or math.inf
         self._ahead = limits.ahead()
@@ -128,9 +126,7 @@ class ReplayServer:
             outcome = failed(error, endpoint=self.name, latency_s=done_s - sent_s)
             outcome.tried = tried
             return outcome
-        self.answers += 1
         read, written = recorded.input_tokens or 0, recorded.output_tokens or 0
-        self.used = self.used[0] + read, self.used[1] + written
         return Outcome(
             status="succeeded",
             reply=Reply(input_tokens=read, output_tokens=written),
