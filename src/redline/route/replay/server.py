@@ -77,7 +77,7 @@ class ReplayServer:
         self.on_room: Callable[[], None] | None = None
         self.name = facts.name
         self._service = service
-        self._slots = facts.slots or math.inf
+        self._slots = facts.slots
         self._ahead = limits.ahead()
         self._limiter = open_limiter(limits, facts.name, clock)
         self._cache = PromptCache()
@@ -91,7 +91,7 @@ class ReplayServer:
         return self
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        has_slot = self._in_flight + coming < self._slots
+        has_slot = not self._slots or self._in_flight + coming < self._slots
         return has_slot and (self._limiter.is_unlimited or self._waiting + coming < self._ahead)
 
     def withdraw(self, call: Call | None = None) -> int:
@@ -106,7 +106,7 @@ class ReplayServer:
         return Load(
             in_flight=self._in_flight,
             waiting=self._waiting,
-            slots=0 if self._slots == math.inf else int(self._slots),
+            slots=self._slots,
             room_s=room_s,
         )
 
@@ -120,16 +120,15 @@ class ReplayServer:
             error = await self._answered(replayed)
         finally:
             self._in_flight -= 1
-        done_s, recorded = loop.time(), replayed.call
+        done_s, cost = loop.time(), replayed.cost
         tried = (Attempt(self.name, error, sent_s, None, done_s),)
         if error is not None:
             outcome = failed(error, endpoint=self.name, latency_s=done_s - sent_s)
             outcome.tried = tried
             return outcome
-        read, written = recorded.input_tokens or 0, recorded.output_tokens or 0
         return Outcome(
             status="succeeded",
-            reply=Reply(input_tokens=read, output_tokens=written),
+            reply=Reply(input_tokens=cost.input_tokens, output_tokens=cost.output_tokens),
             endpoint=self.name,
             latency_s=done_s - sent_s,
             tried=tried,
@@ -154,15 +153,14 @@ class ReplayServer:
 
     async def _answered(self, replayed: Replayed) -> ServerFailed | None:
         """Returns when there is an answer, or an error."""
-        service, recorded, draws = self._service, replayed.call, replayed.draws
+        service, cost, draws = self._service, replayed.cost, replayed.draws
         is_failure, draw = draws.random() < service.failures, draws.random()
         if is_failure:
             await asyncio.sleep(service.failed_after_s(draw))
             return ServerFailed("HTTP 500", status=500)
-        tokens = recorded.input_tokens or 0
-        cached = tokens * self._cache.share(recorded.blocks)
-        output = recorded.output_tokens or 0
-        await self._work.done(service.work_s(tokens - cached, cached, output, draw))
+        cached = cost.input_tokens * self._cache.share(replayed.call.blocks)
+        new = cost.input_tokens - cached
+        await self._work.done(service.work_s(new, cached, cost.output_tokens, draw))
         return None
 
 

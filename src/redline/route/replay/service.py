@@ -160,11 +160,11 @@ def _best(by_time: Sequence[Served]) -> Service:
 class _Shape(NamedTuple):
     """A form with its setting, and what that says of each attempt: that it waited, then worked.
 
+    service: the form and its setting.
     stretch: seconds in which a second of work is done.
     """
 
-    form: Form
-    setting: float
+    service: Service
     waits_s: list[float]
     works_s: list[float]
     stretches: list[float]
@@ -174,20 +174,22 @@ def _shapes(by_time: Sequence[Served]) -> list[_Shape]:
     """Every form, with the settings that are to be tried."""
     latencies_s = [one.latency_s for one in by_time]
     zeros, ones = [0.0] * len(by_time), [1.0] * len(by_time)
-    found = [_Shape("parallel", 0, zeros, latencies_s, ones)]
+    found = [_Shape(Service(), zeros, latencies_s, ones)]
     most = most_at_once(by_time)
     at_once = 1
     while at_once < most:
         waits_s = _waits_s(by_time, at_once)
         pairs = zip(latencies_s, waits_s, strict=True)
         works_s = [max(_LEAST_S, latency_s - wait_s) for latency_s, wait_s in pairs]
-        found.append(_Shape("slots", at_once, waits_s, works_s, ones))
+        service = Service(form="slots", at_once=at_once)
+        found.append(_Shape(service, waits_s, works_s, ones))
         at_once = max(at_once + 1, math.floor(at_once * 1.15))
     for slowdown in _SLOWDOWNS if most > 1 else ():
         works_s = _shared_s(by_time, slowdown)
         pairs = zip(latencies_s, works_s, strict=True)
         stretches = [latency_s / work_s for latency_s, work_s in pairs]
-        found.append(_Shape("shared", slowdown, zeros, works_s, stretches))
+        service = Service(form="shared", slowdown=slowdown)
+        found.append(_Shape(service, zeros, works_s, stretches))
     return found
 
 
@@ -250,10 +252,8 @@ def _fit(shape: _Shape, by_time: Sequence[Served]) -> Service:
         off.append(abs(math.log(predicted_s / by_time[number].latency_s)))
     base_s, input_s, cached_s, output_s = weights
     ratios = [work_s / each_s for work_s, each_s in zip(works_s, usual_s, strict=True)]
-    return Service(
-        form=shape.form,
-        at_once=int(shape.setting) if shape.form == "slots" else 0,
-        slowdown=shape.setting if shape.form == "shared" else 0.0,
+    return msgspec.structs.replace(
+        shape.service,
         base_s=base_s,
         input_s=input_s,
         cached_s=cached_s,
