@@ -11,13 +11,10 @@ import asyncio
 import math
 import random
 import secrets
-from collections.abc import Sequence
-from pathlib import Path
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import NoEndpoint
 from redline.limits.rule import Cost, Doubt, Jitter, Kind, Limits, Rate, too_large
-from redline.limits.server import Stated
 from redline.limits.shared.ledger import Ledger
 from redline.limits.shared.schedule import (
     Change,
@@ -30,7 +27,7 @@ from redline.limits.shared.schedule import (
     rules_of,
 )
 from redline.limits.shared.timetable import Caller, Slot, Timetable
-from redline.limits.wait import Alarmed, Grant
+from redline.limits.wait import Grant, RateLimiter
 
 # A call leaves at most this long after its planned time: the guard, or 2 % of the shortest window.
 # If a loop is so busy that slots pass unused, the slack doubles until they do not.
@@ -53,16 +50,16 @@ _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
 
 
-class SharedLimiter(Alarmed):
+class SharedLimiter(RateLimiter):
     """The rate limits of `limits`, shared by all processes that use the ledger. For one event loop.
 
     A guard that is not configured is measured by each process for its own way to the server. The
     limits are those configured in all processes: no header changes them, and none is searched for.
+    The ledger keeps the sends and assigns each call its time, so that none is granted at once, nor
+    by a bound: an amount that one process books too high would be missing for the others.
     """
 
     is_shared = True
-    is_unlimited = False
-    is_searched = False
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
         self.jitter = Jitter()
@@ -72,6 +69,7 @@ class SharedLimiter(Alarmed):
         self._owner = secrets.token_hex(8)
         self._words = described(limits)
         self._rated = rated(limits)
+        self.counts_tokens = any(kind != "requests" for kind, _ in self._rated)
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
         self._rules: tuple[Rule, ...] = ()
@@ -102,16 +100,6 @@ class SharedLimiter(Alarmed):
     def waiting(self) -> int:
         """Callers in line."""
         return len(self._table)
-
-    @property
-    def counts_tokens(self) -> bool:
-        """A token limit is set, so estimates matter."""
-        return any(kind != "requests" for kind, _ in self._rated)
-
-    @property
-    def easy_tokens(self) -> int:
-        """0: an amount that one process books too high is missing for the others."""
-        return 0
 
     @property
     def guard_s(self) -> float:
@@ -150,10 +138,6 @@ class SharedLimiter(Alarmed):
         """The limits that are shared, if callers are in line: which of them is not known here."""
         return list(self._rated) if self.waiting else []
 
-    def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
-        """None: the ledger knows what all processes have used."""
-        return []
-
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before.
 
@@ -169,9 +153,6 @@ class SharedLimiter(Alarmed):
         """A connection to the endpoint was made in `took_s`."""
         self.jitter.shook_hands(took_s)
 
-    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Does nothing: the limits are those that all processes state alike."""
-
     def accepted(self, now_s: float) -> bool:
         """True: only a 429 changes anything."""
         return True
@@ -184,20 +165,6 @@ class SharedLimiter(Alarmed):
         if self._limits.guard_s is None:
             self.jitter.was_short()
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
-
-    def search(self, rates: Sequence[Rate]) -> None:
-        """Does nothing: `Limits` refuses to share a limit that is searched for."""
-
-    def found_rates(self) -> list[tuple[Kind, Rate]]:
-        """Empty: every limit was configured."""
-        return []
-
-    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
-        """Does nothing: the ledger keeps the sends."""
-
-    def acquire_now(self, cost: Cost) -> Grant | None:
-        """None: the ledger assigns send times in turn."""
-        return None
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.

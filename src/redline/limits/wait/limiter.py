@@ -16,14 +16,14 @@ from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
 from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, Rules
 from redline.limits.server import Feedback, Stated
-from redline.limits.wait.alarm import Alarmed
 from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue
+from redline.limits.wait.rate_limiter import RateLimiter
 
 _NOTHING = Cost()
 
 
-class Limiter(Alarmed):
+class Limiter(RateLimiter):
     """The rate limits of `limits`, without its concurrency (see Slots).
 
     limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; in threads
@@ -33,8 +33,6 @@ class Limiter(Alarmed):
             reply = await call()
             grant.settle(reply.usage.total_tokens)
     """
-
-    is_shared = False
 
     def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
