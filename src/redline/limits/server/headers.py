@@ -16,10 +16,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from redline.limits.rule import Kind
+from redline.limits.rule import SECONDS, Kind
 from redline.limits.server.policies import read_list, read_one
 from redline.limits.server.retry_after import retry_after_s, stated_in_body
 from redline.limits.server.stated_limit import (
+    WRITTEN_KINDS,
     Stated,
     read_count,
     read_limit,
@@ -40,21 +41,18 @@ _PROCESSING = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 _PASSED_ON = "llm_provider-"
 _KINDS: dict[str, Kind] = {
-    "requests": "requests",
+    **WRITTEN_KINDS,
     "req": "requests",  # Mistral
     "project-requests": "requests",
-    "tokens": "tokens",
     "project-tokens": "tokens",
-    "input-tokens": "input_tokens",
-    "output-tokens": "output_tokens",
     "tokens-prompt": "input_tokens",  # Fireworks, as the next
     "tokens-generated": "output_tokens",
 }
-_WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86_400.0}
+_WINDOWS = "second|minute|hour|day"
 # Azure once sent `x-rate-limit-reset-tokens`, with one hyphen more than in its other names.
 _BY_KIND = re.compile(
     r"x-rate-?limit-(limit|remaining|reset|renewalperiod)-"
-    rf"(?:({'|'.join(_KINDS)})(?:-({'|'.join(_WINDOWS)}))?|({'|'.join(_WINDOWS)}))"
+    rf"(?:({'|'.join(_KINDS)})(?:-({_WINDOWS}))?|({_WINDOWS}))"
 )
 _ANTHROPIC = re.compile(
     r"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-(limit|remaining|reset)"
@@ -64,9 +62,7 @@ _ANTHROPIC_WINDOW_S = 60.0
 # "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
 # A gateway that has taken the name over for another window states its reset. A limit by size for a
 # month is a budget: spread evenly over the month it would leave nothing to send with.
-_TOKENS = re.compile(
-    rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({'|'.join(_WINDOWS)}))?"
-)
+_TOKENS = re.compile(rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({_WINDOWS}))?")
 _TOGETHER_WINDOW_S = 1.0
 _UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|policy)|(ratelimit)")
 
@@ -215,7 +211,7 @@ class HeaderReader:
         if found := _BY_KIND.fullmatch(plain):
             field, subject, span, bare_span = found.groups()
             window = span or bare_span
-            window_s = _WINDOWS[window] if window else None
+            window_s = SECONDS[window] if window else None
             # Kong names the window alone and means requests.
             kind = _KINDS[subject] if subject else "requests"
             key = (is_passed_on, f"{subject} {window}")
@@ -225,7 +221,7 @@ class HeaderReader:
         elif found := _TOKENS.fullmatch(plain):
             subject, field, window = found.groups()
             kind, key = "tokens", (is_passed_on, f"{subject} {window}")
-            window_s = _WINDOWS[window] if window else None
+            window_s = SECONDS[window] if window else None
             if subject == "tokenlimit" and not window and not self._tells_reset(key, field):
                 window_s = _TOGETHER_WINDOW_S
         elif found := _UNSORTED.fullmatch(plain):

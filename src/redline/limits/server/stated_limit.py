@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from redline.limits.rule import MAX_COUNT, Kind
+from redline.limits.rule import KINDS, MAX_COUNT, Kind
 
 # No rate has a longer window (see Rate), so that a later reset is a mistake in the header.
 _LONGEST_S = 31 * 86_400.0
@@ -18,6 +18,9 @@ _FIRST_MOMENT_S = 1e8
 _FIRST_MOMENT_MS = 1e11
 # The longest known text of a time has 32 characters. The bound limits the cache as well.
 _LONGEST_TIME = 64
+
+# What limits count, as most servers write it: `input-tokens`.
+WRITTEN_KINDS: dict[str, Kind] = {kind.replace("_", "-"): kind for kind in KINDS}
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(
