@@ -310,7 +310,7 @@ class Window:
         self._held -= booking.amount
         self._full_at_s = booking.before_s
         if booking.spread is not CERTAIN:
-            self._doubt.add(booking.spread, -1)
+            self._doubt.subtract(booking.spread)
 
     def book(
         self,
@@ -400,7 +400,7 @@ class Window:
             return
         booking.is_sent = False
         self._held -= booking.amount
-        self._doubt.add(booking.spread, -1)
+        self._doubt.subtract(booking.spread)
         if booking.entry is not None:
             self._level.amend(booking.entry, 0)
         else:
@@ -427,7 +427,7 @@ class Window:
         spread, booking.spread = booking.spread, CERTAIN
         if booking.entry is not None:
             self._level.amend(booking.entry, used)
-            self._doubt.add(spread, -1)
+            self._doubt.subtract(spread)
             self._keep_pace()
             return
         self._full_at_s += by_s
@@ -439,7 +439,11 @@ class Window:
             records = self._records
             if records and record.number >= records[0].number:
                 if spread is not CERTAIN:
-                    self._settle_doubt(record, spread)
+                    self._doubt.subtract(spread)
+                    if record.doubt is spread:
+                        record.doubt = None
+                    elif isinstance(record.doubt, Doubt):
+                        record.doubt.subtract(spread)
                 self._held += difference
                 if self._held > self._calm:
                     self._crowd(records[-1].sent_s)
@@ -597,17 +601,6 @@ class Window:
         if self._phases is not None:
             self._amend_phases(booking, -booking.amount, 0)
             booking.step = self._phases.add(booking.amount, now_s)
-
-    def _settle_doubt(self, record: Record, spread: Spread) -> None:
-        """Removes the doubt about an amount of the record that is now known."""
-        doubt = self._doubt
-        doubt.variance -= spread.variance
-        doubt.third -= spread.third
-        doubt.most -= spread.most
-        if record.doubt is spread:
-            record.doubt = None
-        elif isinstance(record.doubt, Doubt):
-            record.doubt.add(spread, -1)
 
     def _left_bucket(self, booking: Booking, now_s: float) -> None:
         self._held -= booking.amount
