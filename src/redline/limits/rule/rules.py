@@ -169,16 +169,6 @@ class Rules:
                 wait_s = line_s
         return wait_s
 
-    def binding(self, cost: Cost, now_s: float) -> LimitLine | None:
-        """The limit with the longest wait for `cost`; None if it need not wait."""
-        found, longest_s = None, 0.0
-        for line in self.lines:
-            spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
-            wait_s = line.window.wait_s(_amount(line, cost), now_s, spread)
-            if wait_s > longest_s:
-                found, longest_s = line, wait_s
-        return found
-
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
         """The limits for which `cost` has to wait, the longest wait first.
 
@@ -187,18 +177,16 @@ class Rules:
         """
         waits = []
         for line in self.lines:
-            spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
-            waits.append((line.window.wait_s(_amount(line, cost), now_s, spread), line))
+            amount, spread = cost.amount(line.kind), cost.spread_of(line.kind)
+            waits.append((line.window.wait_s(amount, now_s, spread), line))
         longest_s = max((wait_s for wait_s, _ in waits), default=0.0)
-        if longest_s <= 0:
-            return []
-        near = [(wait_s, line) for wait_s, line in waits if wait_s >= NEARLY * longest_s]
+        near = [one for one in waits if one[0] > 0 and one[0] >= NEARLY * longest_s]
         return [line for _, line in sorted(near, key=lambda one: -one[0])]
 
     def spacing_s(self, cost: Cost) -> float:
         """Seconds between successive calls of `cost`, in the long run."""
         each_s = [
-            _amount(line, cost) * line.stated.window_s / self._most(line) for line in self.lines
+            cost.amount(line.kind) * line.stated.window_s / self._most(line) for line in self.lines
         ]
         return max(each_s, default=0.0)
 
@@ -366,11 +354,6 @@ class Rules:
     def _unproven_s(self) -> float:
         stated_s = self.limits.guard_s
         return self.jitter.unproven_s if stated_s is None else stated_s
-
-
-def _amount(line: LimitLine, cost: Cost) -> int:
-    kind = line.window.kind
-    return 1 if kind == "requests" else cost.amount(kind)
 
 
 def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:

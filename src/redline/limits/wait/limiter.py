@@ -101,8 +101,8 @@ class Limiter(RateLimiter):
 
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
-        line = self.rules.binding(cost, now_s)
-        return "" if line is None else f"{line.stated} {line.kind.replace('_', ' ')}"
+        lines = self.rules.holding(cost, now_s)
+        return f"{lines[0].stated} {lines[0].kind.replace('_', ' ')}" if lines else ""
 
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
         """The limits that hold the head of the queue, the strictest first; empty if none does."""
