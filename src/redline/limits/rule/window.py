@@ -379,7 +379,9 @@ class Window:
         if self._keeper is not None:
             self._keeper.keep(record, amount)
         if self._phases is not None and (booking.step is None or now_s - booking.booked_s > LATE_S):
-            self._move_phase(booking, now_s)
+            # It counts there from when it was sent, too.
+            self._amend_phases(booking, -amount, 0)
+            booking.step = self._phases.add(amount, now_s)
         if booking.spread is not CERTAIN:
             doubt = record.doubt
             if doubt is None:
@@ -595,12 +597,6 @@ class Window:
             at_s = self._phases_from_s if record is None else record.sent_s
             step = phases.step_at(min(at_s, self._phases_from_s))
         phases.amend(step, by, amount)
-
-    def _move_phase(self, booking: Booking, now_s: float) -> None:
-        """Moves a booking in Phases to the time at which it was sent."""
-        if self._phases is not None:
-            self._amend_phases(booking, -booking.amount, 0)
-            booking.step = self._phases.add(booking.amount, now_s)
 
     def _left_bucket(self, booking: Booking, now_s: float) -> None:
         self._held -= booking.amount
