@@ -67,7 +67,6 @@ class Jitter:
         self.catch_up_s = MARGIN_S
         self._spread_s = math.inf  # of nearly all replies behind the fastest one
         self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
-        self._is_telling = False  # replies prove more than nothing by now
         self.base_s = -math.inf
         self.unproven_s = FIRST_GUARD_S
         self.guard_s = FIRST_GUARD_S
@@ -121,7 +120,6 @@ class Jitter:
         """
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
-        self._is_telling = False
         self._conclude()
 
     def _learn(self, sent_s: float) -> None:
@@ -136,14 +134,13 @@ class Jitter:
             return
         took_s = sorted(self._took_s)
         self._spread_s = took_s[len(took_s) * 95 // 100] - self._fastest_s
-        self._is_telling = self._spread_s <= self._prior_s
         self._unsure_s = self._spread_s * max(4 / replies, 1 / math.sqrt(replies))
         self._conclude()
 
     def _conclude(self) -> None:
         unproven_s = max(self._prior_s, self._network_s) + MARGIN_S
         jitter_s, base_s = self._prior_s, -math.inf
-        if self._is_telling:
+        if self._trusts_replies and self._spread_s <= self._prior_s:
             # 5 % more: a twentieth of the replies took longer than the quantile.
             jitter_s = min(jitter_s, self._spread_s * 1.05 + self._unsure_s)
             base_s = self._fastest_s - self._unsure_s - MARGIN_S
