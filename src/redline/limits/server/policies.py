@@ -129,7 +129,11 @@ def _sizes(text: str) -> tuple[int | None, tuple[_Policy, ...]]:
 
 @lru_cache(maxsize=64)
 def _policies(text: str) -> tuple[_Policy, ...]:
-    return tuple(_policy(value, params) for value, params in _members(text))
+    """The members of a list: `"default";q=100;w=10` is `default` with its parameters."""
+    if len(text) > _LONGEST_TEXT:
+        return ()
+    members = _MEMBERS.findall(text)
+    return tuple(_policy(name.strip('"'), dict(_PARAMS.findall(rest))) for name, rest in members)
 
 
 @lru_cache(maxsize=64)
@@ -146,13 +150,3 @@ def _policy(value: str, params: dict[str, str]) -> _Policy:
         return _Policy(value, WRITTEN_KINDS.get(unit), read_limit(params["q"]), window_s)
     name = params.get("name", value).strip('"')
     return _Policy(name, WRITTEN_KINDS.get(unit), read_limit(value), window_s)
-
-
-def _members(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The members of a list: `"default";q=100;w=10` is `default` with its parameters."""
-    if len(text) > _LONGEST_TEXT:
-        return []
-    return [
-        (value.strip('"'), dict(_PARAMS.findall(params)))
-        for value, params in _MEMBERS.findall(text)
-    ]
