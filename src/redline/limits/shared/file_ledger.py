@@ -101,7 +101,7 @@ class FileLedger:
             try:
                 return self._turn(request)
             finally:
-                self._unlock()
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError as error:
             raise NoEndpoint(
                 f"the shared limits in {self._path} cannot be used: {error.strerror or error}"
@@ -114,24 +114,18 @@ class FileLedger:
         self._close()
 
     def _check(self, limits: str) -> None:
-        state = None
         try:
             # The lock's holder is a ledger's process, and the first turn waits for it.
-            if self._lock():
-                state = self._read()[0].states.get(self._name)
-                self._unlock()
+            state = self._read()[0].states.get(self._name) if self._lock() else None
         except OSError as error:
-            self._close()
             raise ConfigError(
                 f"the shared limits cannot be saved in {self._path}: {error.strerror or error}",
                 hint="name a file in a folder that exists and can be written",
             ) from error
-        except ConfigError:
+        finally:
             self._close()
-            raise
         now_s = self._clock.now_s()
         if state is not None and state.limits != limits and now_s - state.touched_s < STALE_S:
-            self._close()
             raise ConfigError(
                 f"{self._path} is in use for {state.limits}, and this is {limits}",
                 hint="state the same limits everywhere, or share another file",
@@ -145,9 +139,6 @@ class FileLedger:
     def _fd(self) -> int:
         """The open file; -1 if there is none, as in a process that was forked later."""
         return -1 if self._file is None else self._file.fd
-
-    def _unlock(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def _lock(self) -> bool:
         """Whether the lock is held now; never waits. The file is then the one at the path."""
