@@ -124,10 +124,7 @@ class SharedLimiter(RateLimiter):
         Estimated from the last answer of the ledger, as if all calls cost the same.
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
-        each_s = [
-            (1 if kind == "requests" else cost.amount(kind)) * rate.window_s / rate.count
-            for kind, rate in self._rated
-        ]
+        each_s = [cost.amount(kind) * rate.window_s / rate.count for kind, rate in self._rated]
         return wait_s + len(self._table) * max(each_s, default=0.0)
 
     def binds(self, cost: Cost, now_s: float) -> str:
