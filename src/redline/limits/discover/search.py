@@ -146,7 +146,7 @@ class RateSearch:
             if self._hold.is_proven:
                 self._evidence.restart(self._hold.held.window_s)
                 self._refusals = 0
-            self._per_s = self._hold.held.count / self._hold.held.window_s
+            self._per_s = self._hold.held.per_s
             self._hold = None
 
     def _rest(self, now_s: float, retry_after_s: float | None) -> None:

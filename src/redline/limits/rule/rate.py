@@ -54,6 +54,11 @@ class Rate(msgspec.Struct, frozen=True):
                 hint="write it like 2/1s or 500/60s",
             )
 
+    @property
+    def per_s(self) -> float:
+        """The mean count per second."""
+        return self.count / self.window_s
+
     def __str__(self) -> str:
         return f"{self.count}/{self.window_s:.15g}s"
 
