@@ -308,12 +308,11 @@ class ReplicaBackend(HttpBackend):
 
     def __init__(self, endpoint: Endpoint, process: _Process, shared: Shared) -> None:
         self._process = process
-        self._on_room_of_pool: Callable[[], None] | None = None
-        super().__init__(endpoint, shared=shared, on_room=self._report_room)
+        super().__init__(endpoint, shared=shared)
 
     def join(self, on_room: Callable[[], None]) -> ReplicaBackend:
         """Itself, as a member of the pool that is to be called when it has room."""
-        self._on_room_of_pool = on_room
+        self.on_room = on_room
         return self
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -322,10 +321,6 @@ class ReplicaBackend(HttpBackend):
             return load
         binds = f"its command {self._process.end_text()}"
         return msgspec.structs.replace(load, state=Health.GONE, binds=binds)
-
-    def _report_room(self) -> None:
-        if self._on_room_of_pool is not None:
-            self._on_room_of_pool()
 
 
 def _secrets(replica: LocalReplica) -> Iterator[str]:
