@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from redline.errors import OverLimit
 from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
@@ -19,7 +21,7 @@ _LEAST_CHANGE_S = 1e-4
 NEARLY = 0.75
 
 
-class LimitLine:
+class LimitLine(msgspec.Struct, eq=False):
     """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
@@ -27,16 +29,13 @@ class LimitLine:
     shows.
     """
 
-    __slots__ = ("_full_at_s", "is_headed", "others", "stated", "steady", "user", "window")
-
-    def __init__(self, stated: Rate, user: Rate | None, window: Window) -> None:
-        self.stated = stated
-        self.user = user
-        self.window = window
-        self.others = 0
-        self.is_headed = False  # the server's headers mention this limit
-        self.steady = 0.5  # share of the headers by which it refills steadily, as a bucket does
-        self._full_at_s = -math.inf
+    stated: Rate
+    user: Rate | None
+    window: Window
+    others: int = 0
+    is_headed: bool = False  # the server's headers mention this limit
+    steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
+    _full_at_s: float = -math.inf
 
     @property
     def kind(self) -> Kind:

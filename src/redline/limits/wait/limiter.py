@@ -12,6 +12,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
 from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, Rules
@@ -298,25 +300,21 @@ class Limiter(RateLimiter):
         self.pump()
 
 
-class _Entry:
+class _Entry(msgspec.Struct, eq=False):
     """One call of a limiter's context."""
 
-    __slots__ = ("_cost", "_grant", "_limiter", "_priority", "_sent_s")
-
-    def __init__(self, limiter: Limiter, cost: Cost, priority: int) -> None:
-        self._limiter = limiter
-        self._cost = cost
-        self._priority = priority
-        self._grant: Grant | None = None
-        self._sent_s = 0.0
+    limiter: Limiter
+    cost: Cost
+    priority: int
+    grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
-        self._grant = await self._limiter.acquire(self._cost, self._priority)
-        self._sent_s = self._limiter.now_s()
-        self._grant.sent(self._sent_s)
-        return self._grant
+        self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
+        grant.sent(self.limiter.now_s())
+        return grant
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # The call has been answered by now, so it must have reached the server.
-        if self._grant is not None and error is None:
-            self._grant.replied(self._limiter.now_s() - self._sent_s)
+        grant = self.grant
+        if grant is not None and grant.sent_s is not None and error is None:
+            grant.replied(self.limiter.now_s() - grant.sent_s)
