@@ -83,7 +83,7 @@ class Rules:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.jitter = Jitter(self.follow_guard)
+        self.jitter = Jitter(self.follow_guard, limits.guard_s)
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
         self.counts_tokens = False  # a token limit is set, so estimates matter
@@ -226,13 +226,11 @@ class Rules:
 
     def rang(self, late_s: float) -> None:
         """Records that a timer rang `late_s` late."""
-        if self.limits.guard_s is None:
-            self.jitter.rang(late_s)
+        self.jitter.rang(late_s)
 
     def shook_hands(self, took_s: float) -> None:
         """Records that a connection to the server was made in `took_s`."""
-        if self.limits.guard_s is None:
-            self.jitter.shook_hands(took_s)
+        self.jitter.shook_hands(took_s)
 
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""
@@ -299,7 +297,7 @@ class Rules:
             kind=kind,
             profile=self._profile,
             guard_s=self.guard_s,
-            unproven_s=self._unproven_s(),
+            unproven_s=self.jitter.unproven_s,
             catch_up_s=self.jitter.catch_up_s,
         )
         window.believe(self.jitter.base_s)
@@ -338,7 +336,7 @@ class Rules:
         for line in self.lines:
             rate = usable(line.stated, share)
             line.window.reshape(
-                rate, self._profile, self.guard_s, self._unproven_s(), self.jitter.catch_up_s
+                rate, self._profile, self.guard_s, self.jitter.unproven_s, self.jitter.catch_up_s
             )
         self._follow_lines()
 
@@ -346,13 +344,8 @@ class Rules:
         return self.limits.headroom * self.share
 
     def _guard_now_s(self) -> float:
-        if self.limits.guard_s is not None:
-            return self.limits.guard_s
-        return self.jitter.guard_s - (MARGIN_S if self.is_searched else 0.0)
-
-    def _unproven_s(self) -> float:
-        stated_s = self.limits.guard_s
-        return self.jitter.unproven_s if stated_s is None else stated_s
+        has_margin = self.limits.guard_s is not None or not self.is_searched
+        return self.jitter.guard_s - (0.0 if has_margin else MARGIN_S)
 
 
 def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:

@@ -62,7 +62,7 @@ class SharedLimiter(RateLimiter):
     is_shared = True
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
-        self.jitter = Jitter()
+        self.jitter = Jitter(stated_s=limits.guard_s)
         self._limits = limits
         self._ledger = ledger
         self._clock = clock
@@ -100,12 +100,6 @@ class SharedLimiter(RateLimiter):
     def waiting(self) -> int:
         """Callers in line."""
         return len(self._table)
-
-    @property
-    def guard_s(self) -> float:
-        """Seconds added to each window now."""
-        stated_s = self._limits.guard_s
-        return self.jitter.guard_s if stated_s is None else stated_s
 
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf if nothing limits it."""
@@ -159,8 +153,7 @@ class SharedLimiter(RateLimiter):
         if not is_limited or now_s < self._pausable_s:
             return
         self._pausable_s = now_s + self._shortest_s
-        if self._limits.guard_s is None:
-            self.jitter.was_short()
+        self.jitter.was_short()
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
@@ -307,8 +300,7 @@ class SharedLimiter(RateLimiter):
         self._pump()
 
     def _request(self, asked: list[Caller]) -> LeaseRequest:
-        ledger, guard_s = self._ledger, self.guard_s
-        is_measured = self._limits.guard_s is None
+        ledger, guard_s, unproven_s = self._ledger, self.jitter.guard_s, self.jitter.unproven_s
         slack_s = max(guard_s, _SLACK_SHARE * self._shortest_s, _LEAST_SLACK_S)
         slack_s = max(min(slack_s, _MOST_SLACK_S), 2 * ledger.unsure_s)
         self._slack_factor *= 2 if self._has_missed else _CALMER
@@ -318,7 +310,6 @@ class SharedLimiter(RateLimiter):
         if max(guard_s, slack_s) != self._pace_guard_s:
             self._pace_guard_s = max(guard_s, slack_s)
             self._rules = rules_of(self._limits, self._pace_guard_s)
-        unproven_s = self.jitter.unproven_s if is_measured else guard_s
         changes = [self._change(slot, unproven_s) for slot in self._changed]
         self._changed.clear()
         self._flush_s = math.inf
