@@ -238,8 +238,7 @@ class _Process:
             )
         finally:
             os.close(output)
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
+        self._ended = asyncio.get_running_loop().create_future()
         # Neither the event loop nor the interpreter waits for it when it ends.
         threading.Thread(target=self._watch, name=f"replica {port}", daemon=True).start()
 
@@ -247,10 +246,7 @@ class _Process:
         self._process.wait()
         with suppress(RuntimeError):
             # The loop may be closed.
-            self._loop.call_soon_threadsafe(self._note_end)
-
-    def _note_end(self) -> None:
-        self._ended.set_result(None)
+            self._ended.get_loop().call_soon_threadsafe(self._ended.set_result, None)
 
     @property
     def pid(self) -> int:
