@@ -20,7 +20,6 @@ import msgspec
 
 from redline.limits.rule import SECONDS, Kind
 from redline.limits.server.policies import read_list, read_one
-from redline.limits.server.retry_after import retry_after_s, stated_in_body
 from redline.limits.server.stated_limit import (
     WRITTEN_KINDS,
     Stated,
@@ -29,8 +28,6 @@ from redline.limits.server.stated_limit import (
     read_reset_s,
     read_window_s,
 )
-
-__all__ = ["HeaderReader", "Kind", "Stated", "processing_s", "retry_after_s", "stated_in_body"]
 
 # The names of a reply's headers are looked through if no reply had the same ones in the same order.
 # A server has a few such layouts; after this many they are forgotten and learned again. One of more
