@@ -55,13 +55,12 @@ _KEPT_LOGS = 100
 # A variable or flag of such a name holds a secret, unless its value is a path.
 _SECRET_NAME = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 # What is asked of a replica to see that it works, by path.
-_TRIALS: Mapping[str, Mapping[str, object]] = {
+TRIALS: Mapping[str, Mapping[str, object]] = {
     chat.API.path: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
     completions.API.path: {"prompt": "hello", "max_tokens": 1},
     embeddings.API.path: {"input": "hello"},
     responses.API.path: {"input": "hello", "max_output_tokens": 16},
 }
-TRIALS = tuple(_TRIALS)
 
 
 class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +89,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("command is empty", hint=_EXAMPLE)
         if not any("{port}" in part for part in (*self.command, *self.env.values())):
             raise ConfigError("command has no {port}", hint=_EXAMPLE)
-        if self.trial not in _TRIALS:
+        if self.trial not in TRIALS:
             raise ConfigError(
                 f"unknown trial: {self.trial}",
                 hint=nearest(self.trial, TRIALS) or f"one of {', '.join(TRIALS)}",
@@ -172,7 +171,7 @@ class LocalLauncher:
 
     async def _until_ready(self, process: _Process, backend: ReplicaBackend) -> None:
         replica, until_s = self._replica, SYSTEM.now_s() + self._replica.start_s
-        body = {"model": replica.model, **_TRIALS[replica.trial]}
+        body = {"model": replica.model, **TRIALS[replica.trial]}
         request = Request(body=body, url=replica.trial)
         pause_s, last = _FIRST_PAUSE_S, "it did not listen on its port"
         while SYSTEM.now_s() < until_s:
