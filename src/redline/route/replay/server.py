@@ -121,18 +121,14 @@ class ReplayServer:
         finally:
             self._in_flight -= 1
         done_s, cost = loop.time(), replayed.cost
-        tried = (Attempt(self.name, error, sent_s, None, done_s),)
-        if error is not None:
-            outcome = failed(error, endpoint=self.name, latency_s=done_s - sent_s)
-            outcome.tried = tried
-            return outcome
-        return Outcome(
-            status="succeeded",
-            reply=Reply(input_tokens=cost.input_tokens, output_tokens=cost.output_tokens),
-            endpoint=self.name,
-            latency_s=done_s - sent_s,
-            tried=tried,
-        )
+        if error is None:
+            reply = Reply(input_tokens=cost.input_tokens, output_tokens=cost.output_tokens)
+            outcome = Outcome(status="succeeded", reply=reply, endpoint=self.name)
+        else:
+            outcome = failed(error, endpoint=self.name)
+        outcome.latency_s = done_s - sent_s
+        outcome.tried = (Attempt(self.name, error, sent_s, None, done_s),)
+        return outcome
 
     async def aclose(self) -> None:
         await self._limiter.aclose()
