@@ -51,8 +51,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_usd(self) -> float | None:
-        costs = [run.cost_usd for run in self.runs]
-        return None if None in costs else statistics.fmean(cost for cost in costs if cost)
+        costs = [run.cost_usd for run in self.runs if run.cost_usd is not None]
+        return statistics.fmean(costs) if len(costs) == len(self.runs) else None
 
     def share(self, endpoint: str) -> float:
         """The share of all answers that were given by this endpoint."""
