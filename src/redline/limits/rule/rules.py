@@ -58,9 +58,9 @@ class LimitLine(msgspec.Struct, eq=False):
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
 
-    def name_in_headers(self, *, is_so: bool = True) -> None:
-        """Records whether the server's headers mention this limit."""
-        self.is_headed = is_so
+    def name_in_headers(self) -> None:
+        """Records that the server's headers mention this limit."""
+        self.is_headed = True
 
     def saw_refill(self, rate: float, *, is_steady: bool) -> None:
         """Records a header that shows how it refills. rate: the weight of the header, up to 1."""
@@ -263,19 +263,20 @@ class Rules:
         """
         old = [line for line in self.lines if line.kind == kind]
         longest = max(old, key=lambda line: line.stated.window_s, default=None)
-        sends = [] if longest is None else longest.window.sends(now_s)
+        sends, full_at_s = list[tuple[float, int]](), None
+        if longest is not None:
+            sends, full_at_s = longest.window.sends(now_s), longest.window.full_at_s
         self.lines = [line for line in self.lines if line.kind != kind]
         for rate in rates:
             kept = next((line for line in old if line.stated.window_s == rate.window_s), None)
             if kept is None:
                 window = self._add(kind, rate, None).window
                 window.recall(sends)
-                if longest is not None and longest.window.full_at_s is not None:
-                    window.resume_pace(min(longest.window.full_at_s, now_s + rate.window_s))
-                if self._recent is not None and longest is not None:
-                    self._recent.attach(kind, window)
-                elif self._recent is not None:
-                    self._recent.keep(kind, window)
+                if full_at_s is not None:
+                    window.resume_pace(min(full_at_s, now_s + rate.window_s))
+                if self._recent is not None:
+                    keep = self._recent.keep if longest is None else self._recent.attach
+                    keep(kind, window)
             else:
                 old.remove(kept)
                 kept.stated = rate

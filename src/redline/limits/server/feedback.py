@@ -128,8 +128,8 @@ class Feedback:
         if len(of_kind) >= _MOST_LINES:
             return False
         self._rules.set_rates(one.kind, [*of_kind, Rate(one.limit, window_s_of(one))], now_s)
-        line = next(line for line in self._rules.lines[::-1] if line.kind == one.kind)
-        line.name_in_headers(is_so=one.window_s is None)
+        if one.window_s is None:
+            self._rules.lines[-1].name_in_headers()
         return True
 
     def _yield(
