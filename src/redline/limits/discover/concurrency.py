@@ -343,10 +343,10 @@ class AdaptiveConcurrency:
             is_fine = self._is_trying and self._step < _LARGE_STEP
             if not (is_fine and self._level < wall):
                 # Not our own small step beyond a level that was good: that one is too high too.
-                self._level = self._bounded(min(self.limit - 1, int(_CUT * wall)))
+                self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
         else:
-            self._level = self._bounded(int(_HARD_CUT * self._level))
+            self._level = max(self._least, int(_HARD_CUT * self._level))
         self._has_answered = False
         self._cut_s = now_s
         self._step = _FINEST_STEP
@@ -355,6 +355,3 @@ class AdaptiveConcurrency:
         self._earlier_gain = None
         self._rest = self._rests = 1
         self._stand(now_s)
-
-    def _bounded(self, limit: int) -> int:
-        return min(max(limit, self._least), self._most)
