@@ -69,7 +69,7 @@ class SharedLimiter(RateLimiter):
         self._owner = secrets.token_hex(8)
         self._words = described(limits)
         self._rated = rated(limits)
-        self.counts_tokens = any(kind != "requests" for kind, _ in self._rated)
+        self.counts_tokens = limits.counts_tokens
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
         self._rules: tuple[Rule, ...] = ()

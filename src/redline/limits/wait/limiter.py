@@ -66,7 +66,7 @@ class Limiter(RateLimiter):
         tokens: of the input, or of input and output together; 0 or more.
         priority: lower goes first. Entering raises OverLimit for what could never be granted.
         """
-        return _Entry(self, Cost(tokens, output_tokens), priority)
+        return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
@@ -275,10 +275,6 @@ class Limiter(RateLimiter):
         if self._queue.waiting and self.counts_tokens:
             self.pump()
 
-    def now_s(self) -> float:
-        """The limiter's own clock."""
-        return self._clock.now_s()
-
     def pump(self) -> None:
         """Grants from the head of the queue all that may go now, then sets the timer."""
         now_s, queue, rules = self._clock.now_s(), self._queue, self.rules
@@ -304,17 +300,18 @@ class _Entry(msgspec.Struct, eq=False):
     """One call of a limiter's context."""
 
     limiter: Limiter
+    clock: Clock
     cost: Cost
     priority: int
     grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
         self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
-        grant.sent(self.limiter.now_s())
+        grant.sent(self.clock.now_s())
         return grant
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # The call has been answered by now, so it must have reached the server.
         grant = self.grant
         if grant is not None and grant.sent_s is not None and error is None:
-            grant.replied(self.limiter.now_s() - grant.sent_s)
+            grant.replied(self.clock.now_s() - grant.sent_s)
