@@ -201,17 +201,13 @@ class Evidence:
 
 def likeliest(windows: list[Rate]) -> Rate:
     """The fastest of these, or a usual one that is nearly as fast, a round one if there is one."""
-    fastest = max(_per_s(rate) for rate in windows)
-    usual = [r for r in windows if r.window_s in USUAL_S and _per_s(r) >= _USUAL_SHARE * fastest]
+    fastest = max(rate.per_s for rate in windows)
+    usual = [r for r in windows if r.window_s in USUAL_S and r.per_s >= _USUAL_SHARE * fastest]
     if not usual:
-        return max(windows, key=_per_s)
-    fastest = max(_per_s(rate) for rate in usual)
-    near = [rate for rate in usual if _per_s(rate) >= _ROUND_SHARE * fastest]
-    return max(near, key=lambda rate: (_is_round(rate.count), _per_s(rate)))
-
-
-def _per_s(rate: Rate) -> float:
-    return rate.count / rate.window_s
+        return max(windows, key=lambda rate: rate.per_s)
+    fastest = max(rate.per_s for rate in usual)
+    near = [rate for rate in usual if rate.per_s >= _ROUND_SHARE * fastest]
+    return max(near, key=lambda rate: (_is_round(rate.count), rate.per_s))
 
 
 def _is_round(count: int) -> bool:

@@ -116,6 +116,19 @@ class _Round(msgspec.Struct, eq=False):
                 return latency_s, spread / n / latency_s**2
         return mean_y, var_y / n / mean_y**2 if mean_y > 0 else 0.0
 
+    def slower_than(self, other: _Round) -> tuple[float, float]:
+        """The logarithm of this round's latency over the other's, and its standard error.
+
+        Both are taken at their common mean size. 0 if one is too fast to be measured: then nothing
+        queues.
+        """
+        size = (self.x + other.x) / (self.answers + other.answers)
+        own_s, own_variance = self.latency_at(size)
+        other_s, other_variance = other.latency_at(size)
+        if own_s <= 0 or other_s <= 0:
+            return 0.0, 0.0
+        return math.log(own_s / other_s), math.sqrt(own_variance + other_variance)
+
 
 class AdaptiveConcurrency:
     """Calls that may be in flight to one server, led to its knee. Decides only; waits nowhere.
@@ -261,28 +274,16 @@ class AdaptiveConcurrency:
     def _gain_of(self, tried: _Round) -> tuple[float, float]:
         """The gain of the step to `limit`, and its standard error."""
         assert self._stood is not None
-        stood = self._stood
-        size = (stood.x + tried.x) / (stood.answers + tried.answers)
-        before_s, before_variance = stood.latency_at(size)
-        after_s, after_variance = tried.latency_at(size)
         ratio = math.log(self.limit / self._level)
-        if before_s <= 0 or after_s <= 0:
-            # Too fast to be measured, so nothing queues.
-            return 1.0, 0.0
-        gain = 1 + math.log(before_s / after_s) / ratio
-        return gain, math.sqrt(before_variance + after_variance) / abs(ratio)
+        slower, doubt = tried.slower_than(self._stood)
+        return 1 - slower / ratio, doubt / abs(ratio)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
         """The server has become faster or slower at the same limit: tries the side of its knee."""
-        size = (before.x + after.x) / (before.answers + after.answers)
-        before_s, before_variance = before.latency_at(size)
-        after_s, after_variance = after.latency_at(size)
-        if before_s <= 0 or after_s <= 0:
+        slower, doubt = after.slower_than(before)
+        if abs(slower) < max(_CHANGE, 4 * doubt):
             return False
-        change = math.log(after_s / before_s)
-        if abs(change) < max(_CHANGE, 4 * math.sqrt(before_variance + after_variance)):
-            return False
-        self._is_up = change < 0
+        self._is_up = slower < 0
         self._step = max(self._step, _SEARCH_STEP)
         return True
 
@@ -342,10 +343,10 @@ class AdaptiveConcurrency:
             is_fine = self._is_trying and self._step < _LARGE_STEP
             if not (is_fine and self._level < wall):
                 # Not our own small step beyond a level that was good: that one is too high too.
-                self._level = self._bounded(min(self.limit - 1, int(_CUT * wall)))
+                self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
         else:
-            self._level = self._bounded(int(_HARD_CUT * self._level))
+            self._level = max(self._least, int(_HARD_CUT * self._level))
         self._has_answered = False
         self._cut_s = now_s
         self._step = _FINEST_STEP
@@ -354,6 +355,3 @@ class AdaptiveConcurrency:
         self._earlier_gain = None
         self._rest = self._rests = 1
         self._stand(now_s)
-
-    def _bounded(self, limit: int) -> int:
-        return min(max(limit, self._least), self._most)

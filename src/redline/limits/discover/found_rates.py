@@ -73,7 +73,10 @@ class FoundRates:
         endpoint = _without_secrets(endpoint_url)
         kept = {(entry.endpoint, entry.key, entry.model): entry for entry in self._entries()}
         entry = kept.get((endpoint, key, model)) or kept.get((endpoint, "", model))
-        return None if entry is None else _rate(entry)
+        try:
+            return None if entry is None else Rate(entry.count, entry.window_s)
+        except ConfigError:
+            return None
 
     def remember(self, endpoint_url: str, key: str, model: str, rate: Rate) -> None:
         """Keeps `rate` in place of what was remembered for this key before."""
@@ -97,13 +100,6 @@ class FoundRates:
         except (OSError, ValueError, RecursionError):
             return []
         return found.rates if found.v == _VERSION and len(data) <= _MOST_BYTES else []
-
-
-def _rate(entry: _Entry) -> Rate | None:
-    try:
-        return Rate(entry.count, entry.window_s)
-    except ConfigError:
-        return None
 
 
 def _without_secrets(url: str) -> str:

@@ -93,24 +93,24 @@ class RateSearch:
 
         retry_after_s: the wait that the server asked for, if any.
         """
-        took_s = now_s - sent_s
+        took_s, asked_s = now_s - sent_s, retry_after_s or 0.0
         self._round_trip_s += (took_s - self._round_trip_s) * (0.25 if self._round_trip_s else 1.0)
         if is_limited:
             self._evidence.refuse(sent_s)
-            full_s = _surely_full_s(retry_after_s or 0.0)
+            full_s = _surely_full_s(asked_s)
             if full_s > 0:
                 self._evidence.note_full(sent_s + full_s)
         if self._changed_s is None or sent_s < self._changed_s:
             return False
         self._admitted += not is_limited
         if self._rest_s is not None:
-            return self._rested(now_s, sent_s, is_limited, retry_after_s)
+            return self._rested(now_s, sent_s, is_limited, asked_s)
         if self._hold is not None:
             was_proven = self._hold.is_proven
-            word = self._hold.answered(now_s, sent_s, is_limited, retry_after_s or 0.0)
+            word = self._hold.answered(now_s, sent_s, is_limited, asked_s)
             return self._held(now_s, self._hold, word, was_proven=was_proven)
         if is_limited:
-            self._rest(now_s, retry_after_s)
+            self._rest(now_s, asked_s)
             return True
         return self._grow(now_s)
 
@@ -134,7 +134,7 @@ class RateSearch:
         if word is Word.LOST:
             self._lose()
         if word in (Word.LOST, Word.BLOCKED):
-            self._rest(now_s, None)
+            self._rest(now_s, 0.0)
             return True
         if word is Word.CHANGED:
             return self._change(now_s)
@@ -146,27 +146,25 @@ class RateSearch:
             if self._hold.is_proven:
                 self._evidence.restart(self._hold.held.window_s)
                 self._refusals = 0
-            self._per_s = self._hold.held.count / self._hold.held.window_s
+            self._per_s = self._hold.held.per_s
             self._hold = None
 
-    def _rest(self, now_s: float, retry_after_s: float | None) -> None:
+    def _rest(self, now_s: float, asked_s: float) -> None:
         self._refusals += 1
         self._probes = 0
         if self._burst == 0:
             self._burst = self._evidence.count(-math.inf, now_s)
-        self._rest_s = max(_SHORTEST_REST_S, self._round_trip_s / 2, retry_after_s or 0.0)
+        self._rest_s = max(_SHORTEST_REST_S, self._round_trip_s / 2, asked_s)
         self._change(now_s)
 
-    def _rested(
-        self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float | None
-    ) -> bool:
+    def _rested(self, now_s: float, sent_s: float, is_limited: bool, asked_s: float) -> bool:
         assert self._rest_s is not None
         if is_limited:
             self._probes += 1
             if self._probes > _MOST_PROBES:
                 # The cause is not momentary: the rate that was held before no longer holds.
                 self._lose()
-            longer_s = max(self._rest_s * _REST_GROWTH, retry_after_s or 0.0)
+            longer_s = max(self._rest_s * _REST_GROWTH, asked_s)
             self._rest_s = min(longer_s, _LONGEST_REST_S)
             return self._change(now_s)
         if self._hold is None:

@@ -225,8 +225,7 @@ class Hold:
 
     def _was_wanted(self, now_s: float) -> bool:
         """Whether the caller has used up the rate since the last query, and so may use more."""
-        rate = self.rate
-        allowed = (now_s - self._measured_s) * rate.count / rate.window_s
+        allowed = (now_s - self._measured_s) * self.rate.per_s
         sent, self._sent, self._measured_s = self._sent, 0, now_s
         return sent >= 0.8 * allowed - 1
 

@@ -5,7 +5,15 @@ from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind, Spread
 from redline.limits.rule.guard import FIRST_GUARD_S, MARGIN_S, PRIOR_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.phases import Phases
-from redline.limits.rule.rate import MAX_COUNT, Rate, limit_text, parse_count, parse_rate, rate_per
+from redline.limits.rule.rate import (
+    MAX_COUNT,
+    SECONDS,
+    Rate,
+    limit_text,
+    parse_count,
+    parse_rate,
+    rate_per,
+)
 from redline.limits.rule.rules import LimitLine, Rules, too_large
 from redline.limits.rule.settings import (
     AUTO,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from redline.limits.rule.shape import paid_at_s
 
 # A grant is written in the same turn of the event loop, unless its connection was lost meanwhile.
@@ -12,15 +14,12 @@ LATE_S = 0.001
 _MOST_ENTRIES = 4096
 
 
-class Entry:
+class Entry(msgspec.Struct, eq=False, gc=False):
     """One amount taken from a bucket, and whether it can still change."""
 
-    __slots__ = ("amount", "at_s", "is_final")
-
-    def __init__(self, at_s: float, amount: int) -> None:
-        self.at_s = at_s
-        self.amount = amount
-        self.is_final = False
+    at_s: float
+    amount: int
+    is_final: bool = False
 
 
 class BucketLevel:

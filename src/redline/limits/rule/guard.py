@@ -47,11 +47,15 @@ class Jitter:
 
     base_s: a reply that took t shows that its call was at most t - base_s late; -inf while replies
     prove nothing. unproven_s: how late a call may be of which nothing is known.
-    on_change: called when one of these, or the guard, has changed.
+    on_change: called when one of these, or the guard, has changed. stated_s: a guard that is kept
+    whatever is measured; None if there is none.
     """
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, on_change: Callable[[], None] = lambda: None, stated_s: float | None = None
+    ) -> None:
         self._on_change = on_change
+        self._is_stated = stated_s is not None
         self._prior_s = PRIOR_S
         self._fastest_s = math.inf
         self._replies = 0
@@ -67,13 +71,13 @@ class Jitter:
         self.catch_up_s = MARGIN_S
         self._spread_s = math.inf  # of nearly all replies behind the fastest one
         self._unsure_s = 0.0  # by how much the fastest reply may not be the fastest possible
-        self._is_telling = False  # replies prove more than nothing by now
         self.base_s = -math.inf
-        self.unproven_s = FIRST_GUARD_S
-        self.guard_s = FIRST_GUARD_S
+        self.unproven_s = self.guard_s = FIRST_GUARD_S if stated_s is None else stated_s
 
     def rang(self, late_s: float) -> None:
         """Records that a timer rang `late_s` late."""
+        if self._is_stated:
+            return
         self._lags_s.append(late_s)
         self._rings += 1
         if self._rings < self._learn_rings_at:
@@ -121,7 +125,6 @@ class Jitter:
         """
         self._prior_s = min(_MOST_S, self._prior_s * 2)
         self._trusts_replies = False
-        self._is_telling = False
         self._conclude()
 
     def _learn(self, sent_s: float) -> None:
@@ -136,14 +139,15 @@ class Jitter:
             return
         took_s = sorted(self._took_s)
         self._spread_s = took_s[len(took_s) * 95 // 100] - self._fastest_s
-        self._is_telling = self._spread_s <= self._prior_s
         self._unsure_s = self._spread_s * max(4 / replies, 1 / math.sqrt(replies))
         self._conclude()
 
     def _conclude(self) -> None:
+        if self._is_stated:
+            return
         unproven_s = max(self._prior_s, self._network_s) + MARGIN_S
         jitter_s, base_s = self._prior_s, -math.inf
-        if self._is_telling:
+        if self._trusts_replies and self._spread_s <= self._prior_s:
             # 5 % more: a twentieth of the replies took longer than the quantile.
             jitter_s = min(jitter_s, self._spread_s * 1.05 + self._unsure_s)
             base_s = self._fastest_s - self._unsure_s - MARGIN_S

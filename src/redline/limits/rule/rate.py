@@ -12,12 +12,15 @@ from redline.errors import ConfigError
 
 _RATE = re.compile(r"\s*([^\s/]+)\s*/\s*(\d+(?:\.\d+)?|\.\d+)?\s*(ms|s|sec|m|min|h|hour|d|day)\s*")
 _COUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)([kKmM]?)")
-_SECONDS = {
+# Of each unit of time, under every name that it has in settings and in what servers state.
+SECONDS = {
     "ms": 1e-3,
     "s": 1.0,
     "sec": 1.0,
+    "second": 1.0,
     "m": 60.0,
     "min": 60.0,
+    "minute": 60.0,
     "h": 3600.0,
     "hour": 3600.0,
     "d": 86400.0,
@@ -50,6 +53,11 @@ class Rate(msgspec.Struct, frozen=True):
                 f"not {self.window_s:g} s",
                 hint="write it like 2/1s or 500/60s",
             )
+
+    @property
+    def per_s(self) -> float:
+        """The mean count per second."""
+        return self.count / self.window_s
 
     def __str__(self) -> str:
         return f"{self.count}/{self.window_s:.15g}s"
@@ -102,7 +110,7 @@ def parse_rate(text: str, what: str = "rate") -> Rate:
             hint="write a count and a window, like 2/1s, 500/60s or 200k/60s",
         )
     count = parse_count(match[1], what)
-    return Rate(count, float(match[2] or 1) * _SECONDS[match[3]])
+    return Rate(count, float(match[2] or 1) * SECONDS[match[3]])
 
 
 def limit_text(kind: str, rate: Rate | None) -> str:

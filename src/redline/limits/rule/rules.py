@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from redline.errors import OverLimit
 from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
@@ -19,7 +21,7 @@ _LEAST_CHANGE_S = 1e-4
 NEARLY = 0.75
 
 
-class LimitLine:
+class LimitLine(msgspec.Struct, eq=False):
     """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
@@ -27,16 +29,13 @@ class LimitLine:
     shows.
     """
 
-    __slots__ = ("_full_at_s", "is_headed", "others", "stated", "steady", "user", "window")
-
-    def __init__(self, stated: Rate, user: Rate | None, window: Window) -> None:
-        self.stated = stated
-        self.user = user
-        self.window = window
-        self.others = 0
-        self.is_headed = False  # the server's headers mention this limit
-        self.steady = 0.5  # share of the headers by which it refills steadily, as a bucket does
-        self._full_at_s = -math.inf
+    stated: Rate
+    user: Rate | None
+    window: Window
+    others: int = 0
+    is_headed: bool = False  # the server's headers mention this limit
+    steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
+    _full_at_s: float = -math.inf
 
     @property
     def kind(self) -> Kind:
@@ -59,9 +58,9 @@ class LimitLine:
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
 
-    def name_in_headers(self, *, is_so: bool = True) -> None:
-        """Records whether the server's headers mention this limit."""
-        self.is_headed = is_so
+    def name_in_headers(self) -> None:
+        """Records that the server's headers mention this limit."""
+        self.is_headed = True
 
     def saw_refill(self, rate: float, *, is_steady: bool) -> None:
         """Records a header that shows how it refills. rate: the weight of the header, up to 1."""
@@ -84,7 +83,7 @@ class Rules:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.jitter = Jitter(self.follow_guard)
+        self.jitter = Jitter(self.follow_guard, limits.guard_s)
         self.is_watched = False
         self.is_searched = limits.rate == AUTO
         self.counts_tokens = False  # a token limit is set, so estimates matter
@@ -169,16 +168,6 @@ class Rules:
                 wait_s = line_s
         return wait_s
 
-    def binding(self, cost: Cost, now_s: float) -> LimitLine | None:
-        """The limit with the longest wait for `cost`; None if it need not wait."""
-        found, longest_s = None, 0.0
-        for line in self.lines:
-            spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
-            wait_s = line.window.wait_s(_amount(line, cost), now_s, spread)
-            if wait_s > longest_s:
-                found, longest_s = line, wait_s
-        return found
-
     def holding(self, cost: Cost, now_s: float) -> list[LimitLine]:
         """The limits for which `cost` has to wait, the longest wait first.
 
@@ -187,18 +176,16 @@ class Rules:
         """
         waits = []
         for line in self.lines:
-            spread = cost.spread_of(line.kind) if line.kind != "requests" else CERTAIN
-            waits.append((line.window.wait_s(_amount(line, cost), now_s, spread), line))
+            amount, spread = cost.amount(line.kind), cost.spread_of(line.kind)
+            waits.append((line.window.wait_s(amount, now_s, spread), line))
         longest_s = max((wait_s for wait_s, _ in waits), default=0.0)
-        if longest_s <= 0:
-            return []
-        near = [(wait_s, line) for wait_s, line in waits if wait_s >= NEARLY * longest_s]
+        near = [one for one in waits if one[0] > 0 and one[0] >= NEARLY * longest_s]
         return [line for _, line in sorted(near, key=lambda one: -one[0])]
 
     def spacing_s(self, cost: Cost) -> float:
         """Seconds between successive calls of `cost`, in the long run."""
         each_s = [
-            _amount(line, cost) * line.stated.window_s / self._most(line) for line in self.lines
+            cost.amount(line.kind) * line.stated.window_s / self._most(line) for line in self.lines
         ]
         return max(each_s, default=0.0)
 
@@ -239,13 +226,11 @@ class Rules:
 
     def rang(self, late_s: float) -> None:
         """Records that a timer rang `late_s` late."""
-        if self.limits.guard_s is None:
-            self.jitter.rang(late_s)
+        self.jitter.rang(late_s)
 
     def shook_hands(self, took_s: float) -> None:
         """Records that a connection to the server was made in `took_s`."""
-        if self.limits.guard_s is None:
-            self.jitter.shook_hands(took_s)
+        self.jitter.shook_hands(took_s)
 
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""
@@ -278,19 +263,20 @@ class Rules:
         """
         old = [line for line in self.lines if line.kind == kind]
         longest = max(old, key=lambda line: line.stated.window_s, default=None)
-        sends = [] if longest is None else longest.window.sends(now_s)
+        sends, full_at_s = list[tuple[float, int]](), None
+        if longest is not None:
+            sends, full_at_s = longest.window.sends(now_s), longest.window.full_at_s
         self.lines = [line for line in self.lines if line.kind != kind]
         for rate in rates:
             kept = next((line for line in old if line.stated.window_s == rate.window_s), None)
             if kept is None:
                 window = self._add(kind, rate, None).window
                 window.recall(sends)
-                if longest is not None and longest.window.full_at_s is not None:
-                    window.resume_pace(min(longest.window.full_at_s, now_s + rate.window_s))
-                if self._recent is not None and longest is not None:
-                    self._recent.attach(kind, window)
-                elif self._recent is not None:
-                    self._recent.keep(kind, window)
+                if full_at_s is not None:
+                    window.resume_pace(min(full_at_s, now_s + rate.window_s))
+                if self._recent is not None:
+                    keep = self._recent.keep if longest is None else self._recent.attach
+                    keep(kind, window)
             else:
                 old.remove(kept)
                 kept.stated = rate
@@ -312,7 +298,7 @@ class Rules:
             kind=kind,
             profile=self._profile,
             guard_s=self.guard_s,
-            unproven_s=self._unproven_s(),
+            unproven_s=self.jitter.unproven_s,
             catch_up_s=self.jitter.catch_up_s,
         )
         window.believe(self.jitter.base_s)
@@ -351,7 +337,7 @@ class Rules:
         for line in self.lines:
             rate = usable(line.stated, share)
             line.window.reshape(
-                rate, self._profile, self.guard_s, self._unproven_s(), self.jitter.catch_up_s
+                rate, self._profile, self.guard_s, self.jitter.unproven_s, self.jitter.catch_up_s
             )
         self._follow_lines()
 
@@ -359,18 +345,8 @@ class Rules:
         return self.limits.headroom * self.share
 
     def _guard_now_s(self) -> float:
-        if self.limits.guard_s is not None:
-            return self.limits.guard_s
-        return self.jitter.guard_s - (MARGIN_S if self.is_searched else 0.0)
-
-    def _unproven_s(self) -> float:
-        stated_s = self.limits.guard_s
-        return self.jitter.unproven_s if stated_s is None else stated_s
-
-
-def _amount(line: LimitLine, cost: Cost) -> int:
-    kind = line.window.kind
-    return 1 if kind == "requests" else cost.amount(kind)
+        has_margin = self.limits.guard_s is not None or not self.is_searched
+        return self.jitter.guard_s - (0.0 if has_margin else MARGIN_S)
 
 
 def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:

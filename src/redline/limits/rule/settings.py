@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import msgspec
 
@@ -14,8 +13,7 @@ from redline.limits.rule.guard import FIRST_GUARD_S
 from redline.limits.rule.rate import Rate, parse_rate
 from redline.limits.rule.shape import shape_of
 
-Profile = Literal["any", "fixed", "moving", "counter", "bucket"]
-PROFILES: tuple[str, ...] = get_args(Profile)
+PROFILES = ("any", "fixed", "moving", "counter", "bucket")
 AUTO = "auto"
 CHARGES = (AUTO, "actual", "reserved")
 RATES = ("stated", AUTO)
@@ -119,7 +117,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             return self.concurrency
         if self.is_adaptive:
             return MAX_AUTO_CONCURRENCY
-        per_s = min((rate.count / rate.window_s for rate in self.request_rates()), default=0.0)
+        per_s = min((rate.per_s for rate in self.request_rates()), default=0.0)
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
 
     def ahead(self) -> int:
@@ -132,7 +130,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if not rates:
             return self.slots()
         is_burst = self.profile in BURSTS
-        most = min(rate.count if is_burst else rate.count / rate.window_s for rate in rates)
+        most = min(rate.count if is_burst else rate.per_s for rate in rates)
         return max(LEAST_AHEAD, math.ceil(most))
 
 

@@ -310,7 +310,7 @@ class Window:
         self._held -= booking.amount
         self._full_at_s = booking.before_s
         if booking.spread is not CERTAIN:
-            self._doubt.add(booking.spread, -1)
+            self._doubt.subtract(booking.spread)
 
     def book(
         self,
@@ -379,7 +379,9 @@ class Window:
         if self._keeper is not None:
             self._keeper.keep(record, amount)
         if self._phases is not None and (booking.step is None or now_s - booking.booked_s > LATE_S):
-            self._move_phase(booking, now_s)
+            # It counts there from when it was sent, too.
+            self._amend_phases(booking, -amount, 0)
+            booking.step = self._phases.add(amount, now_s)
         if booking.spread is not CERTAIN:
             doubt = record.doubt
             if doubt is None:
@@ -400,7 +402,7 @@ class Window:
             return
         booking.is_sent = False
         self._held -= booking.amount
-        self._doubt.add(booking.spread, -1)
+        self._doubt.subtract(booking.spread)
         if booking.entry is not None:
             self._level.amend(booking.entry, 0)
         else:
@@ -427,7 +429,7 @@ class Window:
         spread, booking.spread = booking.spread, CERTAIN
         if booking.entry is not None:
             self._level.amend(booking.entry, used)
-            self._doubt.add(spread, -1)
+            self._doubt.subtract(spread)
             self._keep_pace()
             return
         self._full_at_s += by_s
@@ -439,7 +441,11 @@ class Window:
             records = self._records
             if records and record.number >= records[0].number:
                 if spread is not CERTAIN:
-                    self._settle_doubt(record, spread)
+                    self._doubt.subtract(spread)
+                    if record.doubt is spread:
+                        record.doubt = None
+                    elif isinstance(record.doubt, Doubt):
+                        record.doubt.subtract(spread)
                 self._held += difference
                 if self._held > self._calm:
                     self._crowd(records[-1].sent_s)
@@ -591,23 +597,6 @@ class Window:
             at_s = self._phases_from_s if record is None else record.sent_s
             step = phases.step_at(min(at_s, self._phases_from_s))
         phases.amend(step, by, amount)
-
-    def _move_phase(self, booking: Booking, now_s: float) -> None:
-        """Moves a booking in Phases to the time at which it was sent."""
-        if self._phases is not None:
-            self._amend_phases(booking, -booking.amount, 0)
-            booking.step = self._phases.add(booking.amount, now_s)
-
-    def _settle_doubt(self, record: Record, spread: Spread) -> None:
-        """Removes the doubt about an amount of the record that is now known."""
-        doubt = self._doubt
-        doubt.variance -= spread.variance
-        doubt.third -= spread.third
-        doubt.most -= spread.most
-        if record.doubt is spread:
-            record.doubt = None
-        elif isinstance(record.doubt, Doubt):
-            record.doubt.add(spread, -1)
 
     def _left_bucket(self, booking: Booking, now_s: float) -> None:
         self._held -= booking.amount

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from redline.limits.rule import MAX_COUNT, Booking, LimitLine, Rate, Rules, Window
+import msgspec
+
+from redline.limits.rule import Booking, LimitLine, Rate, Rules, Window
 from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
 
 # Gateways list a few policies; a gateway that states another window every time would fill memory.
@@ -79,7 +81,7 @@ class Feedback:
         return True
 
     def _heard_one(self, one: Stated, bookings: Sequence[Booking], now_s: float) -> bool:
-        if one.limit is None or one.limit < 1:
+        if one.limit is None:
             return False
         line = self._line_of(one)
         if line is None:
@@ -117,7 +119,7 @@ class Feedback:
             window_s = guess.revised_s(window_s, one.reset_s, now_s, is_window=is_window)
         if count == line.stated.count and window_s == line.stated.window_s:
             return False
-        self._rules.restate(line, Rate(min(count, MAX_COUNT), window_s))
+        self._rules.restate(line, Rate(count, window_s))
         return True
 
     def _adopt(self, one: Stated, now_s: float) -> bool:
@@ -126,8 +128,8 @@ class Feedback:
         if len(of_kind) >= _MOST_LINES:
             return False
         self._rules.set_rates(one.kind, [*of_kind, Rate(one.limit, window_s_of(one))], now_s)
-        line = next(line for line in self._rules.lines[::-1] if line.kind == one.kind)
-        line.name_in_headers(is_so=one.window_s is None)
+        if one.window_s is None:
+            self._rules.lines[-1].name_in_headers()
         return True
 
     def _yield(
@@ -175,21 +177,18 @@ class Feedback:
             line.saw_refill(_STEADY_RATE, is_steady=True)
 
 
-class _Look:
+class _Look(msgspec.Struct):
     """The amount that a server counted over a window, and this process's part of it.
 
     A fixed window restarts meanwhile: it counts most at its end. Any other kind hardly changes.
     """
 
-    __slots__ = ("_least", "_most", "_seen", "_total", "_total_ours", "since_s")
-
-    def __init__(self, since_s: float) -> None:
-        self.since_s = since_s
-        self._seen = 0
-        self._total = 0
-        self._total_ours = 0
-        self._least = math.inf
-        self._most = (0, 0)
+    since_s: float
+    _seen: int = 0
+    _total: int = 0
+    _total_ours: int = 0
+    _least: float = math.inf
+    _most: tuple[int, int] = (0, 0)
 
     def add(self, used: int, ours: int) -> None:
         self._seen += 1

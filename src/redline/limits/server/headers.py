@@ -13,21 +13,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from redline.limits.rule import Kind
+import msgspec
+
+from redline.limits.rule import SECONDS, Kind
 from redline.limits.server.policies import read_list, read_one
-from redline.limits.server.retry_after import retry_after_s, stated_in_body
 from redline.limits.server.stated_limit import (
+    WRITTEN_KINDS,
     Stated,
     read_count,
     read_limit,
     read_reset_s,
     read_window_s,
 )
-
-__all__ = ["HeaderReader", "Kind", "Stated", "processing_s", "retry_after_s", "stated_in_body"]
 
 # The names of a reply's headers are looked through if no reply had the same ones in the same order.
 # A server has a few such layouts; after this many they are forgotten and learned again. One of more
@@ -40,21 +40,18 @@ _PROCESSING = ("openai-processing-ms", "x-envoy-upstream-service-time")
 
 _PASSED_ON = "llm_provider-"
 _KINDS: dict[str, Kind] = {
-    "requests": "requests",
+    **WRITTEN_KINDS,
     "req": "requests",  # Mistral
     "project-requests": "requests",
-    "tokens": "tokens",
     "project-tokens": "tokens",
-    "input-tokens": "input_tokens",
-    "output-tokens": "output_tokens",
     "tokens-prompt": "input_tokens",  # Fireworks, as the next
     "tokens-generated": "output_tokens",
 }
-_WINDOWS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86_400.0}
+_WINDOWS = "second|minute|hour|day"
 # Azure once sent `x-rate-limit-reset-tokens`, with one hyphen more than in its other names.
 _BY_KIND = re.compile(
     r"x-rate-?limit-(limit|remaining|reset|renewalperiod)-"
-    rf"(?:({'|'.join(_KINDS)})(?:-({'|'.join(_WINDOWS)}))?|({'|'.join(_WINDOWS)}))"
+    rf"(?:({'|'.join(_KINDS)})(?:-({_WINDOWS}))?|({_WINDOWS}))"
 )
 _ANTHROPIC = re.compile(
     r"anthropic-ratelimit-(requests|tokens|input-tokens|output-tokens)-(limit|remaining|reset)"
@@ -64,61 +61,36 @@ _ANTHROPIC_WINDOW_S = 60.0
 # "x-tokenlimit-limit: the maximum number of tokens per second" (docs.together.ai, "Rate limits").
 # A gateway that has taken the name over for another window states its reset. A limit by size for a
 # month is a budget: spread evenly over the month it would leave nothing to send with.
-_TOKENS = re.compile(
-    rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({'|'.join(_WINDOWS)}))?"
-)
+_TOKENS = re.compile(rf"x-(tokenlimit|ratelimitbysize)-(limit|remaining|reset)(?:-({_WINDOWS}))?")
 _TOGETHER_WINDOW_S = 1.0
 _UNSORTED = re.compile(r"(x-rate-?limit-|ratelimit-)(limit|remaining|reset|policy)|(ratelimit)")
 
 
-class _Lane(NamedTuple):
+class _Lane(msgspec.Struct, eq=False):
     """The headers that state one limit by its kind. The name of an absent header is empty."""
 
     kind: Kind
     window_s: float | None
-    limit: str
-    remaining: str
-    reset: str
-    renewalperiod: str  # Azure and GitHub Models state the window here
+    limit: str = ""
+    remaining: str = ""
+    reset: str = ""
+    renewalperiod: str = ""  # Azure and GitHub Models state the window here
 
 
-class _Found(NamedTuple):
-    """One limit by its kind, and the name of the header that states each field of it."""
+class _Form(NamedTuple):
+    """Headers that name no kind, by their names, and what reads limits from their values."""
 
-    kind: Kind
-    window_s: float | None
-    names: dict[str, str]
-
-    def lane(self) -> _Lane:
-        fields = ("limit", "remaining", "reset", "renewalperiod")
-        limit, remaining, reset, renewalperiod = (self.names.get(field, "") for field in fields)
-        return _Lane(self.kind, self.window_s, limit, remaining, reset, renewalperiod)
+    read: Callable[..., list[Stated]]
+    names: tuple[str, ...]
 
 
-class _Separate(NamedTuple):
+def _read_separate(
+    limit: str | None, remaining: str | None, reset: str | None, policy: str | None, wall_s: float
+) -> list[Stated]:
     """A limit without a kind, in one header for each of its fields."""
-
-    limit: str
-    remaining: str
-    reset: str
-    policy: str
-
-    def read(self, headers: Mapping[str, str], wall_s: float) -> list[Stated]:
-        limit, remaining = headers.get(self.limit), headers.get(self.remaining)
-        if limit is None and remaining is None:
-            return []
-        reset, policy = headers.get(self.reset), headers.get(self.policy)
-        return read_one(limit, remaining, reset, policy, wall_s)
-
-
-class _Listed(NamedTuple):
-    """Limits by policy, as the newer drafts of the IETF have them."""
-
-    rates: str
-    policy: str
-
-    def read(self, headers: Mapping[str, str], wall_s: float) -> list[Stated]:
-        return read_list(headers.get(self.rates), headers.get(self.policy), wall_s)
+    if limit is None and remaining is None:
+        return []
+    return read_one(limit, remaining, reset, policy, wall_s)
 
 
 class HeaderReader:
@@ -134,12 +106,12 @@ class HeaderReader:
         # The names in replies that state neither limits nor the time that the call took.
         self.silent: set[tuple[str, ...]] = set()
         # By whether a proxy passes it on, and by the subject that the names share.
-        self._found: dict[tuple[bool, str], _Found] = {}
+        self._found: dict[tuple[bool, str], _Lane] = {}
         self._lanes: tuple[_Lane, ...] = ()
         # The headers that name no kind, by what they say: `ratelimit`, `x-ratelimit-limit`...
         self._names: dict[str, str] = {}
         # Gateways repeat one limit in several forms, so the first of these that is there counts.
-        self._forms: tuple[_Separate | _Listed, ...] = ()
+        self._forms: tuple[_Form, ...] = ()
 
     def read(self, headers: Mapping[str, str], wall_s: float) -> tuple[Stated, ...]:
         """The limits that one reply states, in no order; most often none.
@@ -154,16 +126,17 @@ class HeaderReader:
             return ()
         get = headers.get
         found: list[Stated] = []
-        for kind, window_s, limit_name, remaining_name, reset_name, renewal_name in self._lanes:
-            limit = read_limit(get(limit_name))
-            remaining = read_count(get(remaining_name))
-            reset_s = read_reset_s(get(reset_name), wall_s)
-            if renewal_name:
-                window_s = read_window_s(get(renewal_name))
+        for lane in self._lanes:
+            limit = read_limit(get(lane.limit))
+            remaining = read_count(get(lane.remaining))
+            reset_s = read_reset_s(get(lane.reset), wall_s)
+            window_s = lane.window_s
+            if lane.renewalperiod:
+                window_s = read_window_s(get(lane.renewalperiod))
             if limit is not None or remaining is not None or reset_s:
-                found.append(Stated(kind, limit, remaining, reset_s, window_s))
+                found.append(Stated(lane.kind, limit, remaining, reset_s, window_s))
         for form in self._forms:
-            if stated := form.read(headers, wall_s):
+            if stated := form.read(*map(get, form.names), wall_s):
                 found += stated
                 break
         return tuple(found)
@@ -191,31 +164,32 @@ class HeaderReader:
         # What a proxy states itself goes before what it passes on of the same kind.
         own = {found.kind for (is_passed_on, _), found in self._found.items() if not is_passed_on}
         self._lanes = tuple(
-            found.lane()
+            found
             for (is_passed_on, _), found in self._found.items()
             if not is_passed_on or found.kind not in own
         )
         self._forms = tuple(self._known_forms())
 
-    def _known_forms(self) -> Iterator[_Separate | _Listed]:
+    def _known_forms(self) -> Iterator[_Form]:
         """The forms that were seen, the newest and richest one first."""
         name = self._names.get
         policy = name("ratelimit-policy", "")
         if "ratelimit" in self._names:
-            yield _Listed(self._names["ratelimit"], policy)
+            yield _Form(read_list, (self._names["ratelimit"], policy))
         for family in ("ratelimit-", "x-ratelimit-"):
             limit, remaining = name(family + "limit", ""), name(family + "remaining", "")
             if limit or remaining:
-                yield _Separate(limit, remaining, name(family + "reset", ""), policy)
+                names = limit, remaining, name(family + "reset", ""), policy
+                yield _Form(_read_separate, names)
         if policy:
-            yield _Listed("", policy)
+            yield _Form(read_list, ("", policy))
 
     def _learn(self, name: str, plain: str) -> None:
         is_passed_on = name.lower() != plain
         if found := _BY_KIND.fullmatch(plain):
             field, subject, span, bare_span = found.groups()
             window = span or bare_span
-            window_s = _WINDOWS[window] if window else None
+            window_s = SECONDS[window] if window else None
             # Kong names the window alone and means requests.
             kind = _KINDS[subject] if subject else "requests"
             key = (is_passed_on, f"{subject} {window}")
@@ -225,7 +199,7 @@ class HeaderReader:
         elif found := _TOKENS.fullmatch(plain):
             subject, field, window = found.groups()
             kind, key = "tokens", (is_passed_on, f"{subject} {window}")
-            window_s = _WINDOWS[window] if window else None
+            window_s = SECONDS[window] if window else None
             if subject == "tokenlimit" and not window and not self._tells_reset(key, field):
                 window_s = _TOGETHER_WINDOW_S
         elif found := _UNSORTED.fullmatch(plain):
@@ -235,12 +209,13 @@ class HeaderReader:
             return
         else:
             return
-        names = self._found[key].names if key in self._found else {}
-        self._found[key] = _Found(kind, window_s, {**names, field: name})
+        lane = self._found.setdefault(key, _Lane(kind, window_s))
+        lane.window_s = window_s
+        setattr(lane, field, name)
 
     def _tells_reset(self, key: tuple[bool, str], field: str) -> bool:
         """The limit of `key` has a header that states its reset."""
-        return field == "reset" or (key in self._found and "reset" in self._found[key].names)
+        return field == "reset" or (key in self._found and self._found[key].reset != "")
 
 
 def processing_s(headers: Mapping[str, str]) -> float | None:

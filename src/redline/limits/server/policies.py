@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from redline.limits.rule import Kind
 from redline.limits.server.stated_limit import (
+    WRITTEN_KINDS,
     Stated,
     read_count,
     read_limit,
@@ -34,15 +35,6 @@ _PARAM = r';\s*([A-Za-z]+)\s*=\s*("[^"]*"|:[^:]*:|[^\s",;]*)\s*'
 _PARAMS = re.compile(_PARAM)
 _MEMBERS = re.compile(rf'("[^"]*"|[^\s",;=]+)\s*((?:{_PARAM.replace("(", "(?:")})*)')
 _FIELDS = re.compile(r"(limit|remaining|reset)\s*=\s*([0-9.]+)")
-
-# The drafts define requests, content-bytes and concurrent-requests, and leave the list open. The
-# unit alone decides: a policy's name may well be "per-token" and mean the token of a user.
-_UNITS: dict[str, Kind] = {
-    "requests": "requests",
-    "tokens": "tokens",
-    "input-tokens": "input_tokens",
-    "output-tokens": "output_tokens",
-}
 
 
 class _Policy(NamedTuple):
@@ -137,7 +129,11 @@ def _sizes(text: str) -> tuple[int | None, tuple[_Policy, ...]]:
 
 @lru_cache(maxsize=64)
 def _policies(text: str) -> tuple[_Policy, ...]:
-    return tuple(_policy(value, params) for value, params in _members(text))
+    """The members of a list: `"default";q=100;w=10` is `default` with its parameters."""
+    if len(text) > _LONGEST_TEXT:
+        return ()
+    members = _MEMBERS.findall(text)
+    return tuple(_policy(name.strip('"'), dict(_PARAMS.findall(rest))) for name, rest in members)
 
 
 @lru_cache(maxsize=64)
@@ -146,19 +142,11 @@ def _by_name(text: str) -> dict[str, _Policy]:
 
 
 def _policy(value: str, params: dict[str, str]) -> _Policy:
+    # The drafts define requests, content-bytes and concurrent-requests, and leave the list open.
+    # The unit alone decides: a policy's name may be "per-token" and mean the token of a user.
     unit = params.get("qu", "requests").strip('"').lower().replace("_", "-")
     window_s = read_window_s(params.get("w") or params.get("window"))
     if "q" in params:
-        return _Policy(value, _UNITS.get(unit), read_limit(params["q"]), window_s)
+        return _Policy(value, WRITTEN_KINDS.get(unit), read_limit(params["q"]), window_s)
     name = params.get("name", value).strip('"')
-    return _Policy(name, _UNITS.get(unit), read_limit(value), window_s)
-
-
-def _members(text: str) -> list[tuple[str, dict[str, str]]]:
-    """The members of a list: `"default";q=100;w=10` is `default` with its parameters."""
-    if len(text) > _LONGEST_TEXT:
-        return []
-    return [
-        (value.strip('"'), dict(_PARAMS.findall(params)))
-        for value, params in _MEMBERS.findall(text)
-    ]
+    return _Policy(name, WRITTEN_KINDS.get(unit), read_limit(value), window_s)

@@ -10,8 +10,14 @@ from typing import Any
 
 import msgspec
 
-from redline.limits.rule import Kind
-from redline.limits.server.stated_limit import Stated, read_duration_s, read_limit, read_window_s
+from redline.limits.rule import SECONDS, Kind
+from redline.limits.server.stated_limit import (
+    WRITTEN_KINDS,
+    Stated,
+    read_duration_s,
+    read_limit,
+    read_window_s,
+)
 
 # A wait of more than a day is treated as a mistake in the header.
 _LONGEST_S = 86_400.0
@@ -25,7 +31,6 @@ _SENTENCE = re.compile(
     rb"|([0-9]+(?:\.[0-9]+)?) (second|minute|hour)s?\b)",
     re.IGNORECASE,
 )
-_WORD_S = {b"second": 1, b"minute": 60, b"hour": 3600}
 
 # Parts of a Gemini quotaId, in the order in which they are looked for.
 _QUOTA_KINDS: dict[str, Kind] = {
@@ -34,7 +39,7 @@ _QUOTA_KINDS: dict[str, Kind] = {
     "token": "tokens",
     "request": "requests",
 }
-_QUOTA_WINDOWS = {"persecond": 1.0, "perminute": 60.0, "perhour": 3600.0, "perday": 86_400.0}
+_QUOTA_WINDOWS = ("second", "minute", "hour", "day")
 
 # "on tokens per min (TPM): Limit 30000, Used 29937" (OpenAI, Groq), "on requests per min. Limit:
 # 3 / min" (OpenAI until 2023).
@@ -45,13 +50,6 @@ _OVER = re.compile(
 )
 # "Rate limit exceeded: 2 per 1 minute" (slowapi).
 _EXCEEDED = re.compile(rb"Rate limit exceeded: ([0-9]+) per ([0-9]{1,6}) (second|minute|hour|day)")
-_BODY_KINDS: dict[str, Kind] = {
-    "requests": "requests",
-    "tokens": "tokens",
-    "input tokens": "input_tokens",
-    "output tokens": "output_tokens",
-}
-_SPANS_S = {"sec": 1, "min": 60, "hou": 3600, "day": 86_400}
 
 
 def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") -> float | None:
@@ -86,11 +84,11 @@ def stated_in_body(body: bytes) -> tuple[Stated, ...]:
         return tuple(_quotas(body))
     if found := _OVER.search(body):
         part, unit, span, limit = (group.decode().lower() for group in found.groups(b""))
-        kind = _BODY_KINDS[part + unit]
-        return (Stated(kind, read_limit(limit), None, None, float(_SPANS_S[span[:3]])),)
+        kind = WRITTEN_KINDS[part.replace(" ", "-") + unit]
+        return (Stated(kind, read_limit(limit), None, None, SECONDS[span]),)
     if found := _EXCEEDED.search(body):
         limit, number, span = (group.decode() for group in found.groups())
-        window_s = read_window_s(str(int(number) * _SPANS_S[span[:3]]))
+        window_s = read_window_s(str(int(number) * round(SECONDS[span])))
         return (Stated("requests", read_limit(limit), None, None, window_s),)
     return ()
 
@@ -101,7 +99,9 @@ def _quotas(body: bytes) -> Iterator[Stated]:
         name = _text(violation.get("quotaId")).lower()
         kind = next((kind for part, kind in _QUOTA_KINDS.items() if part in name), None)
         if kind is not None:
-            window_s = next((span for part, span in _QUOTA_WINDOWS.items() if part in name), None)
+            window_s = next(
+                (SECONDS[span] for span in _QUOTA_WINDOWS if f"per{span}" in name), None
+            )
             yield Stated(kind, read_limit(_text(violation.get("quotaValue"))), 0, None, window_s)
 
 
@@ -134,7 +134,7 @@ def _body_s(body: bytes) -> float | None:
         waits.append(float(found[1]))
     if found := _SENTENCE.search(body):
         if found[1] is None:
-            waits.append(float(found[2]) * _WORD_S[found[3].lower()])
+            waits.append(float(found[2]) * SECONDS[found[3].lower().decode()])
         else:
             waits.append(read_duration_s(found[1].decode().lower()) or 0.0)
     return max(waits, default=None)

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import msgspec
 
-from redline.limits.rule import MAX_COUNT, Kind
+from redline.limits.rule import KINDS, MAX_COUNT, Kind
 
 # No rate has a longer window (see Rate), so that a later reset is a mistake in the header.
 _LONGEST_S = 31 * 86_400.0
@@ -18,6 +18,9 @@ _FIRST_MOMENT_S = 1e8
 _FIRST_MOMENT_MS = 1e11
 # The longest known text of a time has 32 characters. The bound limits the cache as well.
 _LONGEST_TIME = 64
+
+# What limits count, as most servers write it: `input-tokens`.
+WRITTEN_KINDS: dict[str, Kind] = {kind.replace("_", "-"): kind for kind in KINDS}
 
 _NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
 _DURATION = re.compile(
@@ -138,12 +141,11 @@ def _moment_s(text: str) -> float | None:
         return None
 
 
-class WindowGuess:
+class WindowGuess(msgspec.Struct):
     """The resets of one limit over time. since_s: when its window was last guessed."""
 
-    def __init__(self, since_s: float) -> None:
-        self._since_s = since_s
-        self._longest_s = 0.0
+    since_s: float
+    _longest_s: float = 0.0
 
     def revised_s(self, window_s: float, reset_s: float, now_s: float, *, is_window: bool) -> float:
         """The window that is likely by now. window_s: the guess so far.
@@ -155,11 +157,11 @@ class WindowGuess:
         # A sliding-window counter is whole again after two windows.
         if reset_s > 2 * window_s + 1:
             revised_s = _usual_s(reset_s / 2)
-        elif is_window and now_s >= self._since_s + window_s:
+        elif is_window and now_s >= self.since_s + window_s:
             # It was taken for a bucket at first, whose resets are shorter than its window.
             revised_s = min(window_s, _usual_s(self._longest_s))
         if revised_s != window_s:
-            self._since_s, self._longest_s = now_s, 0.0
+            self.since_s, self._longest_s = now_s, 0.0
         return revised_s
 
 

@@ -66,13 +66,13 @@ class FileLedger:
 
     lead_s = 0.0
     unsure_s = 0.0
+    _file = LockedFile(-1)  # none is open yet
 
     def __init__(self, path: Path, name: str, limits: str, clock: Clock = SYSTEM) -> None:
         self._path = path
         self._name = name
         self._clock = clock
         self._boot_id = _boot_id()
-        self._file: LockedFile | None = None
         self._check(limits)
 
     def local_s(self, ledger_s: float) -> tuple[float, float]:
@@ -101,7 +101,7 @@ class FileLedger:
             try:
                 return self._turn(request)
             finally:
-                self._unlock()
+                fcntl.flock(self._file.fd, fcntl.LOCK_UN)
         except OSError as error:
             raise NoEndpoint(
                 f"the shared limits in {self._path} cannot be used: {error.strerror or error}"
@@ -111,55 +111,37 @@ class FileLedger:
 
     async def aclose(self) -> None:
         """Releases the file. May be repeated."""
-        self._close()
+        self._file.close()
 
     def _check(self, limits: str) -> None:
-        state = None
         try:
             # The lock's holder is a ledger's process, and the first turn waits for it.
-            if self._lock():
-                state = self._read()[0].states.get(self._name)
-                self._unlock()
+            state = self._read()[0].states.get(self._name) if self._lock() else None
         except OSError as error:
-            self._close()
             raise ConfigError(
                 f"the shared limits cannot be saved in {self._path}: {error.strerror or error}",
                 hint="name a file in a folder that exists and can be written",
             ) from error
-        except ConfigError:
-            self._close()
-            raise
+        finally:
+            self._file.close()
         now_s = self._clock.now_s()
         if state is not None and state.limits != limits and now_s - state.touched_s < STALE_S:
-            self._close()
             raise ConfigError(
                 f"{self._path} is in use for {state.limits}, and this is {limits}",
                 hint="state the same limits everywhere, or share another file",
             )
 
-    def _close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    @property
-    def _fd(self) -> int:
-        """The open file; -1 if there is none, as in a process that was forked later."""
-        return -1 if self._file is None else self._file.fd
-
-    def _unlock(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_UN)
-
     def _lock(self) -> bool:
         """Whether the lock is held now; never waits. The file is then the one at the path."""
-        if self._file is None or self._file.fd < 0:
+        if self._file.fd < 0:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._file = LockedFile(os.open(self._path, flags, 0o600))
         if not self._file.try_lock():
             return False
-        if _is_same(self._fd, self._path):
+        if _is_same(self._file.fd, self._path):
             return True
         # The file was moved or deleted: the other processes use the file that is at the path now.
-        self._close()
+        self._file.close()
         return False
 
     def _turn(self, request: LeaseRequest) -> Lease:
@@ -186,23 +168,26 @@ class FileLedger:
 
         Raises ConfigError if the file is not a ledger.
         """
-        magic = os.pread(self._fd, len(_MAGIC), 0)
+        magic = os.pread(self._file.fd, len(_MAGIC), 0)
         if len(magic) < len(_MAGIC) and _MAGIC.startswith(magic):
             # New, or its creator was killed.
-            os.pwrite(self._fd, _MAGIC, 0)
+            os.pwrite(self._file.fd, _MAGIC, 0)
         elif magic != _MAGIC:
             raise ConfigError(
                 f"{self._path} is not a file of shared limits",
                 hint="name another file, or one that does not exist yet",
             )
-        headers = [os.pread(self._fd, _HEADER.size, _offset(place)) for place in (0, 1)]
+        headers = [os.pread(self._file.fd, _HEADER.size, _offset(place)) for place in (0, 1)]
         written = [_HEADER.unpack(header) for header in headers if len(header) == _HEADER.size]
         for turn, length, checksum in sorted(written, reverse=True):
-            body = os.pread(self._fd, min(length, _MOST_BYTES), _offset(turn % 2) + _HEADER.size)
+            body = os.pread(
+                self._file.fd, min(length, _MOST_BYTES), _offset(turn % 2) + _HEADER.size
+            )
             if turn and zlib.crc32(body, turn % 2**32) == checksum:
-                content = _parsed(body)
-                if content is not None:
-                    return content, False
+                try:
+                    return _DECODER.decode(body), False
+                except msgspec.DecodeError:
+                    continue
         return _Content(0, self._boot_id, 0.0, 0.0, {}), bool(written)
 
     def _write(self, content: _Content) -> None:
@@ -211,17 +196,10 @@ class FileLedger:
         if len(body) > _MOST_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         header = _HEADER.pack(turn, len(body), zlib.crc32(body, turn % 2**32))
-        written = os.pwrite(self._fd, header + body, _offset(turn % 2))
+        written = os.pwrite(self._file.fd, header + body, _offset(turn % 2))
         if written < len(header) + len(body):
             # The next turn would not see this one's slots, so no process may send in them.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _parsed(body: bytes) -> _Content | None:
-    try:
-        return _DECODER.decode(body)
-    except msgspec.DecodeError:
-        return None
 
 
 def _offset(place: int) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import msgspec
+
 from redline.process import SharedTable
 
 
@@ -22,13 +24,10 @@ class Flights(Protocol):
         """This many more have started here; -1 if one has ended."""
 
 
-class OwnFlights:
+class OwnFlights(msgspec.Struct, eq=False):
     """Those of this process alone."""
 
-    __slots__ = ("count",)
-
-    def __init__(self) -> None:
-        self.count = 0
+    count: int = 0
 
     @property
     def own(self) -> int:

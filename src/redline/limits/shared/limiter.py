@@ -11,13 +11,10 @@ import asyncio
 import math
 import random
 import secrets
-from collections.abc import Sequence
-from pathlib import Path
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import NoEndpoint
 from redline.limits.rule import Cost, Doubt, Jitter, Kind, Limits, Rate, too_large
-from redline.limits.server import Stated
 from redline.limits.shared.ledger import Ledger
 from redline.limits.shared.schedule import (
     Change,
@@ -30,7 +27,7 @@ from redline.limits.shared.schedule import (
     rules_of,
 )
 from redline.limits.shared.timetable import Caller, Slot, Timetable
-from redline.limits.wait import Alarmed, Grant
+from redline.limits.wait import Grant, RateLimiter
 
 # A call leaves at most this long after its planned time: the guard, or 2 % of the shortest window.
 # If a loop is so busy that slots pass unused, the slack doubles until they do not.
@@ -53,25 +50,26 @@ _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
 
 
-class SharedLimiter(Alarmed):
+class SharedLimiter(RateLimiter):
     """The rate limits of `limits`, shared by all processes that use the ledger. For one event loop.
 
     A guard that is not configured is measured by each process for its own way to the server. The
     limits are those configured in all processes: no header changes them, and none is searched for.
+    The ledger keeps the sends and assigns each call its time, so that none is granted at once, nor
+    by a bound: an amount that one process books too high would be missing for the others.
     """
 
     is_shared = True
-    is_unlimited = False
-    is_searched = False
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
-        self.jitter = Jitter()
+        self.jitter = Jitter(stated_s=limits.guard_s)
         self._limits = limits
         self._ledger = ledger
         self._clock = clock
         self._owner = secrets.token_hex(8)
         self._words = described(limits)
         self._rated = rated(limits)
+        self.counts_tokens = limits.counts_tokens
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
         self._rules: tuple[Rule, ...] = ()
@@ -103,22 +101,6 @@ class SharedLimiter(Alarmed):
         """Callers in line."""
         return len(self._table)
 
-    @property
-    def counts_tokens(self) -> bool:
-        """A token limit is set, so estimates matter."""
-        return any(kind != "requests" for kind, _ in self._rated)
-
-    @property
-    def easy_tokens(self) -> int:
-        """0: an amount that one process books too high is missing for the others."""
-        return 0
-
-    @property
-    def guard_s(self) -> float:
-        """Seconds added to each window now."""
-        stated_s = self._limits.guard_s
-        return self.jitter.guard_s if stated_s is None else stated_s
-
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf if nothing limits it."""
         return min((rate.count for what, rate in self._rated if what == kind), default=math.inf)
@@ -136,10 +118,7 @@ class SharedLimiter(Alarmed):
         Estimated from the last answer of the ledger, as if all calls cost the same.
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
-        each_s = [
-            (1 if kind == "requests" else cost.amount(kind)) * rate.window_s / rate.count
-            for kind, rate in self._rated
-        ]
+        each_s = [cost.amount(kind) * rate.window_s / rate.count for kind, rate in self._rated]
         return wait_s + len(self._table) * max(each_s, default=0.0)
 
     def binds(self, cost: Cost, now_s: float) -> str:
@@ -149,10 +128,6 @@ class SharedLimiter(Alarmed):
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
         """The limits that are shared, if callers are in line: which of them is not known here."""
         return list(self._rated) if self.waiting else []
-
-    def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
-        """None: the ledger knows what all processes have used."""
-        return []
 
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before.
@@ -169,9 +144,6 @@ class SharedLimiter(Alarmed):
         """A connection to the endpoint was made in `took_s`."""
         self.jitter.shook_hands(took_s)
 
-    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
-        """Does nothing: the limits are those that all processes state alike."""
-
     def accepted(self, now_s: float) -> bool:
         """True: only a 429 changes anything."""
         return True
@@ -181,23 +153,8 @@ class SharedLimiter(Alarmed):
         if not is_limited or now_s < self._pausable_s:
             return
         self._pausable_s = now_s + self._shortest_s
-        if self._limits.guard_s is None:
-            self.jitter.was_short()
+        self.jitter.was_short()
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
-
-    def search(self, rates: Sequence[Rate]) -> None:
-        """Does nothing: `Limits` refuses to share a limit that is searched for."""
-
-    def found_rates(self) -> list[tuple[Kind, Rate]]:
-        """Empty: every limit was configured."""
-        return []
-
-    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
-        """Does nothing: the ledger keeps the sends."""
-
-    def acquire_now(self, cost: Cost) -> Grant | None:
-        """None: the ledger assigns send times in turn."""
-        return None
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
         """A grant for one request of `cost`; waits for it in turn.
@@ -343,8 +300,7 @@ class SharedLimiter(Alarmed):
         self._pump()
 
     def _request(self, asked: list[Caller]) -> LeaseRequest:
-        ledger, guard_s = self._ledger, self.guard_s
-        is_measured = self._limits.guard_s is None
+        ledger, guard_s, unproven_s = self._ledger, self.jitter.guard_s, self.jitter.unproven_s
         slack_s = max(guard_s, _SLACK_SHARE * self._shortest_s, _LEAST_SLACK_S)
         slack_s = max(min(slack_s, _MOST_SLACK_S), 2 * ledger.unsure_s)
         self._slack_factor *= 2 if self._has_missed else _CALMER
@@ -354,7 +310,6 @@ class SharedLimiter(Alarmed):
         if max(guard_s, slack_s) != self._pace_guard_s:
             self._pace_guard_s = max(guard_s, slack_s)
             self._rules = rules_of(self._limits, self._pace_guard_s)
-        unproven_s = self.jitter.unproven_s if is_measured else guard_s
         changes = [self._change(slot, unproven_s) for slot in self._changed]
         self._changed.clear()
         self._flush_s = math.inf

@@ -146,13 +146,12 @@ class RedisLedger:
             )
 
 
-class Offset:
+class Offset(msgspec.Struct):
     """The interval of what has to be added to ledger time to get local time."""
 
-    def __init__(self) -> None:
-        self._low_s = -math.inf
-        self._high_s = math.inf
-        self._seen_s = 0.0
+    _low_s: float = -math.inf
+    _high_s: float = math.inf
+    _seen_s: float = 0.0
 
     def bounds_s(self, now_s: float) -> tuple[float, float]:
         """The ends of the interval at the local time `now_s`."""

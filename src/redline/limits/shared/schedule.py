@@ -329,7 +329,7 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
         state.limits = request.limits
     for rule in request.rules:
         if rule.key not in state.books:
-            state.books[rule.key] = Book(rule.grain_s, now_s, 0, [], [], [], [])
+            state.books[rule.key] = Book(rule.grain_s, now_s)
     _doubt(state, request, now_s)
     state.touched_s = now_s
     for change in request.changes:

@@ -192,25 +192,19 @@ class Timetable:
 
     def _taker(self, slot: Slot, owner: Caller | None) -> Caller | None:
         """The first in line whom the slot fits: its owner, one without a slot, or with a later."""
-        head = self.head()
-        if head is not None and not slot.fits(head):
-            head = None
-        if owner is not None:
-            return owner if head is None or owner < head else self._taken(head)
-        later = next((later for later in self._slots if later.heir is not None), None)
-        heir = None if later is None else later.heir
-        if later is None or heir is None or not slot.fits(heir):
-            return None if head is None else self._taken(head)
-        if head is not None and head < heir:
-            return self._taken(head)
-        later.owner = None
-        return heir
-
-    def _taken(self, head: Caller) -> Caller:
-        # One who asks is left out of the line by `head` as soon as its future is done.
-        if self._waiting and head is self._waiting[0]:
-            heapq.heappop(self._waiting)
-        return head
+        head, later = self.head(), None
+        if owner is None:
+            later = next((later for later in self._slots if later.heir is not None), None)
+        heir = owner if later is None else later.heir
+        fitting = [one for one in (head, heir) if one is not None and slot.fits(one)]
+        taker = min(fitting, default=None)
+        if taker is head:
+            # One who asks is left out of the line by `head` as soon as its future is done.
+            if self._waiting and head is self._waiting[0]:
+                heapq.heappop(self._waiting)
+        elif taker is not None and later is not None:
+            later.owner = None
+        return taker
 
     def waiting(self) -> list[Caller]:
         """The callers in line without a slot."""

@@ -1,9 +1,8 @@
 """Waiting for limits: the queue, slots, and limiters for asyncio and for threads."""
 
-from redline.limits.wait.alarm import Alarmed
 from redline.limits.wait.blocking import SyncLimiter
 from redline.limits.wait.grant import Grant
 from redline.limits.wait.limiter import Limiter
-from redline.limits.wait.protocol import RateLimiter
 from redline.limits.wait.queue import WaitQueue
+from redline.limits.wait.rate_limiter import RateLimiter
 from redline.limits.wait.slots import Slots

@@ -12,18 +12,20 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
 from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, Rules
 from redline.limits.server import Feedback, Stated
-from redline.limits.wait.alarm import Alarmed
 from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue
+from redline.limits.wait.rate_limiter import RateLimiter
 
 _NOTHING = Cost()
 
 
-class Limiter(Alarmed):
+class Limiter(RateLimiter):
     """The rate limits of `limits`, without its concurrency (see Slots).
 
     limits: a Limits, or the request limit alone, such as "2/1s". For one event loop; in threads
@@ -33,8 +35,6 @@ class Limiter(Alarmed):
             reply = await call()
             grant.settle(reply.usage.total_tokens)
     """
-
-    is_shared = False
 
     def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
@@ -66,7 +66,7 @@ class Limiter(Alarmed):
         tokens: of the input, or of input and output together; 0 or more.
         priority: lower goes first. Entering raises OverLimit for what could never be granted.
         """
-        return _Entry(self, Cost(tokens, output_tokens), priority)
+        return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
@@ -103,8 +103,8 @@ class Limiter(Alarmed):
 
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
-        line = self.rules.binding(cost, now_s)
-        return "" if line is None else f"{line.stated} {line.kind.replace('_', ' ')}"
+        lines = self.rules.holding(cost, now_s)
+        return f"{lines[0].stated} {lines[0].kind.replace('_', ' ')}" if lines else ""
 
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
         """The limits that hold the head of the queue, the strictest first; empty if none does."""
@@ -275,10 +275,6 @@ class Limiter(Alarmed):
         if self._queue.waiting and self.counts_tokens:
             self.pump()
 
-    def now_s(self) -> float:
-        """The limiter's own clock."""
-        return self._clock.now_s()
-
     def pump(self) -> None:
         """Grants from the head of the queue all that may go now, then sets the timer."""
         now_s, queue, rules = self._clock.now_s(), self._queue, self.rules
@@ -300,25 +296,22 @@ class Limiter(Alarmed):
         self.pump()
 
 
-class _Entry:
+class _Entry(msgspec.Struct, eq=False):
     """One call of a limiter's context."""
 
-    __slots__ = ("_cost", "_grant", "_limiter", "_priority", "_sent_s")
-
-    def __init__(self, limiter: Limiter, cost: Cost, priority: int) -> None:
-        self._limiter = limiter
-        self._cost = cost
-        self._priority = priority
-        self._grant: Grant | None = None
-        self._sent_s = 0.0
+    limiter: Limiter
+    clock: Clock
+    cost: Cost
+    priority: int
+    grant: Grant | None = None
 
     async def __aenter__(self) -> Grant:
-        self._grant = await self._limiter.acquire(self._cost, self._priority)
-        self._sent_s = self._limiter.now_s()
-        self._grant.sent(self._sent_s)
-        return self._grant
+        self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
+        grant.sent(self.clock.now_s())
+        return grant
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # The call has been answered by now, so it must have reached the server.
-        if self._grant is not None and error is None:
-            self._grant.replied(self._limiter.now_s() - self._sent_s)
+        grant = self.grant
+        if grant is not None and grant.sent_s is not None and error is None:
+            grant.replied(self.clock.now_s() - grant.sent_s)

@@ -51,8 +51,8 @@ class Scored(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cost_usd(self) -> float | None:
-        costs = [run.cost_usd for run in self.runs]
-        return None if None in costs else statistics.fmean(cost for cost in costs if cost)
+        costs = [run.cost_usd for run in self.runs if run.cost_usd is not None]
+        return statistics.fmean(costs) if len(costs) == len(self.runs) else None
 
     def share(self, endpoint: str) -> float:
         """The share of all answers that were given by this endpoint."""
@@ -136,11 +136,6 @@ def compared(better: Scored, worse: Scored, figure: str) -> Compared:
     return Compared(
         better=better.strategy, worse=worse.strategy, gain=statistics.fmean(gains), error=error
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value that this share of them does not exceed."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def too_few(calls: int) -> ConfigError:

@@ -9,11 +9,10 @@ beyond their tokens, for all strategies alike.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import math
 import random
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,7 +30,6 @@ from redline.route.replay.results import (
     Scored,
     Seeded,
     best_of,
-    quantile,
     too_few,
 )
 from redline.route.replay.server import PromptCache, Replayed, ReplayServer, request_of
@@ -42,9 +40,11 @@ from redline.route.replay.service import (
     fitted,
     guessed,
     mean_s,
+    most_at_once,
+    quantile,
 )
 from redline.testing import VirtualClock, virtual_run
-from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, read_trace
+from redline.timeline import CallEnded, EndpointFacts, RecordedRun, Trace, Tried, read_trace
 
 SEEDS = (1, 2, 3, 4, 5)
 # This many calls can be replayed about forty times within a minute.
@@ -90,7 +90,7 @@ def replay(
         for name in compared
     ]
     figure = "makespan_s" if recorded.workers else "mean_s"
-    own = _as_it_was(recorded)
+    own = _summary(0, recorded.calls, recorded.endpoints)
     again = next(one for one in scored if one.strategy == recorded.balance)
     off = again.mean("mean_s") / own.mean_s - 1
     if abs(off) > MOST_OFF:
@@ -154,7 +154,7 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
             f"{LEAST_CALLS}): "
             "guessed from these and from the others"
         )
-    workers = min(last.workers, _most_at_once(calls))
+    workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
     # As a run without --balance would have chosen.
     balance = last.balance or STRATEGIES[0]
     found = _Recorded(last.endpoints, services, answered, workers, balance)
@@ -188,16 +188,6 @@ def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
             )
         offset_s = max(call.done_s for call in found)
     return found
-
-
-def _most_at_once(calls: Sequence[CallEnded]) -> int:
-    ends_s, most = list[float](), 0
-    for call in calls:
-        while ends_s and ends_s[0] <= call.arrived_s:
-            heapq.heappop(ends_s)
-        heapq.heappush(ends_s, call.done_s)
-        most = max(most, len(ends_s))
-    return most
 
 
 def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) -> dict[str, Service]:
@@ -242,20 +232,16 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
 
     async def main() -> Seeded:
         clock = VirtualClock(asyncio.get_running_loop())
-        servers = [
-            ReplayServer(one, recorded.services[one.name], clock) for one in recorded.endpoints
-        ]
         seats = [
-            _seat(facts, server) for facts, server in zip(recorded.endpoints, servers, strict=True)
+            _seat(one, ReplayServer(one, recorded.services[one.name], clock))
+            for one in recorded.endpoints
         ]
         # Not the pool's own generator, or its draws would correlate with the choices.
         balance = strategy_of(strategy, random.Random(seed + _OTHER_DRAWS))
         pool = Pool(seats, balance, clock=clock, seed=seed)
         ended = await _send_all(recorded, pool, balance, seed)
         await pool.aclose()
-        answers = {server.name: server.answers for server in servers}
-        used = {server.name: server.used for server in servers}
-        return _summary(seed, ended, answers, _cost_usd(recorded.endpoints, used))
+        return _summary(seed, ended, recorded.endpoints)
 
     return virtual_run(main(), limit_s=math.inf)
 
@@ -279,9 +265,15 @@ async def _send_all(
         replayed = Replayed(call, random.Random(seed * 1_000_003 + number))
         request = request_of(replayed, has_text=has_text)
         outcome = await backend.send(request, Call(priority=call.priority))
-        kind = "succeeded" if outcome.error is None else outcome.error.kind
+        done_s = loop.time() - begun_s
         ended.append(
-            CallEnded(arrived_s=arrived_s - begun_s, done_s=loop.time() - begun_s, outcome=kind)
+            msgspec.structs.replace(
+                call,
+                arrived_s=arrived_s - begun_s,
+                done_s=done_s,
+                outcome="succeeded" if outcome.error is None else outcome.error.kind,
+                tried=(Tried(endpoint=outcome.endpoint, done_s=done_s),),
+            )
         )
 
     async def work() -> None:
@@ -298,43 +290,34 @@ async def _send_all(
     return ended
 
 
-def _as_it_was(recorded: _Recorded) -> Seeded:
-    """The results of the recorded calls."""
-    answers, used = Counter[str](), dict[str, tuple[int, int]]()
-    for call in recorded.calls:
-        if call.tried:
-            name = call.tried[-1].endpoint
-            answers[name] += 1
-            read, written = used.get(name, (0, 0))
-            used[name] = read + (call.input_tokens or 0), written + (call.output_tokens or 0)
-    return _summary(0, recorded.calls, answers, _cost_usd(recorded.endpoints, used))
-
-
-def _summary(
-    seed: int, calls: Sequence[CallEnded], answers: Mapping[str, int], cost_usd: float | None
-) -> Seeded:
+def _summary(seed: int, calls: Sequence[CallEnded], endpoints: Sequence[EndpointFacts]) -> Seeded:
     latencies_s = sorted(call.done_s - call.arrived_s for call in calls)
-    first_s = min(call.arrived_s for call in calls)
+    answered = defaultdict[str, list[CallEnded]](list)
+    for call in calls:
+        if call.outcome == "succeeded" and call.tried:
+            answered[call.tried[-1].endpoint].append(call)
     return Seeded(
         seed=seed,
         mean_s=statistics.fmean(latencies_s),
         p50_s=quantile(latencies_s, 0.5),
         p99_s=quantile(latencies_s, 0.99),
-        makespan_s=max(call.done_s for call in calls) - first_s,
-        cost_usd=cost_usd,
+        makespan_s=max(call.done_s for call in calls) - min(call.arrived_s for call in calls),
+        cost_usd=_cost_usd(answered, endpoints),
         failed=sum(call.outcome != "succeeded" for call in calls),
-        answers=dict(answers),
+        answers={name: len(own) for name, own in answered.items()},
     )
 
 
 def _cost_usd(
-    endpoints: Sequence[EndpointFacts], used: Mapping[str, tuple[int, int]]
+    answered: Mapping[str, Sequence[CallEnded]], endpoints: Sequence[EndpointFacts]
 ) -> float | None:
-    """The cost of these tokens, input and output by endpoint; None if a price is unknown."""
+    """The cost of the calls by the endpoint that answered them; None if a price is unknown."""
     cost_usd = 0.0
     for one in endpoints:
         if one.input_price is None or one.output_price is None:
             return None
-        read, written = used.get(one.name, (0, 0))
+        own = answered.get(one.name, ())
+        read = sum(call.input_tokens or 0 for call in own)
+        written = sum(call.output_tokens or 0 for call in own)
         cost_usd += (read * one.input_price + written * one.output_price) / 1e6
     return cost_usd

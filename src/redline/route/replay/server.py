@@ -6,7 +6,7 @@ import asyncio
 import heapq
 import math
 import random
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from itertools import count
 
@@ -58,7 +58,7 @@ class ReplayServer:
     """A member of a pool that answers recorded calls by a service model, in the loop's time.
 
     facts: its slots and rate limits are applied as redline applies them. Requests must be made by
-    `request_of`. used: input and output tokens of its answers.
+    `request_of`.
     """
 
     def __init__(
@@ -76,10 +76,8 @@ class ReplayServer:
         )
         self.on_room: Callable[[], None] | None = None
         self.name = facts.name
-        self.answers = 0
-        self.used = (0, 0)
         self._service = service
-        self._slots = facts.slots or math.inf
+        self._slots = facts.slots
         self._ahead = limits.ahead()
         self._limiter = open_limiter(limits, facts.name, clock)
         self._cache = PromptCache()
@@ -93,7 +91,7 @@ class ReplayServer:
         return self
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        has_slot = self._in_flight + coming < self._slots
+        has_slot = not self._slots or self._in_flight + coming < self._slots
         return has_slot and (self._limiter.is_unlimited or self._waiting + coming < self._ahead)
 
     def withdraw(self, call: Call | None = None) -> int:
@@ -108,7 +106,7 @@ class ReplayServer:
         return Load(
             in_flight=self._in_flight,
             waiting=self._waiting,
-            slots=0 if self._slots == math.inf else int(self._slots),
+            slots=self._slots,
             room_s=room_s,
         )
 
@@ -122,22 +120,15 @@ class ReplayServer:
             error = await self._answered(replayed)
         finally:
             self._in_flight -= 1
-        done_s, recorded = loop.time(), replayed.call
-        tried = (Attempt(self.name, error, sent_s, None, done_s),)
-        if error is not None:
-            outcome = failed(error, endpoint=self.name, latency_s=done_s - sent_s)
-            outcome.tried = tried
-            return outcome
-        self.answers += 1
-        read, written = recorded.input_tokens or 0, recorded.output_tokens or 0
-        self.used = self.used[0] + read, self.used[1] + written
-        return Outcome(
-            status="succeeded",
-            reply=Reply(input_tokens=read, output_tokens=written),
-            endpoint=self.name,
-            latency_s=done_s - sent_s,
-            tried=tried,
-        )
+        done_s, cost = loop.time(), replayed.cost
+        if error is None:
+            reply = Reply(input_tokens=cost.input_tokens, output_tokens=cost.output_tokens)
+            outcome = Outcome(status="succeeded", reply=reply, endpoint=self.name)
+        else:
+            outcome = failed(error, endpoint=self.name)
+        outcome.latency_s = done_s - sent_s
+        outcome.tried = (Attempt(self.name, error, sent_s, None, done_s),)
+        return outcome
 
     async def aclose(self) -> None:
         await self._limiter.aclose()
@@ -158,15 +149,14 @@ class ReplayServer:
 
     async def _answered(self, replayed: Replayed) -> ServerFailed | None:
         """Returns when there is an answer, or an error."""
-        service, recorded, draws = self._service, replayed.call, replayed.draws
+        service, cost, draws = self._service, replayed.cost, replayed.draws
         is_failure, draw = draws.random() < service.failures, draws.random()
         if is_failure:
             await asyncio.sleep(service.failed_after_s(draw))
             return ServerFailed("HTTP 500", status=500)
-        tokens = recorded.input_tokens or 0
-        cached = tokens * self._cache.share(recorded.blocks)
-        output = recorded.output_tokens or 0
-        await self._work.done(service.work_s(tokens - cached, cached, output, draw))
+        cached = cost.input_tokens * self._cache.share(replayed.call.blocks)
+        new = cost.input_tokens - cached
+        await self._work.done(service.work_s(new, cached, cost.output_tokens, draw))
         return None
 
 
@@ -215,22 +205,12 @@ class _Slots:
     def __init__(
         self, at_once: int, take: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
-        self._free = at_once
+        self._free = asyncio.Semaphore(at_once)
         self._take = take
-        self._waiting: deque[asyncio.Future[None]] = deque()
 
     async def done(self, work_s: float) -> None:
-        if self._free:
-            self._free -= 1
-        else:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            await turn
-        await self._take(work_s)
-        if self._waiting:
-            self._waiting.popleft().set_result(None)
-        else:
-            self._free += 1
+        async with self._free:
+            await self._take(work_s)
 
 
 class _Shared:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations, pairwise
 from typing import Literal, NamedTuple
 
@@ -88,11 +88,11 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     def work_s(self, new: float, cached: float, output: float, draw: float) -> float:
         """Seconds of work of a call of these tokens. draw: 0 to 1, of what else it differs by."""
         usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
-        return max(_LEAST_S, usual_s * _quantile(self.spread, draw))
+        return max(_LEAST_S, usual_s * quantile(self.spread, draw))
 
     def failed_after_s(self, draw: float) -> float:
         """Seconds after which an attempt fails. draw: 0 to 1."""
-        return _quantile(self.failed_s, draw)
+        return quantile(self.failed_s, draw)
 
     def __str__(self) -> str:
         """`210 ms + 10 ms per output token, 4 at once`."""
@@ -117,7 +117,7 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
     best = _best(by_time)
     return msgspec.structs.replace(
         best,
-        seen=_most_in_flight(by_time),
+        seen=most_at_once(by_time),
         calls=len(answers),
         failures=len(failed_s) / len(by_time),
         failed_s=_quantiles(failed_s) or (0.0,),
@@ -137,7 +137,7 @@ def guessed(attempts: Sequence[Served], usual: Service) -> Service:
     by_time = sorted(one._replace(new=0.0, cached=0.0, output=0.0) for one in attempts)
     return msgspec.structs.replace(
         _best(by_time),
-        seen=_most_in_flight(by_time),
+        seen=most_at_once(by_time),
         off=usual.off,
         spread=usual.spread,
         calls=sum(one.is_answer for one in attempts),
@@ -160,11 +160,11 @@ def _best(by_time: Sequence[Served]) -> Service:
 class _Shape(NamedTuple):
     """A form with its setting, and what that says of each attempt: that it waited, then worked.
 
+    service: the form and its setting.
     stretch: seconds in which a second of work is done.
     """
 
-    form: Form
-    setting: float
+    service: Service
     waits_s: list[float]
     works_s: list[float]
     stretches: list[float]
@@ -174,29 +174,35 @@ def _shapes(by_time: Sequence[Served]) -> list[_Shape]:
     """Every form, with the settings that are to be tried."""
     latencies_s = [one.latency_s for one in by_time]
     zeros, ones = [0.0] * len(by_time), [1.0] * len(by_time)
-    found = [_Shape("parallel", 0, zeros, latencies_s, ones)]
-    most = _most_in_flight(by_time)
+    found = [_Shape(Service(), zeros, latencies_s, ones)]
+    most = most_at_once(by_time)
     at_once = 1
     while at_once < most:
         waits_s = _waits_s(by_time, at_once)
         pairs = zip(latencies_s, waits_s, strict=True)
         works_s = [max(_LEAST_S, latency_s - wait_s) for latency_s, wait_s in pairs]
-        found.append(_Shape("slots", at_once, waits_s, works_s, ones))
+        service = Service(form="slots", at_once=at_once)
+        found.append(_Shape(service, waits_s, works_s, ones))
         at_once = max(at_once + 1, math.floor(at_once * 1.15))
     for slowdown in _SLOWDOWNS if most > 1 else ():
         works_s = _shared_s(by_time, slowdown)
         pairs = zip(latencies_s, works_s, strict=True)
         stretches = [latency_s / work_s for latency_s, work_s in pairs]
-        found.append(_Shape("shared", slowdown, zeros, works_s, stretches))
+        service = Service(form="shared", slowdown=slowdown)
+        found.append(_Shape(service, zeros, works_s, stretches))
     return found
 
 
-def _most_in_flight(by_time: Sequence[Served]) -> int:
+def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
+    """The most of these spans that overlap. spans_s: each with its begin and end first, by begin.
+
+    One that begins when another ends does not overlap it.
+    """
     ends_s, most = list[float](), 0
-    for one in by_time:
-        while ends_s and ends_s[0] <= one.sent_s:
+    for begin_s, end_s, *_ in spans_s:
+        while ends_s and ends_s[0] <= begin_s:
             heapq.heappop(ends_s)
-        heapq.heappush(ends_s, one.done_s)
+        heapq.heappush(ends_s, end_s)
         most = max(most, len(ends_s))
     return most
 
@@ -246,10 +252,8 @@ def _fit(shape: _Shape, by_time: Sequence[Served]) -> Service:
         off.append(abs(math.log(predicted_s / by_time[number].latency_s)))
     base_s, input_s, cached_s, output_s = weights
     ratios = [work_s / each_s for work_s, each_s in zip(works_s, usual_s, strict=True)]
-    return Service(
-        form=shape.form,
-        at_once=int(shape.setting) if shape.form == "slots" else 0,
-        slowdown=shape.setting if shape.form == "shared" else 0.0,
+    return msgspec.structs.replace(
+        shape.service,
         base_s=base_s,
         input_s=input_s,
         cached_s=cached_s,
@@ -308,25 +312,21 @@ def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[float] | None:
-    """The weights of these terms alone, by Gaussian elimination; None if they are dependent."""
-    last = _TERMS
-    rows = [[sums[i][j] for j in chosen] + [sums[i][last]] for i in chosen]
-    size = len(rows)
-    for at in range(size):
-        pivot = max(range(at, size), key=lambda n: abs(rows[n][at]))
-        if abs(rows[pivot][at]) <= 1e-9 * abs(sums[chosen[at]][chosen[at]]):
+    """The weights of these terms alone; None if they are dependent.
+
+    By Gauss-Jordan elimination, which needs no other pivots than the diagonal's: sums of products
+    are symmetric and positive semidefinite.
+    """
+    rows = [[sums[i][j] for j in chosen] + [sums[i][_TERMS]] for i in chosen]
+    for at, i in enumerate(chosen):
+        pivot = rows[at]
+        if pivot[at] <= 1e-9 * sums[i][i]:
             return None
-        rows[at], rows[pivot] = rows[pivot], rows[at]
-        for below in range(at + 1, size):
-            share = rows[below][at] / rows[at][at]
-            rows[below] = [
-                mine - share * above for mine, above in zip(rows[below], rows[at], strict=True)
-            ]
-    weights = [0.0] * size
-    for at in reversed(range(size)):
-        left = rows[at][size] - sum(rows[at][n] * weights[n] for n in range(at + 1, size))
-        weights[at] = left / rows[at][at]
-    return weights
+        for other, row in enumerate(rows):
+            if other != at:
+                share = row[at] / pivot[at]
+                rows[other] = [mine - share * its for mine, its in zip(row, pivot, strict=True)]
+    return [row[-1] / row[at] for at, row in enumerate(rows)]
 
 
 def _sum(weights: Sequence[float], term: Sequence[float]) -> float:
@@ -341,8 +341,9 @@ def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:
     return tuple(statistics.fmean(ordered[begin:end]) for begin, end in pairwise(edges))
 
 
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value that this share of them does not exceed."""
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
 def _seconds(value_s: float) -> str:

@@ -138,8 +138,7 @@ class Autoscaler:
             self._begin(sample)
         if sample.at_s - self._last_s < LEAST_STEP_S:
             return Decision(self._replicas)
-        self._observe(sample)
-        wanted, reason = self._wanted(sample)
+        wanted, reason = self._wanted(sample, self._observe(sample))
         least, most = self._settings.min_replicas, self._settings.max_replicas
         if wanted < least:
             wanted, reason = least, f"the minimum is {least}"
@@ -155,20 +154,22 @@ class Autoscaler:
         self._busy_s = sample.at_s
         self._warm_up.started(sample.warming, sample.at_s)
 
-    def _observe(self, sample: Sample) -> None:
-        settings = self._settings
+    def _observe(self, sample: Sample) -> float:
+        """The steady demand, after this sample."""
         for window in (*self._recent, self._stable):
             window.add(sample)
         self._last_s = sample.at_s
         if sample.in_flight or sample.waiting or self._recent[0].arrivals:
             self._busy_s = sample.at_s
-        if sample.ready and sample.queue_wait_p95_s > settings.queue_wait_slo_s:
+        if sample.ready and sample.queue_wait_p95_s > self._settings.queue_wait_slo_s:
             self._panicked_s = sample.at_s
         self._warm_up.observe(sample.ready, self._replicas, sample.at_s)
         self.capacity.observe(sample)
-        self._highest.add(sample.at_s, self._demand(self._stable, sample))
+        demand = self._demand(self._stable, sample)
+        self._highest.add(sample.at_s, demand)
+        return demand
 
-    def _wanted(self, sample: Sample) -> tuple[int, str]:
+    def _wanted(self, sample: Sample, demand: float) -> tuple[int, str]:
         """The number of replicas without regard to its bounds, and why."""
         settings, now = self._settings, self._replicas
         if settings.policy == "rps":
@@ -181,19 +182,20 @@ class Autoscaler:
         idle_s = sample.at_s - self._busy_s
         if settings.min_replicas == 0 and idle_s >= settings.idle_s:
             return 0, f"no call for {idle_s:,.0f} s"
-        if sample.ready and sample.queue_wait_p95_s > settings.queue_wait_slo_s:
-            return self._in_panic(sample)
-        demand = self._demand(self._stable, sample)
-        if demand > now * (1 + max(settings.tolerance, self._noise())):
-            return math.ceil(demand), self._exceeds(demand)
+        if self._panicked_s == sample.at_s:
+            return self._in_panic(sample, demand)
+        tolerance = settings.tolerance
+        if demand > now * (1 + max(tolerance, self._noise())):
+            reason = f"demand {demand:.1f} exceeds {now} by more than {tolerance:.0%}"
+            return math.ceil(demand), reason
         return self._shrunk(sample)
 
-    def _in_panic(self, sample: Sample) -> tuple[int, str]:
+    def _in_panic(self, sample: Sample, steady: float) -> tuple[int, str]:
         settings, now = self._settings, self._replicas
         recent = self._recent
         surge = next((one for one in recent if one.arrivals >= ENOUGH), recent[-1])
         needed = self._demand(surge, sample) * settings.target_utilization
-        demand = max(self._demand(self._stable, sample), needed + self._draining(surge, sample))
+        demand = max(steady, needed + self._draining(surge, sample))
         wanted = math.ceil(demand)
         self._highest.add(sample.at_s, wanted)
         if wanted <= now:
@@ -248,10 +250,6 @@ class Autoscaler:
         """
         arrivals = self._stable.arrivals
         return SURE * math.sqrt(2 / arrivals) if arrivals else math.inf
-
-    def _exceeds(self, demand: float) -> str:
-        tolerance = self._settings.tolerance
-        return f"demand {demand:.1f} exceeds {self._replicas} by more than {tolerance:.0%}"
 
     def _change(self, wanted: int, reason: str, sample: Sample) -> None:
         before, at_s = self._replicas, sample.at_s

@@ -59,7 +59,7 @@ class Fleet:
 
     pool: holds no other endpoints; made with `may_be_empty`. A replica that is stopped ends the
     calls that it has first. failures: the last ones, the oldest first. failed_starts: those since a
-    replica was last started.
+    replica was last started. again_s: no replica is started before this time (monotonic).
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Fleet:
             )
         self.failures: deque[Failure] = deque(maxlen=FAILURES)
         self.failed_starts = 0
+        self.again_s = 0.0
         self._pool = pool
         self._launcher = launcher
         self._settings = settings
@@ -86,7 +87,6 @@ class Fleet:
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._stopping: set[str] = set()
         self._waits = _Waits(WAIT_SHARE * settings.panic_window_s)
-        self._again_s = 0.0
         self._pause_s = FIRST_PAUSE_S
 
     @property
@@ -103,11 +103,6 @@ class Fleet:
     def starting(self) -> Sequence[str]:
         """Names of replicas that are not ready yet."""
         return [*self._starting]
-
-    @property
-    def again_s(self) -> float:
-        """No replica is started before this time (monotonic)."""
-        return self._again_s
 
     async def run(self) -> None:
         """Keeps the fleet at the decided size until cancelled; then stops all replicas."""
@@ -163,7 +158,7 @@ class Fleet:
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
         """Starts missing replicas. Those that are ending their calls count against the maximum."""
-        if self._clock.now_s() < self._again_s:
+        if self._clock.now_s() < self.again_s:
             return
         have = len(self.ready) + len(self._starting)
         room = self._settings.max_replicas - have - len(self._stopping)
@@ -196,7 +191,7 @@ class Fleet:
         except (RedlineError, OSError) as error:
             self._fail(f"{name} could not be started: {error}")
             self.failed_starts += 1
-            self._again_s = self._clock.now_s() + self._pause_s
+            self.again_s = self._clock.now_s() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             await self._end(name)
         else:

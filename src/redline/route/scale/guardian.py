@@ -58,8 +58,7 @@ class Guardian:
 
     def run(self, command: list[str]) -> int:
         """The exit status of the command, when it and all that it has started are gone."""
-        prctl = _prctl()
-        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         if os.getppid() != self._parent:
             return 0
         guardian = os.getpid()
@@ -67,7 +66,7 @@ class Guardian:
         signal.pthread_sigmask(signal.SIG_BLOCK, _TOLD_BY)
         self._pid = os.fork()
         if not self._pid:
-            _become(command, guardian, prctl)
+            _become(command, guardian)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_BY)
         while self.status is None and not self._is_over():
             self._wait(_LOOK_S)
@@ -175,17 +174,15 @@ def _is_sent(send: Callable[[int, int], None], pid: int, number: int) -> bool:
     return True
 
 
-def _prctl() -> Callable[[int, int], object]:
-    """prctl(2) with its first two arguments; elsewhere a function that does nothing."""
-    if not _HAS_SUBREAPERS:
-        return lambda option, value: None
-    import ctypes
+def _prctl(option: int, value: int) -> None:
+    """prctl(2) with its first two arguments; does nothing elsewhere."""
+    if _HAS_SUBREAPERS:
+        import ctypes
 
-    library = ctypes.CDLL(None)
-    return lambda option, value: library.prctl(option, value, 0, 0, 0)
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def _become(command: list[str], guardian: int, prctl: Callable[[int, int], object]) -> None:
+def _become(command: list[str], guardian: int) -> None:
     """The command, in a session of its own; ends with the guardian."""
     status = 127
     try:
@@ -194,7 +191,7 @@ def _become(command: list[str], guardian: int, prctl: Callable[[int, int], objec
         for number in (*_TOLD_BY, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _TOLD_BY)
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if os.getppid() == guardian:
             os.execvp(command[0], command)

@@ -55,13 +55,12 @@ _KEPT_LOGS = 100
 # A variable or flag of such a name holds a secret, unless its value is a path.
 _SECRET_NAME = re.compile("key|token|secret|password|credential", re.IGNORECASE)
 # What is asked of a replica to see that it works, by path.
-_TRIALS: Mapping[str, Mapping[str, object]] = {
+TRIALS: Mapping[str, Mapping[str, object]] = {
     chat.API.path: {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1},
     completions.API.path: {"prompt": "hello", "max_tokens": 1},
     embeddings.API.path: {"input": "hello"},
     responses.API.path: {"input": "hello", "max_output_tokens": 16},
 }
-TRIALS = tuple(_TRIALS)
 
 
 class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +89,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("command is empty", hint=_EXAMPLE)
         if not any("{port}" in part for part in (*self.command, *self.env.values())):
             raise ConfigError("command has no {port}", hint=_EXAMPLE)
-        if self.trial not in _TRIALS:
+        if self.trial not in TRIALS:
             raise ConfigError(
                 f"unknown trial: {self.trial}",
                 hint=nearest(self.trial, TRIALS) or f"one of {', '.join(TRIALS)}",
@@ -172,7 +171,7 @@ class LocalLauncher:
 
     async def _until_ready(self, process: _Process, backend: ReplicaBackend) -> None:
         replica, until_s = self._replica, SYSTEM.now_s() + self._replica.start_s
-        body = {"model": replica.model, **_TRIALS[replica.trial]}
+        body = {"model": replica.model, **TRIALS[replica.trial]}
         request = Request(body=body, url=replica.trial)
         pause_s, last = _FIRST_PAUSE_S, "it did not listen on its port"
         while SYSTEM.now_s() < until_s:
@@ -238,8 +237,7 @@ class _Process:
             )
         finally:
             os.close(output)
-        self._loop = asyncio.get_running_loop()
-        self._ended = self._loop.create_future()
+        self._ended = asyncio.get_running_loop().create_future()
         # Neither the event loop nor the interpreter waits for it when it ends.
         threading.Thread(target=self._watch, name=f"replica {port}", daemon=True).start()
 
@@ -247,10 +245,7 @@ class _Process:
         self._process.wait()
         with suppress(RuntimeError):
             # The loop may be closed.
-            self._loop.call_soon_threadsafe(self._note_end)
-
-    def _note_end(self) -> None:
-        self._ended.set_result(None)
+            self._ended.get_loop().call_soon_threadsafe(self._ended.set_result, None)
 
     @property
     def pid(self) -> int:
@@ -308,12 +303,11 @@ class ReplicaBackend(HttpBackend):
 
     def __init__(self, endpoint: Endpoint, process: _Process, shared: Shared) -> None:
         self._process = process
-        self._on_room_of_pool: Callable[[], None] | None = None
-        super().__init__(endpoint, shared=shared, on_room=self._report_room)
+        super().__init__(endpoint, shared=shared)
 
     def join(self, on_room: Callable[[], None]) -> ReplicaBackend:
         """Itself, as a member of the pool that is to be called when it has room."""
-        self._on_room_of_pool = on_room
+        self.on_room = on_room
         return self
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -322,10 +316,6 @@ class ReplicaBackend(HttpBackend):
             return load
         binds = f"its command {self._process.end_text()}"
         return msgspec.structs.replace(load, state=Health.GONE, binds=binds)
-
-    def _report_room(self) -> None:
-        if self._on_room_of_pool is not None:
-            self._on_room_of_pool()
 
 
 def _secrets(replica: LocalReplica) -> Iterator[str]:

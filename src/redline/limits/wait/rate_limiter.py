@@ -1,35 +1,43 @@
-"""The interface through which calls to an endpoint use a limiter and report to it."""
+"""What calls to an endpoint know of its limiter: how they wait for it and report to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from redline.limits.rule import Cost, Kind, Rate
 from redline.limits.server import Stated
 from redline.limits.wait.grant import Grant
 
+# uvloop's timers count whole milliseconds: a shorter one would spin.
+_SHORTEST_TIMER_S = 0.001
 
-class RateLimiter(Protocol):
+
+class RateLimiter(ABC):
     """The rate limits of one endpoint: when a call may go, and what the endpoint's answers change.
 
     `Limiter` keeps the limits of this process: headers and 429s change them, and a search finds
     them. `SharedLimiter` keeps those of several processes: only their ledger changes them, so it
-    ignores what headers state.
+    ignores what headers state. Here, the methods for what only a `Limiter` can do change nothing.
+    Either has one timer, which is set again and again.
+
+    is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
+    is_shared: other processes keep the same limits, so that it may be parked by their calls.
+    counts_tokens: a token limit is set, so estimates matter.
+    accepted: counts an answer other than a 429, by the time (monotonic); False if `answered` must
+    be called for it instead.
     """
 
-    @property
-    def is_unlimited(self) -> bool:
-        """Whether no limit is set, and no answer can set one: answers need not be reported."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes keep the same limits, so that it may be parked by their calls."""
-
-    @property
-    def counts_tokens(self) -> bool:
-        """A token limit is set, so estimates matter."""
+    is_unlimited = False
+    is_shared = False
+    counts_tokens: bool
+    accepted: Callable[[float], bool]
+    _timer: asyncio.TimerHandle | None = None
+    _due_s = math.inf  # when the timer should ring; inf without one
+    _parked_until_s = -math.inf
 
     @property
     def easy_tokens(self) -> int:
@@ -37,30 +45,33 @@ class RateLimiter(Protocol):
 
         If they are not, `acquire_now` gives nothing for a bound: the call must be estimated.
         """
+        return 0
 
     @property
+    @abstractmethod
     def waiting(self) -> int:
         """Callers in the queue."""
 
-    @property
-    def guard_s(self) -> float:
-        """Seconds added to each window now."""
-
+    @abstractmethod
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf if nothing limits it."""
 
+    @abstractmethod
     def check(self, cost: Cost) -> None:
         """Raises OverLimit when `cost` could never be granted."""
 
+    @abstractmethod
     def room_s(self, cost: Cost, now_s: float) -> float:
         """Seconds until `cost` could be granted after the callers in the queue; books nothing.
 
         Estimated as if each of them cost the same.
         """
 
+    @abstractmethod
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
 
+    @abstractmethod
     def holding(self, now_s: float) -> list[tuple[Kind, Rate | None]]:
         """The limits that hold the head of the queue, the strictest first; empty if none does.
 
@@ -69,54 +80,80 @@ class RateLimiter(Protocol):
 
     def used(self, now_s: float) -> list[tuple[Kind, Rate, int]]:
         """Each limit, and what counts against it now, as far as this process knows."""
+        return []
 
     @property
     def parked_until_s(self) -> float:
         """No grants are given before this time (monotonic); -inf if it was never parked."""
+        return self._parked_until_s
 
     @property
     def next_s(self) -> float:
         """When the next grant may be given (monotonic) to a present waiter; -inf if none waits."""
+        due_s = -math.inf if self._timer is None else self._due_s
+        return max(self._parked_until_s, due_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
         """A grant if `cost`, which must have been checked, may be sent without waiting."""
+        return None
 
+    @abstractmethod
     async def acquire(self, cost: Cost | int = ..., priority: int = 0) -> Grant:
-        """A grant for one request of `cost`; waits for its turn. priority: lower goes first.
+        """A grant for one request of `cost`; waits for its turn.
 
+        cost: a number is one of tokens, input and output together. priority: lower goes first.
         Raises OverLimit at once when it could never be granted.
         """
 
+    @abstractmethod
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before."""
 
+    @abstractmethod
     def shook_hands(self, took_s: float) -> None:
         """Records that a connection to the endpoint was made in `took_s`."""
 
-    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
+    def heard(self, stated: Sequence[Stated], grant: Grant) -> None:  # noqa: B027
         """Adjusts to the limits that the answer to the grant's call states."""
 
-    def accepted(self, now_s: float) -> bool:
-        """Counts an answer other than a 429; False if `answered` must be called for it instead."""
-
+    @abstractmethod
     def answered(self, now_s: float, *, is_limited: bool) -> None:
         """Counts the answer to a call. is_limited: it was a 429."""
 
     @property
     def is_searched(self) -> bool:
         """A request rate is searched for, until a header states one."""
+        return False
 
-    def search(self, rates: Sequence[Rate]) -> None:
+    def search(self, rates: Sequence[Rate]) -> None:  # noqa: B027
         """Sets request rates that hold besides the user's own, while a search continues."""
 
     def found_rates(self) -> list[tuple[Kind, Rate]]:
         """The limits in force that the user did not state."""
+        return []
 
-    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
+    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:  # noqa: B027
         """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
 
         name: of the endpoint, as a part of file names. old_name: read if `name` has no files.
         """
 
+    @abstractmethod
     async def aclose(self) -> None:
         """Closes files and connections. May be repeated."""
+
+    @abstractmethod
+    def _rang(self) -> None:
+        """The timer has rung."""
+
+    def _ring_at(self, due_s: float, now_s: float) -> None:
+        """Sets the timer to `due_s`; inf for none."""
+        if self._timer is not None:
+            if due_s == self._due_s:
+                return
+            self._timer.cancel()
+            self._timer = None
+        self._due_s = due_s
+        if due_s < math.inf:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(due_s - now_s, _SHORTEST_TIMER_S), self._rang)
