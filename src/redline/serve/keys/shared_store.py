@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Self
 
 from redline.limits import Rate
-from redline.limits.shared import Flights, SharedFlights
+from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
-from redline.serve.keys.limit_store import CountedWindow, Money
 from redline.serve.keys.window import EXACT
 
 # EXACT records, and one for each part of a window beyond them; what comes on top shares the last.
@@ -246,15 +245,16 @@ class SharedStore:
     def __exit__(self, *error: object) -> None:
         self._table.__exit__(*error)
 
-    def flights(self, tenant: str) -> Flights:
+    def flights(self, tenant: str) -> SharedFlights:
         return SharedFlights(self._table, f"tenant/{tenant}/flights", self._worker)
 
-    def money(self, tenant: str) -> Money:
+    def money(self, tenant: str) -> SharedMoney:
         return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
 
     def window(
-        self, tenant: str, kind: str, rate: Rate, before: Sequence[CountedWindow]
-    ) -> CountedWindow:
+        self, tenant: str, kind: str, rate: Rate, before: Sequence[object]
+    ) -> SharedWindow:
+        """A window of `requests` or `tokens`. before: those whose counts it takes over."""
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
         older = [window for window in before if isinstance(window, SharedWindow)]
         with self._table:
