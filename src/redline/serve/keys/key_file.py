@@ -17,7 +17,7 @@ import secrets
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -61,13 +61,6 @@ class Key(
         return "expired" if self.expires is not None and self.expires <= now else "active"
 
 
-class _Lines(NamedTuple):
-    """A file: its lines with their ends, and the key of each, None for a blank line."""
-
-    lines: list[bytes]
-    keys: list[Key | None]
-
-
 _DECODER = msgspec.json.Decoder(Key)
 
 
@@ -88,7 +81,7 @@ def check_tenant(name: str, where: str = "") -> None:
 
 def read_keys(path: Path) -> list[Key]:
     """The keys of a file. Raises ConfigError that names the file and the line."""
-    return [key for key in _read(path).keys if key is not None]
+    return [key for key in _read(path)[1] if key is not None]
 
 
 def add_key(
@@ -107,8 +100,8 @@ def add_key(
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     now = _now()
     with locked(path):
-        found = _read(path)
-        taken = {key.id for key in found.keys if key is not None}
+        lines, keys = _read(path)
+        taken = {key.id for key in keys if key is not None}
         key = Key(
             id=_free_id(taken),
             tenant=tenant,
@@ -118,7 +111,6 @@ def add_key(
             expires=None if lasts_s is None else now + timedelta(seconds=lasts_s),
             note=note,
         )
-        lines = found.lines
         if lines and not lines[-1].endswith(b"\n"):
             lines[-1] += b"\n"
         _write(path, [*lines, _line(key)])
@@ -166,7 +158,8 @@ def _check_exists(path: Path) -> None:
         raise ConfigError(f"there is no file {path}", hint="redline keys add TENANT makes it")
 
 
-def _read(path: Path) -> _Lines:
+def _read(path: Path) -> tuple[list[bytes], list[Key | None]]:
+    """The lines of a file with their ends, and the key of each, None for a blank line."""
     _check_exists(path)
     try:
         # A named pipe at this path must not block the reader.
@@ -184,7 +177,7 @@ def _read(path: Path) -> _Lines:
     lines = data.splitlines(keepends=True)
     keys = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
     _check_unique(path, keys)
-    return _Lines(lines, keys)
+    return lines, keys
 
 
 def _check_file(path: Path, found: os.stat_result) -> None:
