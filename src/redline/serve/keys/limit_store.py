@@ -5,7 +5,6 @@ In the `with` block of a store, nothing else changes its counts. Blocks may be n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Self
 
 from redline.limits import Rate
@@ -31,16 +30,12 @@ class OwnStore:
         return OwnFlights()
 
     def money(self, tenant: str) -> DayMoney:
-        return DayMoney(None)
+        return DayMoney()
 
-    def window(
-        self, tenant: str, kind: str, rate: Rate, before: Sequence[object]
-    ) -> SlidingWindow:
+    def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SlidingWindow:
         """See SharedStore."""
-        windows = [window for window in before if isinstance(window, SlidingWindow)]
-        longest = max(windows, key=lambda window: window.rate.window_s, default=None)
         # As far back as is known. None of it is given back: calls refer to the other records.
-        return SlidingWindow(rate, () if longest is None else longest.records)
+        return SlidingWindow(rate, older.records if isinstance(older, SlidingWindow) else ())
 
 
 OWN = OwnStore()

@@ -9,7 +9,6 @@ money     what each worker has spent and reserved today    both stay spent
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Self
 
 from redline.limits import Rate
@@ -169,7 +168,6 @@ class SharedMoney:
         self._reserved = table.amounts(f"{name}/reserved")
         self._width = 1 + table.processes
         self._own = 1 + worker
-        self.allowance: int | None = None
 
     @property
     def day(self) -> int:
@@ -201,12 +199,6 @@ class SharedMoney:
                     words[at] = 0
             words[base + _OTHERS] = words[base + _KEPT] = 0
             words[base + _DAY] = day
-
-    def allow(self, allowance: int | None) -> None:
-        self.allowance = allowance
-
-    def has_room(self, amount: int) -> bool:
-        return self.allowance is None or self.committed + amount <= self.allowance
 
     def reserve(self, amount: int) -> None:
         self._words[self._reserved + self._own] += amount
@@ -251,15 +243,12 @@ class SharedStore:
     def money(self, tenant: str) -> SharedMoney:
         return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
 
-    def window(
-        self, tenant: str, kind: str, rate: Rate, before: Sequence[object]
-    ) -> SharedWindow:
-        """A window of `requests` or `tokens`. before: those whose counts it takes over."""
+    def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SharedWindow:
+        """A window of `requests` or `tokens`. older: the one whose counts it takes over, if any."""
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
-        older = [window for window in before if isinstance(window, SharedWindow)]
         with self._table:
             window = SharedWindow(self._table, name, rate)
-            if older and window.is_new:
+            if isinstance(older, SharedWindow) and window.is_new:
                 # Another worker that changes to it later finds it full already.
-                window.take_up(max(older, key=lambda one: one.rate.window_s))
+                window.take_up(older)
         return window

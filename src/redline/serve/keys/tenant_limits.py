@@ -141,7 +141,6 @@ class TenantLimits:
     ) -> None:
         self._tenant = tenant
         self._store = store
-        self._clock = clock
         self.now_s = clock.now_s
         self._wall_s = clock.wall_s
         self._call_s = _FIRST_CALL_S
@@ -161,8 +160,8 @@ class TenantLimits:
         self._most = settings.concurrency
         self._requests = self._windows("requests", settings.requests, self._requests)
         self._tokens = self._windows("tokens", settings.tokens, self._tokens)
-        self.money.allow(settings.picodollars_per_day)
-        limits = (settings.requests, settings.tokens, self._most, self.money.allowance)
+        self._allowance = settings.picodollars_per_day
+        limits = (settings.requests, settings.tokens, self._most, self._allowance)
         self.alone: LimitStore = OWN if all(not one for one in limits) else self._store
 
     def try_start(
@@ -188,8 +187,8 @@ class TenantLimits:
             has_room = window.has_room(1, now_s) and has_room
         for window in self._tokens:
             has_room = window.has_room(tokens, now_s) and has_room
-        if money.allowance is not None:
-            has_room = has_room and picodollars is not None and money.has_room(picodollars)
+        if self._allowance is not None:
+            has_room = has_room and self._can_pay(picodollars)
         if not has_room:
             return self._refused(now_s, tokens, picodollars)
         self.flights.add(1)
@@ -235,24 +234,30 @@ class TenantLimits:
                 yield self._because(f"it has reached its limit of {limit}", wait_s)
 
     def _money_refusals(self, picodollars: int | None) -> Iterable[Refused]:
-        money = self.money
-        if money.allowance is None or (picodollars is not None and money.has_room(picodollars)):
+        money, allowance = self.money, self._allowance
+        if allowance is None or self._can_pay(picodollars):
             return
-        limit = f"{dollars_text(money.allowance)} a day"
+        limit = f"{dollars_text(allowance)} a day"
         if picodollars is None:
             what = f"it may spend {limit}, and the price of the model is not known"
             yield self._because(what, math.inf, "unpriced")
-        elif picodollars > money.allowance:
+        elif picodollars > allowance:
             cost = dollars_text(picodollars)
             what = f"the call may cost {cost}, more than its limit of {limit} grants"
             yield self._because(what, math.inf, "over_limit")
-        elif money.spent + money.others + picodollars <= money.allowance:
+        elif money.spent + money.others + picodollars <= allowance:
             what = f"its calls in flight may cost all that is left of its limit of {limit}"
             yield self._because(what, self._call_s / max(1, self.in_flight))
         else:
             wait_s = (money.day + 1) * DAY_S - self._wall_s()
             what = f"it has spent its limit of {limit} (UTC)"
             yield self._because(what, max(0.0, wait_s), "insufficient_quota")
+
+    def _can_pay(self, picodollars: int | None) -> bool:
+        """Whether the rest of the day's money covers this cost."""
+        if self._allowance is None:
+            return True
+        return picodollars is not None and self.money.committed + picodollars <= self._allowance
 
     def _because(
         self, what: str, retry_after_s: float, code: str = "rate_limit_exceeded"
@@ -264,12 +269,13 @@ class TenantLimits:
     ) -> tuple[CountedWindow, ...]:
         """A window for each rate, with what counted in those before it."""
         old = {window.rate.window_s: window for window in before}
+        longest = max(before, key=lambda window: window.rate.window_s, default=None)
         made = []
         for rate in rates:
             window = old.pop(rate.window_s, None)
             if window is not None:
                 window.reshape(rate)
             else:
-                window = self._store.window(self._tenant, kind, rate, before)
+                window = self._store.window(self._tenant, kind, rate, longest)
             made.append(window)
         return tuple(made)
