@@ -121,19 +121,19 @@ class Line:
         return waiter
 
     def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
-        """Removes a waiting call that will not start."""
+        """Removes and counts a waiting call that will not start. step: the reason."""
         self.queue.remove(waiter)
         if not self.queue.waiting:
             self.drain.ends(now_s)
+        if step is Step.LATE:
+            self.refuse("late")
+        elif step is Step.GONE:
+            self.gave_up += 1
         waiter.turns(step)
 
     def refuse(self, reason: str) -> None:
         """Counts a refused call."""
         self.refused[reason] += 1
-
-    def give_up(self) -> None:
-        """Counts a call that was cancelled while it waited."""
-        self.gave_up += 1
 
     def state(self, now_s: float) -> ClassLoad:
         flows = [*self.queue.flows()]
@@ -292,24 +292,16 @@ class Admission:
         self.in_flight -= 1
         line.end()
 
-    def give_up(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """Removes a waiting call that was cancelled."""
-        line.give_up()
-        line.remove(waiter, Step.GONE, now_s)
+    def remove(self, line: Line, waiter: Waiter, step: Step, now_s: float) -> None:
+        """Removes a waiting call that will not start, and wakes its task. step: the reason."""
+        line.remove(waiter, step, now_s)
         self.waiting -= 1
 
     def move(self, now_s: float) -> None:
         """Removes all waiting calls; their tasks raise Moved."""
         for line in self._lines:
             for waiter in line.queue.waiters():
-                line.remove(waiter, Step.MOVED, now_s)
-                self.waiting -= 1
-
-    def late(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """Removes a call whose longest wait is over; its task raises the error from `lateness`."""
-        line.refuse("late")
-        line.remove(waiter, Step.LATE, now_s)
-        self.waiting -= 1
+                self.remove(line, waiter, Step.MOVED, now_s)
 
     def lateness(self, line: Line, waiter: Waiter, now_s: float) -> Overloaded:
         """The error for a call whose longest wait is over."""
@@ -364,17 +356,17 @@ class Admission:
 
     def _check_queue(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """Raises QueueFull if the maximum number of calls of the class or tenant waits."""
-        settings, flow = line.settings, waiter.flow
-        is_tenants = flow.waiting >= settings.of_a_tenant
-        if not is_tenants and line.queue.waiting < settings.most_waiting:
+        settings, flow, waiting = line.settings, waiter.flow, line.queue.waiting
+        if flow.waiting >= settings.of_a_tenant:
+            reason, name, waiting = "tenant", flow.tenant, flow.waiting
+        elif waiting >= settings.most_waiting:
+            reason, name = "class", settings.name
+        else:
             return
-        line.refuse("tenant" if is_tenants else "class")
-        whose = f"tenant {flow.tenant}" if is_tenants else f"class {settings.name}"
-        waiting = flow.waiting if is_tenants else line.queue.waiting
+        line.refuse(reason)
         wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
         raise QueueFull(
-            f"{waiting} calls of {whose} are waiting, the most allowed",
-            hint="send fewer calls at once",
+            f"{waiting} calls of {reason} {name} are waiting, the most allowed",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
 

@@ -161,7 +161,7 @@ class Gate:
         if until_s < math.inf:
             timer = loop.call_later(until_s - self._clock.now_s(), self._late, line, waiter)
         try:
-            await waiter.wait()
+            await waiter.turn
         except BaseException:
             if waiter.step is Step.STARTED:
                 # The call was allowed to start at the same moment.
@@ -170,8 +170,7 @@ class Gate:
                 line.queue.ended(waiter.flow, waiter.tokens, 0.0)
                 self._left(line)
             elif waiter.step is Step.WAITING:
-                admission.give_up(line, waiter, self._clock.now_s())
-                self._look()
+                self._remove(line, waiter, Step.GONE)
             raise
         finally:
             if timer is not None:
@@ -183,8 +182,11 @@ class Gate:
 
     def _late(self, line: Line, waiter: Waiter) -> None:
         if waiter.step is Step.WAITING:
-            self._admission.late(line, waiter, self._clock.now_s())
-            self._look()
+            self._remove(line, waiter, Step.LATE)
+
+    def _remove(self, line: Line, waiter: Waiter, step: Step) -> None:
+        self._admission.remove(line, waiter, step, self._clock.now_s())
+        self._look()
 
     def _arrived(self) -> None:
         """Counts a call that reaches the pool in this turn of the loop."""
