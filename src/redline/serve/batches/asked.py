@@ -1,4 +1,4 @@
-"""The checked parameters of POST /v1/batches."""
+"""A new batch, from the body of POST /v1/batches."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import re
 
 import msgspec
 
-from redline.apis import BatchRequest
+from redline.apis import BatchObject, BatchRequest, counts_object
+from redline.clock import Clock
+from redline.serve.batches.records import BatchRecord
 from redline.serve.batches.settings import BatchSettings
+from redline.serve.batches.shelf import new_id
 from redline.serve.batches.upload import checked_expiry
 from redline.serve.http import Refusal
 
@@ -16,16 +19,8 @@ _DECODER = msgspec.json.Decoder(BatchRequest)
 _FIELD = re.compile(r"`\$?\.?(\w+)`|`\$\.(\w+)")
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """The parameters of a batch. output_s: how long its output files are kept."""
-
-    request: BatchRequest
-    window_s: float
-    output_s: int
-
-
-def read_batch(raw: bytes, settings: BatchSettings) -> Asked:
-    """The checked parameters. Raises Refusal if they are not valid."""
+def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -> BatchRecord:
+    """The record of a new batch. Raises Refusal if the body is not valid."""
     try:
         asked = _DECODER.decode(raw)
     except msgspec.ValidationError as error:
@@ -48,7 +43,21 @@ def read_batch(raw: bytes, settings: BatchSettings) -> Asked:
     if asked.output_expires_after is not None:
         most_s = max(settings.kept_s, 3600)
         output_s = checked_expiry(asked.output_expires_after, most_s, "output_expires_after")
-    return Asked(asked, window_s, output_s)
+    now_s = int(clock.wall_s())
+    return BatchRecord(
+        tenant=tenant,
+        output_s=output_s,
+        shown=BatchObject(
+            id=new_id("batch_"),
+            endpoint=asked.endpoint,
+            input_file_id=asked.input_file_id,
+            completion_window=asked.completion_window,
+            created_at=now_s,
+            expires_at=now_s + int(window_s),
+            request_counts=counts_object(0),
+            metadata=asked.metadata,
+        ),
+    )
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

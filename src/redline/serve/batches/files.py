@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.apis import deleted_object, page_object
+from redline.apis import FileObject, deleted_object, page_object
 from redline.clock import Clock
 from redline.errors import JournalError
 from redline.httpserver import ClientGoneError, Exchange, header_lines
@@ -78,7 +78,11 @@ class Files:
         shelf = self._shelf
         return {tenant: (len(shelf.of(tenant)), self._stored(tenant)) for tenant in shelf.tenants()}
 
-    async def upload(self, exchange: Exchange, tenant: str) -> StoredFile:
+    async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
+        """The file. Raises Refusal."""
+        return self.get(tenant, file_id).shown()
+
+    async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
         """The file, once it is durable. Raises Refusal."""
         settings = self._settings
         if self._uploads[tenant] >= settings.tenant_uploads:
@@ -111,13 +115,13 @@ class Files:
         await self._disk.do(_move, source, self.path_of(file.id))
         await self._shelf.save(file)
 
-    async def delete(self, tenant: str, file_id: str) -> object:
+    async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
         """The response, once the file is gone. Raises Refusal."""
         file = self.get(tenant, file_id)
         await self._disk.whole(self._remove(file))
         return deleted_object(file_id)
 
-    def listed(self, exchange: Exchange, tenant: str) -> object:
+    async def listed(self, exchange: Exchange, tenant: str) -> object:
         """One page of the tenant's files, the newest first. Raises Refusal."""
         query, now_s = query_of(exchange), self._clock.wall_s()
         purpose = query.get("purpose")
@@ -169,7 +173,7 @@ class Files:
     def _stored(self, tenant: str) -> int:
         return sum(file.size_bytes for file in self._shelf.of(tenant).values())
 
-    async def _keep(self, upload: Upload, form: Uploaded, tenant: str, place: Path) -> StoredFile:
+    async def _keep(self, upload: Upload, form: Uploaded, tenant: str, place: Path) -> FileObject:
         now_s = int(self._clock.wall_s())
         kept_s = int(self._settings.kept_s) if form.kept_s is None else form.kept_s
         file = StoredFile(
@@ -184,7 +188,7 @@ class Files:
         # The folder is synced with the record.
         await self._disk.do(upload.keep, place)
         await self._shelf.save(file)
-        return file
+        return file.shown()
 
     async def _remove(self, file: StoredFile) -> None:
         await self._shelf.drop(file)
