@@ -12,28 +12,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from redline.errors import JournalError
 from redline.process import replace_file, sync_name, telling, write_all
 from redline.serve.batches.disk import Disk
+from redline.serve.batches.records import BatchRecord, StoredFile
 
 _SUFFIX = ".json"
 
 
-class Record(Protocol):
-    """The fields that a record on a shelf needs."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def tenant(self) -> str: ...
-
-
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", StoredFile, BatchRecord)
 
 
 class _Ids:
