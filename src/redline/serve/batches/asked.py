@@ -11,7 +11,7 @@ from redline.clock import Clock
 from redline.serve.batches.records import BatchRecord
 from redline.serve.batches.settings import BatchSettings
 from redline.serve.batches.shelf import new_id
-from redline.serve.batches.upload import checked_expiry
+from redline.serve.batches.upload import kept_for
 from redline.serve.http import Refusal
 
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
@@ -39,10 +39,7 @@ def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -
         what = f"The completion window is a time such as 24h or 30m, at most {most}."
         raise Refusal(what, param="completion_window")
     _check_metadata(asked.metadata or {})
-    output_s = int(settings.kept_s)
-    if asked.output_expires_after is not None:
-        most_s = max(settings.kept_s, 3600)
-        output_s = checked_expiry(asked.output_expires_after, most_s, "output_expires_after")
+    output_s = kept_for(asked.output_expires_after, settings.kept_s, "output_expires_after")
     now_s = int(clock.wall_s())
     return BatchRecord(
         tenant=tenant,

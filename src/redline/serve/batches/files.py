@@ -22,7 +22,7 @@ from redline.serve.batches.pages import page_of, query_of
 from redline.serve.batches.records import UPLOADED, WRITTEN, StoredFile
 from redline.serve.batches.settings import BatchSettings
 from redline.serve.batches.shelf import Shelf, new_id
-from redline.serve.batches.upload import Upload, Uploaded
+from redline.serve.batches.upload import Upload
 from redline.serve.http import Refusal
 
 _MOST_LISTED = 10_000
@@ -91,29 +91,31 @@ class Files:
         if len(self._shelf.of(tenant)) + self._uploads[tenant] >= settings.tenant_files:
             raise _full(f"{settings.tenant_files:,} files")
         stored = self._stored(tenant) + self._coming[tenant]
-        stated = exchange.headers.get("content-length", "")
-        if stored + (int(stated) if stated.isdigit() else 1) > settings.tenant_bytes:
+        # An upload of unknown length may grow to the maximum size.
+        stated = int(exchange.headers.get("content-length", 0))
+        if stored + max(1, stated) > settings.tenant_bytes:
             raise _full(f"{settings.tenant_bytes:,} bytes")
         file_id = new_id("file-")
         place = self.path_of(file_id)
         most = min(settings.most_file_bytes, settings.tenant_bytes - stored)
         upload = Upload(place.with_name(f"{file_id}.part"), most, self._disk)
-        # An upload of unknown length may grow to the maximum size.
-        coming = min(int(stated), most) if stated.isdigit() else most
+        coming = min(stated or most, most)
         self._uploads[tenant] += 1
         self._coming[tenant] += coming
         try:
-            form = await upload.receive(exchange, max(settings.kept_s, 3600))
+            form = await upload.receive(exchange, settings.kept_s)
             return await self._disk.whole(self._keep(upload, form, tenant, place))
         finally:
             self._uploads[tenant] -= 1
             self._coming[tenant] -= coming
             self._disk.later(upload.discard)
 
-    async def adopt(self, source: Path, file: StoredFile) -> None:
+    async def adopt(
+        self, source: Path, file_id: str, tenant: str, name: str, size_bytes: int, kept_s: int
+    ) -> None:
         """Stores a file that the server wrote itself and that is already durable at `source`."""
-        await self._disk.do(_move, source, self.path_of(file.id))
-        await self._shelf.save(file)
+        await self._disk.do(_move, source, self.path_of(file_id))
+        await self._save(file_id, tenant, name, WRITTEN, size_bytes, kept_s)
 
     async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
         """The response, once the file is gone. Raises Refusal."""
@@ -157,38 +159,34 @@ class Files:
         for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
             await self._remove(file)
 
-    def written(self, tenant: str, file_id: str, name: str, kept_s: int) -> StoredFile:
-        """The record of a file that the server will write."""
-        now_s = int(self._clock.wall_s())
-        return StoredFile(
-            id=file_id,
-            tenant=tenant,
-            filename=name,
-            purpose=WRITTEN,
-            size_bytes=0,
-            created_s=now_s,
-            expires_s=now_s + kept_s,
-        )
-
     def _stored(self, tenant: str) -> int:
         return sum(file.size_bytes for file in self._shelf.of(tenant).values())
 
-    async def _keep(self, upload: Upload, form: Uploaded, tenant: str, place: Path) -> FileObject:
+    async def _keep(
+        self, upload: Upload, form: tuple[str, int], tenant: str, place: Path
+    ) -> FileObject:
+        name, kept_s = form
+        # The folder is synced with the record.
+        await self._disk.do(upload.keep, place)
+        file = await self._save(place.name, tenant, name, UPLOADED, upload.size_bytes, kept_s)
+        return file.shown()
+
+    async def _save(
+        self, file_id: str, tenant: str, name: str, purpose: str, size_bytes: int, kept_s: int
+    ) -> StoredFile:
+        """The record of a file that is at its place, once the record is durable."""
         now_s = int(self._clock.wall_s())
-        kept_s = int(self._settings.kept_s) if form.kept_s is None else form.kept_s
         file = StoredFile(
-            id=place.name,
+            id=file_id,
             tenant=tenant,
-            filename=form.filename,
-            purpose=UPLOADED,
-            size_bytes=upload.size_bytes,
+            filename=name,
+            purpose=purpose,
+            size_bytes=size_bytes,
             created_s=now_s,
             expires_s=now_s + kept_s,
         )
-        # The folder is synced with the record.
-        await self._disk.do(upload.keep, place)
         await self._shelf.save(file)
-        return file.shown()
+        return file
 
     async def _remove(self, file: StoredFile) -> None:
         await self._shelf.drop(file)

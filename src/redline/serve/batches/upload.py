@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import msgspec
-
 from redline.apis import ExpiresAfter
 from redline.httpserver import BodyError, Exchange, FormPart, read_form
 from redline.process import write_all
@@ -19,13 +17,6 @@ _PIECE_BYTES = 256 * 1024
 _MOST_NAME = 255
 _LEAST_KEPT_S = 3600
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
-
-
-class Uploaded(msgspec.Struct, frozen=True):
-    """A complete form. kept_s: how long the client wants its file kept; None if not stated."""
-
-    filename: str
-    kept_s: int | None
 
 
 class Upload:
@@ -43,8 +34,11 @@ class Upload:
         self._waiting = bytearray()
         self.size_bytes = 0
 
-    async def receive(self, exchange: Exchange, most_kept_s: float) -> Uploaded:
-        """Reads the form; its file is then written, but not yet durable. Raises Refusal."""
+    async def receive(self, exchange: Exchange, usual_s: float) -> tuple[str, int]:
+        """The name of the file, and for how many seconds it is kept; `usual_s` if not stated.
+
+        The file is then written, but not yet durable. Raises Refusal.
+        """
         try:
             parts = await read_form(exchange, self._take)
         except BodyError as error:
@@ -59,12 +53,12 @@ class Upload:
             raise Refusal(what, param="purpose")
         if not self._number:
             raise Refusal("Missing required parameter: 'file'.", param="file")
-        kept_s = _kept_s(parts, most_kept_s)
+        kept_s = kept_for(_stated_expiry(parts), usual_s, "expires_after")
         await self._write()
         if not self.size_bytes:
             raise Refusal("The file is empty.", param="file")
         # The name is only shown: the path is generated.
-        return Uploaded(parts["file"].filename[:_MOST_NAME], kept_s)
+        return parts["file"].filename[:_MOST_NAME], kept_s
 
     def keep(self, place: Path) -> None:
         """Makes the file durable at its place. Blocks. Raises OSError."""
@@ -104,23 +98,29 @@ class Upload:
         write_all(self._fd, [data])
 
 
-def checked_expiry(given: ExpiresAfter, most_s: float, param: str) -> int:
-    """The seconds after which the client wants the file to expire. Raises Refusal."""
+def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
+    """The seconds after which a file expires; `usual_s` if the client has not stated them.
+
+    Raises Refusal.
+    """
+    if given is None:
+        return int(usual_s)
     if given.anchor != "created_at":
         raise Refusal("The anchor must be 'created_at'.", param=f"{param}.anchor")
-    if not min(_LEAST_KEPT_S, most_s) <= given.seconds <= most_s:
+    most_s = max(usual_s, _LEAST_KEPT_S)
+    if not _LEAST_KEPT_S <= given.seconds <= most_s:
         what = f"The seconds must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}."
         raise Refusal(what, param=f"{param}.seconds")
     return given.seconds
 
 
-def _kept_s(parts: dict[str, FormPart], most_s: float) -> int | None:
+def _stated_expiry(parts: dict[str, FormPart]) -> ExpiresAfter | None:
     anchor, seconds = _text(parts, _ANCHOR), _text(parts, _SECONDS)
     if not anchor and not seconds:
         return None
     if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 12):
         raise Refusal("The seconds must be a whole number.", param="expires_after.seconds")
-    return checked_expiry(ExpiresAfter(anchor, int(seconds)), most_s, "expires_after")
+    return ExpiresAfter(anchor, int(seconds))
 
 
 def _text(parts: dict[str, FormPart], name: str) -> str:
