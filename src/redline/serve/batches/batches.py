@@ -83,7 +83,7 @@ class Batches:
         *,
         clock: Clock = SYSTEM,
     ) -> None:
-        settings = settings if settings is not None else BatchSettings()
+        settings = settings or BatchSettings()
         self._state = state
         self._settings = settings
         self._clock = clock
@@ -121,7 +121,8 @@ class Batches:
         await self._disk.do(self._load)
         for record in self._shelf.all():
             if not record.is_over:
-                self._begin(record)
+                life = self._lives[record.id] = Life(record, self._world)
+                self._go(life)
         self._keeping = asyncio.create_task(self._keep_house(), name="redline batches")
 
     async def drain(self) -> None:
@@ -236,10 +237,6 @@ class Batches:
             self._go(life)
         return record.shown
 
-    def _begin(self, record: BatchRecord) -> None:
-        life = self._lives[record.id] = Life(record, self._world)
-        self._go(life)
-
     def _go(self, life: Life) -> None:
         task = asyncio.create_task(life.live(), name=f"redline {life.record.id}")
         self._tasks.add(task)
@@ -270,18 +267,16 @@ class Batches:
 
     async def _keep_house(self) -> None:
         """Removes expired files and batches, and passes on calls for which there is now room."""
-        looks = 0
         while True:
-            if looks % _SWEEP_LOOKS == 0:
-                try:
-                    await self._files.sweep()
-                    await self._forget()
-                except (JournalError, OSError) as error:
-                    what = {"message": "expired files cannot be removed", "exception": error}
-                    asyncio.get_running_loop().call_exception_handler(what)
-            looks += 1
-            await asyncio.sleep(_LOOK_S)
-            self._world.backend.look()
+            try:
+                await self._files.sweep()
+                await self._forget()
+            except (JournalError, OSError) as error:
+                what = {"message": "expired files cannot be removed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(what)
+            for _ in range(_SWEEP_LOOKS):
+                await asyncio.sleep(_LOOK_S)
+                self._world.backend.look()
 
     async def _forget(self) -> None:
         """Drops batches that ended long ago."""

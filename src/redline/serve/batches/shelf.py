@@ -24,7 +24,7 @@ from redline.serve.batches.records import BatchRecord, StoredFile
 _SUFFIX = ".json"
 
 
-R = TypeVar("R", StoredFile, BatchRecord)
+R = TypeVar("R", bound=StoredFile | BatchRecord)
 
 
 class _Ids:
