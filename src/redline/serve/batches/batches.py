@@ -51,21 +51,13 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     completed: int
     failed: int
-    created_at: int
-    expires_at: int
     trouble: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The batches at one moment.
-
-    batches: the unfinished ones, in the order of their creation. in_flight: their calls. stored:
-    files and bytes by tenant.
-    """
+    """The unfinished batches at one moment, in the order of their creation."""
 
     batches: list[BatchState]
-    in_flight: int
-    stored: dict[str, tuple[int, int]]
 
 
 class Batches:
@@ -149,11 +141,7 @@ class Batches:
 
     def snapshot(self) -> Snapshot:
         """The unfinished batches."""
-        return Snapshot(
-            batches=[self._state_of(life) for life in self._lives.values()],
-            in_flight=self._world.backend.held,
-            stored=dict(self._files.used()),
-        )
+        return Snapshot(batches=[self._state_of(life) for life in self._lives.values()])
 
     # What clients ask.
 
@@ -253,16 +241,14 @@ class Batches:
 
     def _state_of(self, life: Life) -> BatchState:
         life.look()
-        record, shown = life.record, life.record.shown
+        record = life.record
         return BatchState(
             id=record.id,
             tenant=record.tenant,
             status=record.status,
             is_running=life.is_running,
-            created_at=shown.created_at,
-            expires_at=shown.expires_at,
             trouble=life.trouble,
-            **shown.request_counts,
+            **record.shown.request_counts,
         )
 
     async def _keep_house(self) -> None:

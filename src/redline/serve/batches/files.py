@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -72,11 +71,6 @@ class Files:
             what = f"No such File object: {file_id[:80]}"
             raise Refusal(what, status=404, code="file_not_found", param="id")
         return file
-
-    def used(self) -> Mapping[str, tuple[int, int]]:
-        """The number of files and their bytes, by tenant."""
-        shelf = self._shelf
-        return {tenant: (len(shelf.of(tenant)), self._stored(tenant)) for tenant in shelf.tenants()}
 
     async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
         """The file. Raises Refusal."""

@@ -83,10 +83,6 @@ class Shelf(Generic[R]):
             record for records in list(self._records.values()) for record in [*records.values()]
         )
 
-    def tenants(self) -> list[str]:
-        """The tenants with records."""
-        return [*self._records]
-
     async def save(self, record: R) -> None:
         """Returns once the present state of the record is durable. Raises JournalError."""
         data = msgspec.json.encode(record)
