@@ -31,7 +31,6 @@ from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, St
 from redline.httpserver.framing import (
     SHORT_BYTES,
     Fault,
-    FaultError,
     Fields,
     check_fields,
     coding_of,
@@ -184,7 +183,7 @@ class Connection(asyncio.Protocol):
         service.connections.add(self)
         if len(service.connections) > service.bounds.most_connections:
             fault = Fault(503, "too many connections")
-            body = shown(*fault)
+            body = shown(fault.status, fault.reason)
             head = (status_line(fault.status), TEXT, b"content-length: %d\r\n" % len(body))
             self.transport.write(b"".join((*head, b"connection: close\r\n\r\n", body)))
             self._linger()
@@ -379,7 +378,7 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if self._bare_bytes:
             if self._bare_bytes > self._most_head_bytes and not self._is_ending:
-                self._refuse(self._too_long_head().fault)
+                self._refuse(self._too_long_head())
             elif incoming is None and not self._is_in_head:
                 self._begin_head()
         # Not within the parser: a body that is complete by now delays nothing.
@@ -435,13 +434,13 @@ class Connection(asyncio.Protocol):
         """Stops reading. A body that is being received fails; otherwise `fault` is the response."""
         self._is_ending = True
         if self._incoming is not None:
-            self._incoming.fail(BodyError(*fault))
+            self._incoming.fail(BodyError(fault.status, fault.reason))
             return
         self._queue.append(Exchange(self, _NO_LINE, Fields(), False, fault=fault))
 
-    def _too_long_head(self) -> FaultError:
+    def _too_long_head(self) -> Fault:
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
-        return FaultError(431, most)
+        return Fault(431, most)
 
     # Callbacks of the parser. It continues after a request, so each checks for the end.
 
@@ -477,8 +476,8 @@ class Connection(asyncio.Protocol):
             read = read_short_line if len(target) <= SHORT_BYTES else read_line
             line = read(parser.get_method(), target, version)
             check_fields(fields, is_http_1_1=line[3])
-        except FaultError as error:
-            self._refuse(error.fault)
+        except Fault as error:
+            self._refuse(error)
             raise _StopError from None
         exchange = Exchange(self, line, fields, is_kept)
         self._allow_body(exchange)
@@ -501,7 +500,7 @@ class Connection(asyncio.Protocol):
         if b"content-encoding" in fields:
             coding = coding_of(fields)
             if isinstance(coding, Fault):
-                exchange.fail(BodyError(*coding))
+                exchange.fail(BodyError(coding.status, coding.reason))
             elif coding is not None:
                 exchange.inflate(may_be_raw=coding)
         most_bytes = exchange.most_body_bytes or self.most_body_bytes
@@ -610,7 +609,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         """Answers a request whose handler has raised an exception."""
         if isinstance(error, BodyError):
-            exchange.refuse(Fault(error.status, error.reason))
+            exchange.refuse(error)
         elif isinstance(error, ClientGoneError):
             exchange.break_off()
         else:

@@ -46,13 +46,8 @@ class State(Enum):
 _WAITING, _STREAMING, _OVER = State
 
 
-class BodyError(Exception):
-    """The body of a request cannot be read. status: the HTTP status that says so."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
+class BodyError(Fault):
+    """The body of a request cannot be read."""
 
 
 class ClientGoneError(ConnectionError):
@@ -381,7 +376,7 @@ class Exchange:
     def refuse(self, fault: Fault) -> None:
         """Answers with an error in plain text, and ends the connection."""
         if self.state is _WAITING:
-            self.respond(fault.status, shown(*fault), TEXT, is_last=True)
+            self.respond(fault.status, shown(fault.status, fault.reason), TEXT, is_last=True)
         else:
             self.break_off()
 
