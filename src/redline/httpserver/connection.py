@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import inf
 from typing import Any, cast
 
@@ -75,7 +76,7 @@ class Service:
         self.date = date_line()
         self.is_draining = False
         self.is_over = False
-        self._emptied: asyncio.Future[None] | None = None
+        self._emptied = asyncio.Event()
 
     def begin_draining(self) -> None:
         """Makes every response the last one of its connection."""
@@ -90,8 +91,8 @@ class Service:
 
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        if not self.connections and self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+        if not self.connections:
+            self._emptied.set()
 
     async def end(self, within_s: float) -> None:
         """Cancels every handler and closes every connection; what remains is cut off.
@@ -105,8 +106,9 @@ class Service:
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         if self.connections:
-            self._emptied = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._emptied], timeout=within_s)
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), within_s)
         for connection in [*self.connections]:
             connection.transport.abort()
 
@@ -124,9 +126,9 @@ class Connection(asyncio.Protocol):
         *("_form_bytes", "_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending"),
         "_is_in_head",
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
-        *("_queue", "_rest", "_target", "_task", "_unparsed", "_unread_by_s", "_unwritten"),
+        *("_queue", "_rest", "_target", "_unparsed", "_unread_by_s", "_unwritten"),
         *("_waiter", "is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
-        *("transport", "write", "write_by_s"),
+        *("task", "transport", "write", "write_by_s"),
     )
 
     def __init__(self, service: Service) -> None:
@@ -138,7 +140,7 @@ class Connection(asyncio.Protocol):
         self._incoming: Exchange | None = None  # its body is incomplete
         self._current: Exchange | None = None  # its handler runs
         self._rest: Coroutine[Any, Any, None] | None = None  # of its handler, for the task
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
@@ -164,10 +166,6 @@ class Connection(asyncio.Protocol):
         # Clients may connect long before they send a request.
         self.read_by_s = self._loop.time() + service.bounds.idle_s
         self.write_by_s = self._unread_by_s = inf
-
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        return self._task
 
     # What the event loop calls.
 
@@ -313,8 +311,8 @@ class Connection(asyncio.Protocol):
 
     def cancel(self) -> None:
         """Ends the connection and its handler."""
-        if self._current is not None and self._task is not None:
-            self._task.cancel()
+        if self._current is not None and self.task is not None:
+            self.task.cancel()
         else:
             self.close()
 
@@ -561,8 +559,8 @@ class Connection(asyncio.Protocol):
                 waiter = self._waiter
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)
-                elif self._task is None:
-                    self._task = self._loop.create_task(self._answer_rest())
+                elif self.task is None:
+                    self.task = self._loop.create_task(self._answer_rest())
                 return
             self._conclude(exchange)
 
@@ -588,7 +586,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             raise
         finally:
-            self._task = None
+            self.task = None
 
     def _conclude(self, exchange: Exchange) -> None:
         """Ends the exchange of a handler that has returned, with status 500 if it has not answered.
@@ -644,8 +642,8 @@ class Connection(asyncio.Protocol):
             self.read_by_s = self.write_by_s = inf
             self._queue.clear()
             self.resume_writing()
-            if self._task is not None:
-                self._task.cancel()
+            if self.task is not None:
+                self.task.cancel()
             if self._rest is not None:
                 # Its task has not started to await it.
                 self._rest.close()
