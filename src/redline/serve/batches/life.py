@@ -102,13 +102,13 @@ class Life:
     async def cancel(self) -> None:
         """Returns once the cancellation is durable. The batch must not be finalizing."""
         self.record.become("cancelling", self._world.clock.wall_s())
-        self._interrupt(self._world.settings.cancel_s)
+        self._interrupt()
         await self._save()
 
     def stop(self) -> None:
         """Stops for a shutdown: calls in flight have `grace_s`; everything else stays unchanged."""
         self._is_stopping = True
-        self._interrupt(self._world.settings.grace_s)
+        self._interrupt()
 
     # Steps.
 
@@ -294,26 +294,22 @@ class Life:
             self._wait = None
         return True
 
-    def _interrupt(self, within_s: float) -> None:
+    def _started(self, runner: Runner) -> None:
+        self._runner = runner
+        if self._is_interrupted:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Ends a wait. Calls in flight have some time, since their answers are paid for."""
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(0.0)
         if self._runner is not None:
-            self._drain(self._runner, within_s)
-
-    def _started(self, runner: Runner) -> None:
-        self._runner = runner
-        settings = self._world.settings
-        if self._is_stopping:
-            self._drain(runner, settings.grace_s)
-        elif self._is_cancelled:
-            self._drain(runner, settings.cancel_s)
-
-    def _drain(self, runner: Runner, within_s: float) -> None:
-        """Waits at most this long for calls in flight, since their answers are paid for."""
-        runner.drain()
-        if self._abort is not None:
-            self._abort.cancel()
-        self._abort = asyncio.get_running_loop().call_later(within_s, runner.abort)
+            self._runner.drain()
+            if self._abort is not None:
+                self._abort.cancel()
+            settings = self._world.settings
+            within_s = settings.grace_s if self._is_stopping else settings.cancel_s
+            self._abort = asyncio.get_running_loop().call_later(within_s, self._runner.abort)
 
     async def _save(self) -> None:
         await self._world.disk.whole(self._world.shelf.save(self.record))
