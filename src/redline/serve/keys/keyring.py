@@ -105,9 +105,8 @@ class Keyring:
             return
         version = _version(self._path)
         keys = read_keys(self._path)
-        shared: dict[str, Known] = {}
         self.readings += 1
-        self._known = {bytes.fromhex(key.sha256): self._made(key, shared) for key in keys}
+        self._known = {bytes.fromhex(key.sha256): self._made(key) for key in keys}
         self._version = version
 
     def reload_if_changed(self) -> bool:
@@ -117,17 +116,14 @@ class Keyring:
         self.reload()
         return True
 
-    def _made(self, key: Key, shared: dict[str, Known]) -> Known:
-        """The record of a key; keys of a tenant that never expire share one."""
+    def _made(self, key: Key) -> Known:
+        tenant = self._tenants.of(key.tenant)
         if key.revoked is not None:
-            reason = f"The API key {key.id} has been revoked."
-            return Known(self._tenants.of(key.tenant), -math.inf, reason)
+            return Known(tenant, -math.inf, f"The API key {key.id} has been revoked.")
         if key.expires is not None:
             reason = f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC."
-            return Known(self._tenants.of(key.tenant), key.expires.timestamp(), reason)
-        if key.tenant not in shared:
-            shared[key.tenant] = Known(self._tenants.of(key.tenant))
-        return shared[key.tenant]
+            return Known(tenant, key.expires.timestamp(), reason)
+        return Known(tenant)
 
 
 def _refused(secret: str) -> InvalidKey:
