@@ -140,7 +140,6 @@ class Line:
         oldest_s = min((head.since_s for flow in flows for head in flow.heads()), default=now_s)
         return ClassLoad(
             name=self.settings.name,
-            priority=self.settings.priority,
             waiting=self.queue.waiting,
             in_flight=self.in_flight,
             admitted=self.admitted,
