@@ -1,11 +1,11 @@
 """Where usage is counted against tenants' limits: in this process, or shared with others.
 
-In the `with` block of a store, nothing else changes its counts. Blocks may be nested.
+In a `with` block of a store's `alone`, nothing else changes its counts. Blocks may be nested.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from threading import RLock
 
 from redline.limits import Rate
 from redline.limits.shared import OwnFlights
@@ -20,11 +20,8 @@ Entry = Admitted | SharedEntry
 class OwnStore:
     """Counts of this process alone."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was locked."""
+    def __init__(self) -> None:
+        self.alone = RLock()
 
     def flights(self, tenant: str) -> OwnFlights:
         return OwnFlights()

@@ -9,7 +9,6 @@ money     what each worker has spent and reserved today    both stay spent
 from __future__ import annotations
 
 import math
-from typing import Self
 
 from redline.limits import Rate
 from redline.limits.shared import SharedFlights
@@ -227,15 +226,8 @@ class SharedStore:
     """The counts of all workers. worker: the number of this one, from 0."""
 
     def __init__(self, table: SharedTable, worker: int) -> None:
-        self._table = table
+        self._table = self.alone = table
         self._worker = worker
-
-    def __enter__(self) -> Self:
-        self._table.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._table.__exit__(*error)
 
     def flights(self, tenant: str) -> SharedFlights:
         return SharedFlights(self._table, f"tenant/{tenant}/flights", self._worker)

@@ -84,24 +84,17 @@ class Started:
         if self._is_over:
             return
         self._is_over = True
-        alone = self._limits.alone
-        if alone is OWN:
-            self._settle(now_s, tokens, picodollars)
-            return
-        with alone:
-            self._settle(now_s, tokens, picodollars)
-
-    def _settle(self, now_s: float, tokens: int | None, picodollars: int | None) -> None:
         limits = self._limits
         cost = self._picodollars if picodollars is None else picodollars
-        limits.ended(now_s - self._since_s)
-        if tokens is not None:
-            if tokens > self._tokens:
-                limits.use_tokens(tokens - self._tokens, now_s)
-            elif tokens < self._tokens:
-                for record in self._of_tokens:
-                    record.give_back(self._tokens - tokens)
-        limits.money.settle(self._day, self._picodollars, cost)
+        with limits.alone:
+            limits.ended(now_s - self._since_s)
+            if tokens is not None:
+                if tokens > self._tokens:
+                    limits.use_tokens(tokens - self._tokens, now_s)
+                elif tokens < self._tokens:
+                    for record in self._of_tokens:
+                        record.give_back(self._tokens - tokens)
+            limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
         """Ends a call that was not sent: nothing of it counts."""
@@ -128,8 +121,8 @@ class Started:
 class TenantLimits:
     """The limits of `settings`, and what counts against them. For one event loop.
 
-    store: where it is counted. alone: the store, if a limit is set; to be entered before anything
-    is changed.
+    store: where it is counted. alone: to be entered before anything is changed; it keeps other
+    processes out if a limit is set.
     """
 
     def __init__(
@@ -162,7 +155,7 @@ class TenantLimits:
         self._tokens = self._windows("tokens", settings.tokens, self._tokens)
         self._allowance = settings.picodollars_per_day
         limits = (settings.requests, settings.tokens, self._most, self._allowance)
-        self.alone: LimitStore = OWN if all(not one for one in limits) else self._store
+        self.alone = self._store.alone if any(limits) else OWN.alone
 
     def try_start(
         self, now_s: float, tokens: int = 0, picodollars: int | None = 0
@@ -172,32 +165,27 @@ class TenantLimits:
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
         price is known. A refused call counts nowhere.
         """
-        if self.alone is OWN:
-            return self._try_start(now_s, tokens, picodollars)
-        with self.alone:
-            return self._try_start(now_s, tokens, picodollars)
-
-    def _try_start(self, now_s: float, tokens: int, picodollars: int | None) -> Started | Refused:
         money = self.money
-        day = int(self._wall_s() // DAY_S)
-        if day != money.day:
-            money.begin(day)
-        has_room = self._most is None or self.flights.count < self._most
-        for window in self._requests:
-            has_room = window.has_room(1, now_s) and has_room
-        for window in self._tokens:
-            has_room = window.has_room(tokens, now_s) and has_room
-        if self._allowance is not None:
-            has_room = has_room and self._can_pay(picodollars)
-        if not has_room:
-            return self._refused(now_s, tokens, picodollars)
-        self.flights.add(1)
         cost = picodollars or 0
-        money.reserve(cost)
-        records = (
-            [window.take(1, now_s) for window in self._requests],
-            [window.take(tokens, now_s) for window in self._tokens],
-        )
+        with self.alone:
+            day = int(self._wall_s() // DAY_S)
+            if day != money.day:
+                money.begin(day)
+            has_room = self._most is None or self.flights.count < self._most
+            for window in self._requests:
+                has_room = window.has_room(1, now_s) and has_room
+            for window in self._tokens:
+                has_room = window.has_room(tokens, now_s) and has_room
+            if self._allowance is not None:
+                has_room = has_room and self._can_pay(picodollars)
+            if not has_room:
+                return self._refused(now_s, tokens, picodollars)
+            self.flights.add(1)
+            money.reserve(cost)
+            records = (
+                [window.take(1, now_s) for window in self._requests],
+                [window.take(tokens, now_s) for window in self._tokens],
+            )
         return Started(self, records, now_s, tokens, cost, day)
 
     def ended(self, took_s: float) -> None:
