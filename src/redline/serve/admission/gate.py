@@ -207,13 +207,9 @@ class Gate:
                 waiter.turns(Step.STARTED)
         if admission.waiting:
             self._want()
-        if not admission.waiting:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None:
-            # The number of slots may grow without a notification from the pool.
-            self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self._look_again)
+            if self._timer is None:
+                # The number of slots may grow without a notification from the pool.
+                self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None
