@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from redline.apis import BatchObject, BatchRequest, counts_object
@@ -12,23 +10,18 @@ from redline.serve.batches.records import BatchRecord
 from redline.serve.batches.settings import BatchSettings
 from redline.serve.batches.shelf import new_id
 from redline.serve.batches.upload import kept_for
-from redline.serve.http import Refusal
+from redline.serve.http import Refusal, malformed
 
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 _DECODER = msgspec.json.Decoder(BatchRequest)
-_FIELD = re.compile(r"`\$?\.?(\w+)`|`\$\.(\w+)")
 
 
 def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -> BatchRecord:
     """The record of a new batch. Raises Refusal if the body is not valid."""
     try:
         asked = _DECODER.decode(raw)
-    except msgspec.ValidationError as error:
-        field = _FIELD.search(str(error))
-        param = (field[1] or field[2]) if field else None
-        raise Refusal(f"The body of the request is not valid: {error}", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
+        raise malformed(error) from None
     if asked.endpoint not in settings.endpoints:
         known = ", ".join(settings.endpoints)
         what = f"The endpoint must be one of {known}, not '{asked.endpoint[:80]}'."
