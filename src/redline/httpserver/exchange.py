@@ -30,10 +30,6 @@ _MOST_QUERY_FIELDS = 1000
 _END = b"\r\n"
 
 
-def _unwanted() -> bool:
-    return False
-
-
 class State(Enum):
     """How far the response has come."""
 
@@ -98,7 +94,7 @@ class Exchange:
     _is_whole_wanted = False
     _unsent_head = b""
     _is_chunked = True
-    is_wanted: Callable[[], bool] = staticmethod(_unwanted)
+    is_wanted: Callable[[], bool] = bool
 
     def __init__(
         self,

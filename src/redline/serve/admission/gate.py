@@ -19,10 +19,6 @@ _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
 
-def _nothing() -> None:
-    """No other process has a gate."""
-
-
 class Place:
     """A started call's place among the calls in flight. Left once: by `with` or by `leave`."""
 
@@ -74,7 +70,7 @@ class Gate:
         *,
         most: int | None = None,
         flights: Callable[[str], Flights] | None = None,
-        want: Callable[[], None] = _nothing,
+        want: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._admission = Admission(room, classes, most, clock.now_s(), flights)
