@@ -15,6 +15,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
@@ -81,7 +82,7 @@ def check_tenant(name: str, where: str = "") -> None:
 
 def read_keys(path: Path) -> list[Key]:
     """The keys of a file. Raises ConfigError that names the file and the line."""
-    return [key for key in _read(path)[1] if key is not None]
+    return [*_read(path)[1].values()]
 
 
 def add_key(
@@ -101,7 +102,7 @@ def add_key(
     now = _now()
     with locked(path):
         lines, keys = _read(path)
-        taken = {key.id for key in keys if key is not None}
+        taken = {key.id for key in keys.values()}
         key = Key(
             id=_free_id(taken),
             tenant=tenant,
@@ -127,19 +128,19 @@ def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
     _check_exists(path)
     with locked(path):
         lines, keys = _read(path)
-        for number, key in enumerate(keys):
-            if key is None or key.id != key_id:
+        for number, key in keys.items():
+            if key.id != key_id:
                 continue
             if key.revoked is not None:
                 return key, False
             key = msgspec.structs.replace(key, revoked=_now())
-            lines[number] = _line(key)
+            lines[number - 1] = _line(key)
             _write(path, lines)
             return key, True
-    raise _no_key(path, key_id, [key for key in keys if key is not None])
+    raise _no_key(path, key_id, keys.values())
 
 
-def _no_key(path: Path, key_id: str, keys: list[Key]) -> ConfigError:
+def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
     """The error that no key has the id; it repeats no text that may be a secret."""
     if key_id.startswith(_PREFIX):
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
@@ -158,8 +159,8 @@ def _check_exists(path: Path) -> None:
         raise ConfigError(f"there is no file {path}", hint="redline keys add TENANT makes it")
 
 
-def _read(path: Path) -> tuple[list[bytes], list[Key | None]]:
-    """The lines of a file with their ends, and the key of each, None for a blank line."""
+def _read(path: Path) -> tuple[list[bytes], dict[int, Key]]:
+    """The lines of a file with their ends, and the keys by the numbers of their lines, from 1."""
     _check_exists(path)
     try:
         # A named pipe at this path must not block the reader.
@@ -175,7 +176,8 @@ def _read(path: Path) -> tuple[list[bytes], list[Key | None]]:
             f"cannot read {path}: {error.strerror}", hint="it must belong to the user who reads it"
         ) from error
     lines = data.splitlines(keepends=True)
-    keys = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
+    numbered = enumerate(lines, 1)
+    keys = {number: _parsed(path, number, line) for number, line in numbered if line.strip()}
     _check_unique(path, keys)
     return lines, keys
 
@@ -191,9 +193,7 @@ def _check_file(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Key | None:
-    if not line.strip():
-        return None
+def _parsed(path: Path, number: int, line: bytes) -> Key:
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -206,12 +206,10 @@ def _parsed(path: Path, number: int, line: bytes) -> Key | None:
         ) from None
 
 
-def _check_unique(path: Path, keys: list[Key | None]) -> None:
+def _check_unique(path: Path, keys: dict[int, Key]) -> None:
     for name in ("id", "sha256"):
         lines: dict[str, int] = {}
-        for number, key in enumerate(keys, 1):
-            if key is None:
-                continue
+        for number, key in keys.items():
             first = lines.setdefault(getattr(key, name), number)
             if first != number:
                 what = f"the id {key.id}" if name == "id" else "the same key"
