@@ -39,7 +39,7 @@ from redline.httpserver.framing import (
     read_line,
     read_short_line,
 )
-from redline.httpserver.heads import TEXT, date_line, shown, status_line
+from redline.httpserver.heads import date_line
 from redline.httpserver.request_form import RequestForm
 
 # The parser gets at most this many bytes at once, so that few requests can follow the 16th.
@@ -180,11 +180,8 @@ class Connection(asyncio.Protocol):
             return
         service.connections.add(self)
         if len(service.connections) > service.bounds.most_connections:
-            fault = Fault(503, "too many connections")
-            body = shown(fault.status, fault.reason)
-            head = (status_line(fault.status), TEXT, b"content-length: %d\r\n" % len(body))
-            self.transport.write(b"".join((*head, b"connection: close\r\n\r\n", body)))
-            self._linger()
+            self._refuse(Fault(503, "too many connections"))
+            self._advance()
 
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
@@ -597,7 +594,10 @@ class Connection(asyncio.Protocol):
             exchange.refuse(Fault(500, "the request was not answered"))
         if not exchange.is_kept or self.is_lost:
             self._queue.clear()
-            self._finish(exchange)
+            if exchange.is_complete:
+                self.close()
+            elif not self.is_lost and not self.transport.is_closing():
+                self._linger()
         elif self._queue:
             self.read_by_s = inf
         else:
@@ -615,15 +615,6 @@ class Connection(asyncio.Protocol):
                 {"message": "a handler of the HTTP server failed", "exception": error}
             )
             exchange.refuse(Fault(500, "the request could not be answered"))
-
-    def _finish(self, exchange: Exchange) -> None:
-        """After the last response: closes, or drops the rest of a request not yet received."""
-        if self.is_lost or self.transport.is_closing():
-            return
-        if exchange.is_complete:
-            self.close()
-        else:
-            self._linger()
 
     def _linger(self) -> None:
         """Drops what the client still sends, until it has read its response and closes."""

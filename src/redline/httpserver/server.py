@@ -93,9 +93,8 @@ class HttpServer(ABC):
     ) -> None:
         self._name = name
         self._address = Address(*address)
-        self._http_bounds = bounds if bounds is not None else HttpBounds()
         self._ssl = ssl
-        self._service = Service(self._handle, self._http_bounds)
+        self._service = Service(self._handle, bounds or HttpBounds())
         self._listeners: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._base_url = ""
@@ -132,7 +131,7 @@ class HttpServer(ABC):
         host, port, is_shared, door = self._address
         connect = partial(Connection, self._service)
         # None, not a number, if there is no TLS: asyncio refuses that.
-        handshake_s = self._http_bounds.head_s if self._ssl is not None else None
+        handshake_s = self._service.bounds.head_s if self._ssl is not None else None
         try:
             listener = await loop.create_server(
                 connect,
@@ -188,7 +187,7 @@ class HttpServer(ABC):
         One timer for all connections: one of its own would cost each request more than this.
         """
         self._service.sweep(loop.time())
-        bounds = self._http_bounds
+        bounds = self._service.bounds
         shortest_s = min(
             bounds.head_s, bounds.body_s, bounds.idle_s, bounds.unread_s, bounds.wanted_s
         )
