@@ -215,8 +215,7 @@ class Batches:
         # Counted from here on, so that the bound also holds for requests that arrive meanwhile.
         life = self._lives[record.id] = Life(record, self._world)
         try:
-            place = self._world.folder_of(record.id).input
-            await self._disk.do(_link, self._files.path_of(file.id), place)
+            await self._disk.do(_link, self._files.path_of(file.id), life.folder.input)
             await self._shelf.save(record)
         except BaseException:
             del self._lives[record.id]

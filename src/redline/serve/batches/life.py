@@ -53,9 +53,6 @@ class World(msgspec.Struct, frozen=True):
     checks: asyncio.Semaphore
     starts: Turns
 
-    def folder_of(self, batch_id: str) -> Folder:
-        return Folder(self.folder / batch_id)
-
 
 class _StoppedError(Exception):
     """The server is shutting down; the batch continues at its next start."""
@@ -67,7 +64,7 @@ class Life:
     def __init__(self, record: BatchRecord, world: World) -> None:
         self.record = record
         self._world = world
-        self._folder = world.folder_of(record.id)
+        self.folder = Folder(world.folder / record.id)
         self._before = (0, 0)
         self._tally: Tally | None = None
         self._runner: Runner | None = None
@@ -126,7 +123,7 @@ class Life:
         if not record.is_over:
             await self._write()
         # Needed only by an unfinished batch.
-        await asyncio.to_thread(shutil.rmtree, self._folder.path, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self.folder.path, ignore_errors=True)
 
     async def _check(self) -> None:
         """Checks the lines of the file; an invalid line fails the batch."""
@@ -134,7 +131,7 @@ class Life:
         async with world.checks:
             self._go_on()
             checked = await asyncio.to_thread(
-                check_file, self._folder.input, record.shown.endpoint, world.settings.most_lines
+                check_file, self.folder.input, record.shown.endpoint, world.settings.most_lines
             )
         self._go_on()
         if record.status != "validating":
@@ -180,7 +177,7 @@ class Life:
         """The error that prevents the batch from ending; None if every line has its outcome."""
         world = self._world
         # An interrupt that comes before the runner exists takes effect when the runner starts.
-        self._before = await asyncio.to_thread(self._folder.counts)
+        self._before = await asyncio.to_thread(self.folder.counts)
         self._tally = Tally()
         parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
         try:
@@ -205,8 +202,8 @@ class Life:
         record, settings = self.record, self._world.settings
         lines = max(1, record.shown.request_counts["total"])
         return Job(
-            rows=self._folder.input,
-            output=self._folder.results,
+            rows=self.folder.input,
+            output=self.folder.results,
             limits=Limits(concurrency=min(lines, settings.in_flight)),
             retry=settings.retry,
             deadline_s=max(self._left_s, 1e-3),
@@ -237,7 +234,7 @@ class Life:
 
     async def _store(self, outputs: Outputs) -> Written:
         """Writes both files, and stores those that are not empty."""
-        record, folder = self.record, self._folder
+        record, folder = self.record, self.folder
         written = await asyncio.to_thread(folder.write, outputs.ending)
         for source, file_id, what, size_bytes in (
             (folder.output, outputs.output_id, "output", written.output_bytes),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from io import FileIO
 from pathlib import Path
 
 from redline.apis import ExpiresAfter
@@ -29,7 +31,7 @@ class Upload:
         self._path = path
         self._most_bytes = most_bytes
         self._disk = disk
-        self._fd = -1
+        self._file: FileIO | None = None
         self._number = 0
         self._waiting = bytearray()
         self.size_bytes = 0
@@ -62,16 +64,15 @@ class Upload:
 
     def keep(self, place: Path) -> None:
         """Makes the file durable at its place. Blocks. Raises OSError."""
-        os.fsync(self._fd)
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        assert self._file is not None
+        with self._file:
+            os.fsync(self._file.fileno())
         os.replace(self._path, place)
 
     def discard(self) -> None:
         """Removes the file unless it was kept. Blocks."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        if self._file is not None:
+            self._file.close()
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
@@ -92,10 +93,9 @@ class Upload:
         await self._disk.do(self._append, data)
 
     def _append(self, data: bytes) -> None:
-        if self._fd < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o600)
-        write_all(self._fd, [data])
+        if self._file is None:
+            self._file = FileIO(self._path, "x", opener=partial(os.open, mode=0o600))
+        write_all(self._file.fileno(), [data])
 
 
 def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
