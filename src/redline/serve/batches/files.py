@@ -7,13 +7,12 @@ record has its file, and a file without a record is removed at the next start.
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 from typing import BinaryIO
 
 from redline.apis import FileObject, deleted_object, page_object
 from redline.clock import Clock
-from redline.errors import JournalError
 from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.process import sync_name, telling
 from redline.serve.batches.disk import Disk
@@ -44,9 +43,8 @@ class Files:
         self._disk = disk
         self._reader = Disk("redline-downloads")
         self._shelf = Shelf(folder, StoredFile, disk)
-        # By tenant: bytes being uploaded, and the number of uploads.
-        self._coming: Counter[str] = Counter()
-        self._uploads: Counter[str] = Counter()
+        # By tenant, the sizes of the uploads under way.
+        self._coming: dict[str, list[int]] = defaultdict(list)
 
     def load(self) -> None:
         """Reads the records, and removes files without one. Blocks. Raises JournalError."""
@@ -78,13 +76,13 @@ class Files:
 
     async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
         """The file, once it is durable. Raises Refusal."""
-        settings = self._settings
-        if self._uploads[tenant] >= settings.tenant_uploads:
-            what = f"{self._uploads[tenant]} uploads are under way already."
+        settings, coming = self._settings, self._coming[tenant]
+        if len(coming) >= settings.tenant_uploads:
+            what = f"{len(coming)} uploads are under way already."
             raise Refusal(what, status=429, headers={"retry-after": "1"})
-        if len(self._shelf.of(tenant)) + self._uploads[tenant] >= settings.tenant_files:
+        if len(self._shelf.of(tenant)) + len(coming) >= settings.tenant_files:
             raise _full(f"{settings.tenant_files:,} files")
-        stored = self._stored(tenant) + self._coming[tenant]
+        stored = self._stored(tenant) + sum(coming)
         # An upload of unknown length may grow to the maximum size.
         stated = int(exchange.headers.get("content-length", 0))
         if stored + max(1, stated) > settings.tenant_bytes:
@@ -93,15 +91,13 @@ class Files:
         place = self.path_of(file_id)
         most = min(settings.most_file_bytes, settings.tenant_bytes - stored)
         upload = Upload(place.with_name(f"{file_id}.part"), most, self._disk)
-        coming = min(stated or most, most)
-        self._uploads[tenant] += 1
-        self._coming[tenant] += coming
+        size_bytes = min(stated or most, most)
+        coming.append(size_bytes)
         try:
             form = await upload.receive(exchange, settings.kept_s)
             return await self._disk.whole(self._keep(upload, form, tenant, place))
         finally:
-            self._uploads[tenant] -= 1
-            self._coming[tenant] -= coming
+            coming.remove(size_bytes)
             self._disk.later(upload.discard)
 
     async def adopt(
@@ -206,15 +202,11 @@ class _Reading:
 
 
 def _move(source: Path, place: Path) -> None:
-    """Moves a file. If a move was already done, the source no longer exists."""
-    try:
-        os.replace(source, place)
-    except FileNotFoundError:
-        if not place.exists():
-            raise
-    except OSError as error:
-        raise JournalError(f"cannot write {place}: {error.strerror}") from error
-    sync_name(place)
+    """Moves a file durably. If it was moved before, the source no longer exists."""
+    with telling(place):
+        if source.exists() or not place.exists():
+            os.replace(source, place)
+        sync_name(place)
 
 
 def _full(bound: str) -> Refusal:
