@@ -24,7 +24,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
-from redline.serve.admission.fair_queue import FairQueue, Fits, Flow, Step, Waiter
+from redline.serve.admission.fair_queue import FairQueue, Flow, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import AdmissionState, ClassLoad
 from redline.waist import Load, Request
@@ -103,22 +103,6 @@ class Line:
         self.in_flight -= 1
         if self.flights is not None:
             self.flights.add(-1)
-
-    def add(self, waiter: Waiter, now_s: float) -> None:
-        """Queues a call."""
-        if not self.queue.waiting:
-            self.drain.begins(now_s)
-        self.queue.add(waiter)
-
-    def take(self, fits: Fits, now_s: float) -> Waiter | None:
-        """Removes the next call to start from the queue and returns it; None if no call fits."""
-        waiter = self.queue.take(fits)
-        if waiter is not None:
-            self.begin()
-            self.drain.started(now_s, waiter.tokens)
-            if not self.queue.waiting:
-                self.drain.ends(now_s)
-        return waiter
 
     def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
         """Removes and counts a waiting call that will not start. step: the reason."""
@@ -250,7 +234,9 @@ class Admission:
                 f"the call would wait for {wait_s or 0.0:.1f} s, and may for {most_s:.1f} s",
                 retry_after_s=self._again_s(line, wait_s and wait_s - most_s, now_s),
             )
-        line.add(waiter, now_s)
+        if not line.queue.waiting:
+            line.drain.begins(now_s)
+        line.queue.add(waiter)
         self.waiting += 1
 
     def next(self, now_s: float) -> Waiter | None:
@@ -272,8 +258,12 @@ class Admission:
             if not self._is_free(line):
                 # Even more slots are kept free of the lower classes.
                 return None
-            waiter = line.take(fits, now_s)
+            waiter = line.queue.take(fits)
             if waiter is not None:
+                line.begin()
+                line.drain.started(now_s, waiter.tokens)
+                if not line.queue.waiting:
+                    line.drain.ends(now_s)
                 self.waiting -= 1
                 self.in_flight += 1
                 self.coming += 1
