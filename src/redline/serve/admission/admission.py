@@ -24,7 +24,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
-from redline.serve.admission.fair_queue import FairQueue, Flow, Step, Waiter
+from redline.serve.admission.fair_queue import FairQueue, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import AdmissionState, ClassLoad
 from redline.waist import Load, Request
@@ -226,7 +226,7 @@ class Admission:
     def add(self, line: Line, waiter: Waiter, until_s: float, now_s: float) -> None:
         """Queues a call. until_s: latest time for its start. Raises QueueFull and Overloaded."""
         self._check_queue(line, waiter, now_s)
-        wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
+        wait_s = self._wait_s(line, waiter, now_s)
         most_s = max(0.0, until_s - now_s)
         if not most_s or (wait_s or 0.0) > most_s:
             line.refuse("wait")
@@ -294,19 +294,19 @@ class Admission:
 
     def lateness(self, line: Line, waiter: Waiter, now_s: float) -> Overloaded:
         """The error for a call whose longest wait is over."""
-        wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
+        wait_s = self._wait_s(line, waiter, now_s)
         return Overloaded(
             f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
 
-    def wait_s(self, line: Line, flow: Flow, tokens: float, now_s: float) -> float | None:
-        """Seconds until a call of this tenant would start if it came now; None if unknown."""
+    def _wait_s(self, line: Line, waiter: Waiter, now_s: float) -> float | None:
+        """Seconds until this call would start if it came now; None if unknown."""
         rate = line.drain.tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
         if rate is None:
             return parked_s if parked_s > 0 else None
-        return max(parked_s, line.queue.ahead(flow, tokens) / rate)
+        return max(parked_s, line.queue.ahead(waiter.flow, waiter.tokens) / rate)
 
     def state(self, now_s: float) -> AdmissionState:
         if now_s >= self._review_s:
@@ -353,7 +353,7 @@ class Admission:
         else:
             return
         line.refuse(reason)
-        wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
+        wait_s = self._wait_s(line, waiter, now_s)
         raise QueueFull(
             f"{waiting} calls of {reason} {name} are waiting, the most allowed",
             retry_after_s=self._again_s(line, wait_s, now_s),
