@@ -10,11 +10,10 @@ from threading import RLock
 from redline.limits import Rate
 from redline.limits.shared import OwnFlights
 from redline.serve.keys.day_money import DayMoney
-from redline.serve.keys.shared_store import SharedEntry, SharedStore, SharedWindow
-from redline.serve.keys.window import Admitted, SlidingWindow
+from redline.serve.keys.shared_store import SharedStore, SharedWindow
+from redline.serve.keys.window import SlidingWindow
 
 CountedWindow = SlidingWindow | SharedWindow
-Entry = Admitted | SharedEntry
 
 
 class OwnStore:

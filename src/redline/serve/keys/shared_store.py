@@ -9,30 +9,18 @@ money     what each worker has spent and reserved today    both stay spent
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from redline.limits import Rate
 from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
-from redline.serve.keys.window import EXACT
+from redline.serve.keys.window import EXACT, GiveBack
 
 # EXACT records, and one for each part of a window beyond them; what comes on top shares the last.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
 _DAY, _OTHERS, _KEPT, _MONEY_WORDS = 0, 1, 2, 3
-
-
-class SharedEntry:
-    """A record of a ring, by its number."""
-
-    __slots__ = ("_number", "_window")
-
-    def __init__(self, window: SharedWindow, number: int) -> None:
-        self._window = window
-        self._number = number
-
-    def give_back(self, amount: int) -> None:
-        self._window.give_back(self._number, amount)
 
 
 class SharedWindow:
@@ -78,9 +66,9 @@ class SharedWindow:
                 break
         return last_s + self._window_s - now_s
 
-    def take(self, amount: int, now_s: float) -> SharedEntry:
+    def take(self, amount: int, now_s: float) -> GiveBack:
         self._sweep(now_s)
-        return SharedEntry(self, self._add(amount, now_s, now_s))
+        return partial(self._give_back, self._add(amount, now_s, now_s))
 
     def take_up(self, older: SharedWindow) -> None:
         """Takes over the counts of an older window; none of them is given back."""
@@ -89,7 +77,7 @@ class SharedWindow:
             at = older._at(number)
             self._add(words[at + _LEFT], reals[at + _FIRST_S], reals[at + _LAST_S])
 
-    def give_back(self, number: int, amount: int) -> None:
+    def _give_back(self, number: int, amount: int) -> None:
         """Gives back an unused amount of a record; a record that has left the window is ignored."""
         words, base = self._words, self._base
         self._mend()

@@ -23,8 +23,9 @@ from redline.limits.rule import limit_text
 from redline.process import counted
 from redline.serve.http import Refusal, come_back
 from redline.serve.keys.day_money import DAY_S
-from redline.serve.keys.limit_store import OWN, CountedWindow, Entry, LimitStore
+from redline.serve.keys.limit_store import OWN, CountedWindow, LimitStore
 from redline.serve.keys.tenant_settings import TenantSettings
+from redline.serve.keys.window import GiveBack
 
 # The mean duration of calls is taken over about this many of the latest.
 _RECENT_CALLS = 8
@@ -63,7 +64,7 @@ class Started:
     def __init__(
         self,
         limits: TenantLimits,
-        records: tuple[list[Entry], list[Entry]],
+        records: tuple[list[GiveBack], list[GiveBack]],
         since_s: float,
         tokens: int,
         picodollars: int,
@@ -92,8 +93,8 @@ class Started:
                 if tokens > self._tokens:
                     limits.use_tokens(tokens - self._tokens, now_s)
                 elif tokens < self._tokens:
-                    for record in self._of_tokens:
-                        record.give_back(self._tokens - tokens)
+                    for give_back in self._of_tokens:
+                        give_back(self._tokens - tokens)
             limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
@@ -104,10 +105,10 @@ class Started:
         limits = self._limits
         with limits.alone:
             limits.flights.add(-1)
-            for record in self._of_requests:
-                record.give_back(1)
-            for record in self._of_tokens:
-                record.give_back(self._tokens)
+            for give_back in self._of_requests:
+                give_back(1)
+            for give_back in self._of_tokens:
+                give_back(self._tokens)
             limits.money.settle(self._day, self._picodollars, 0)
 
     def __enter__(self) -> Started:
