@@ -306,9 +306,9 @@ def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
     async def answer(exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
             shown = await handle(exchange, tenant, *ids)
+        except ConnectionError:
+            raise
         except (JournalError, OSError) as error:
-            if isinstance(error, ConnectionError):
-                raise
             what = "The server cannot store or read it now."
             raise Refusal(what, status=507, code="storage_failed") from error
         if shown is not None:
