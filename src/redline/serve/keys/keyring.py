@@ -14,7 +14,6 @@ from redline.serve.keys.key_file import Key, digest_of, read_keys
 from redline.serve.keys.tenants import Tenant, Tenants
 
 DEFAULT_TENANT = "default"
-_BEARER = "Bearer "
 # A longer text is not a key, and is not hashed.
 _LONGEST = 256
 
@@ -79,20 +78,13 @@ class Keyring:
         """
         if self._default is not None:
             return self._default
+        secret = api_key or ""
         if authorization is not None:
-            if authorization.startswith(_BEARER):
-                secret = authorization[7:]
-            else:
-                scheme, _, secret = authorization.partition(" ")
-                if scheme.lower() != "bearer":
-                    secret = ""
-        else:
-            secret = api_key or ""
+            scheme, _, text = authorization.partition(" ")
+            secret = text if scheme.lower() == "bearer" else ""
         if not secret or len(secret) > _LONGEST:
             raise _refused(secret)
-        known = self._known.get(digest_of(secret.encode("latin-1", "replace")))
-        if known is None:
-            known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))
+        known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))
         if known is None:
             raise _refused(secret)
         if known.until_s != math.inf and known.until_s <= self._wall_s():
