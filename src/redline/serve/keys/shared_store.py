@@ -41,11 +41,6 @@ class SharedWindow:
         self._window_s = rate.window_s
         self._grain_s = rate.window_s / EXACT
 
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was ever admitted."""
-        return not self._words[self._base + _TAIL]
-
     def has_room(self, amount: int, now_s: float) -> bool:
         self._sweep(now_s)
         return self._words[self._base + _USED] + amount <= self._count
@@ -71,7 +66,12 @@ class SharedWindow:
         return partial(self._give_back, self._add(amount, now_s, now_s))
 
     def take_up(self, older: SharedWindow) -> None:
-        """Takes over the counts of an older window; none of them is given back."""
+        """Takes over the counts of an older window, of which none is given back.
+
+        Does nothing once anything was admitted here: another worker has taken them over.
+        """
+        if self._words[self._base + _TAIL]:
+            return
         words, reals, base = older._words, older._reals, older._base
         for number in range(words[base + _HEAD], words[base + _TAIL]):
             at = older._at(number)
@@ -228,7 +228,6 @@ class SharedStore:
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
         with self._table:
             window = SharedWindow(self._table, name, rate)
-            if isinstance(older, SharedWindow) and window.is_new:
-                # Another worker that changes to it later finds it full already.
+            if isinstance(older, SharedWindow):
                 window.take_up(older)
         return window
