@@ -21,6 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from math import inf
 from typing import Any, cast
 
@@ -31,7 +32,6 @@ from redline.httpserver.exchange import BodyError, ClientGoneError, Exchange, St
 from redline.httpserver.framing import (
     SHORT_BYTES,
     Fault,
-    FaultError,
     Fields,
     check_fields,
     coding_of,
@@ -39,7 +39,7 @@ from redline.httpserver.framing import (
     read_line,
     read_short_line,
 )
-from redline.httpserver.heads import TEXT, date_line, shown, status_line
+from redline.httpserver.heads import date_line
 from redline.httpserver.request_form import RequestForm
 
 # The parser gets at most this many bytes at once, so that few requests can follow the 16th.
@@ -76,7 +76,7 @@ class Service:
         self.date = date_line()
         self.is_draining = False
         self.is_over = False
-        self._emptied: asyncio.Future[None] | None = None
+        self._emptied = asyncio.Event()
 
     def begin_draining(self) -> None:
         """Makes every response the last one of its connection."""
@@ -91,8 +91,8 @@ class Service:
 
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
-        if not self.connections and self._emptied is not None and not self._emptied.done():
-            self._emptied.set_result(None)
+        if not self.connections:
+            self._emptied.set()
 
     async def end(self, within_s: float) -> None:
         """Cancels every handler and closes every connection; what remains is cut off.
@@ -106,8 +106,9 @@ class Service:
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         if self.connections:
-            self._emptied = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._emptied], timeout=within_s)
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._emptied.wait(), within_s)
         for connection in [*self.connections]:
             connection.transport.abort()
 
@@ -125,9 +126,9 @@ class Connection(asyncio.Protocol):
         *("_form_bytes", "_forms_left", "_framing", "_idle_s", "_incoming", "_is_ending"),
         "_is_in_head",
         *("_is_lingering", "_is_read_paused", "_loop", "_most_head_bytes", "_parser"),
-        *("_queue", "_rest", "_target", "_task", "_unparsed", "_unread_by_s", "_unwritten"),
+        *("_queue", "_rest", "_target", "_unparsed", "_unread_by_s", "_unwritten"),
         *("_waiter", "is_lost", "is_write_paused", "most_body_bytes", "read_by_s", "service"),
-        *("transport", "write", "write_by_s"),
+        *("task", "transport", "write", "write_by_s"),
     )
 
     def __init__(self, service: Service) -> None:
@@ -139,7 +140,7 @@ class Connection(asyncio.Protocol):
         self._incoming: Exchange | None = None  # its body is incomplete
         self._current: Exchange | None = None  # its handler runs
         self._rest: Coroutine[Any, Any, None] | None = None  # of its handler, for the task
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._waiter: asyncio.Future[None] | None = None  # the task waits for `_rest`
         self._drain: asyncio.Future[None] | None = None
         self._target = b""
@@ -166,10 +167,6 @@ class Connection(asyncio.Protocol):
         self.read_by_s = self._loop.time() + service.bounds.idle_s
         self.write_by_s = self._unread_by_s = inf
 
-    @property
-    def task(self) -> asyncio.Task[None] | None:
-        return self._task
-
     # What the event loop calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -183,11 +180,8 @@ class Connection(asyncio.Protocol):
             return
         service.connections.add(self)
         if len(service.connections) > service.bounds.most_connections:
-            fault = Fault(503, "too many connections")
-            body = shown(*fault)
-            head = (status_line(fault.status), TEXT, b"content-length: %d\r\n" % len(body))
-            self.transport.write(b"".join((*head, b"connection: close\r\n\r\n", body)))
-            self._linger()
+            self._refuse(Fault(503, "too many connections"))
+            self._advance()
 
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
@@ -314,8 +308,8 @@ class Connection(asyncio.Protocol):
 
     def cancel(self) -> None:
         """Ends the connection and its handler."""
-        if self._current is not None and self._task is not None:
-            self._task.cancel()
+        if self._current is not None and self.task is not None:
+            self.task.cancel()
         else:
             self.close()
 
@@ -379,7 +373,7 @@ class Connection(asyncio.Protocol):
         incoming = self._incoming
         if self._bare_bytes:
             if self._bare_bytes > self._most_head_bytes and not self._is_ending:
-                self._refuse(self._too_long_head().fault)
+                self._refuse(self._too_long_head())
             elif incoming is None and not self._is_in_head:
                 self._begin_head()
         # Not within the parser: a body that is complete by now delays nothing.
@@ -435,13 +429,13 @@ class Connection(asyncio.Protocol):
         """Stops reading. A body that is being received fails; otherwise `fault` is the response."""
         self._is_ending = True
         if self._incoming is not None:
-            self._incoming.fail(BodyError(*fault))
+            self._incoming.fail(BodyError(fault.status, fault.reason))
             return
         self._queue.append(Exchange(self, _NO_LINE, Fields(), False, fault=fault))
 
-    def _too_long_head(self) -> FaultError:
+    def _too_long_head(self) -> Fault:
         most = f"the head of the request is longer than {self._most_head_bytes:,} bytes"
-        return FaultError(431, most)
+        return Fault(431, most)
 
     # Callbacks of the parser. It continues after a request, so each checks for the end.
 
@@ -477,8 +471,8 @@ class Connection(asyncio.Protocol):
             read = read_short_line if len(target) <= SHORT_BYTES else read_line
             line = read(parser.get_method(), target, version)
             check_fields(fields, is_http_1_1=line[3])
-        except FaultError as error:
-            self._refuse(error.fault)
+        except Fault as error:
+            self._refuse(error)
             raise _StopError from None
         exchange = Exchange(self, line, fields, is_kept)
         self._allow_body(exchange)
@@ -501,7 +495,7 @@ class Connection(asyncio.Protocol):
         if b"content-encoding" in fields:
             coding = coding_of(fields)
             if isinstance(coding, Fault):
-                exchange.fail(BodyError(*coding))
+                exchange.fail(BodyError(coding.status, coding.reason))
             elif coding is not None:
                 exchange.inflate(may_be_raw=coding)
         most_bytes = exchange.most_body_bytes or self.most_body_bytes
@@ -562,8 +556,8 @@ class Connection(asyncio.Protocol):
                 waiter = self._waiter
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)
-                elif self._task is None:
-                    self._task = self._loop.create_task(self._answer_rest())
+                elif self.task is None:
+                    self.task = self._loop.create_task(self._answer_rest())
                 return
             self._conclude(exchange)
 
@@ -589,7 +583,7 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             raise
         finally:
-            self._task = None
+            self.task = None
 
     def _conclude(self, exchange: Exchange) -> None:
         """Ends the exchange of a handler that has returned, with status 500 if it has not answered.
@@ -600,7 +594,10 @@ class Connection(asyncio.Protocol):
             exchange.refuse(Fault(500, "the request was not answered"))
         if not exchange.is_kept or self.is_lost:
             self._queue.clear()
-            self._finish(exchange)
+            if exchange.is_complete:
+                self.close()
+            elif not self.is_lost and not self.transport.is_closing():
+                self._linger()
         elif self._queue:
             self.read_by_s = inf
         else:
@@ -610,7 +607,7 @@ class Connection(asyncio.Protocol):
     def _fail(self, exchange: Exchange, error: Exception) -> None:
         """Answers a request whose handler has raised an exception."""
         if isinstance(error, BodyError):
-            exchange.refuse(Fault(error.status, error.reason))
+            exchange.refuse(error)
         elif isinstance(error, ClientGoneError):
             exchange.break_off()
         else:
@@ -618,15 +615,6 @@ class Connection(asyncio.Protocol):
                 {"message": "a handler of the HTTP server failed", "exception": error}
             )
             exchange.refuse(Fault(500, "the request could not be answered"))
-
-    def _finish(self, exchange: Exchange) -> None:
-        """After the last response: closes, or drops the rest of a request not yet received."""
-        if self.is_lost or self.transport.is_closing():
-            return
-        if exchange.is_complete:
-            self.close()
-        else:
-            self._linger()
 
     def _linger(self) -> None:
         """Drops what the client still sends, until it has read its response and closes."""
@@ -645,8 +633,8 @@ class Connection(asyncio.Protocol):
             self.read_by_s = self.write_by_s = inf
             self._queue.clear()
             self.resume_writing()
-            if self._task is not None:
-                self._task.cancel()
+            if self.task is not None:
+                self.task.cancel()
             if self._rest is not None:
                 # Its task has not started to await it.
                 self._rest.close()

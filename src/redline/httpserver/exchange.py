@@ -30,10 +30,6 @@ _MOST_QUERY_FIELDS = 1000
 _END = b"\r\n"
 
 
-def _unwanted() -> bool:
-    return False
-
-
 class State(Enum):
     """How far the response has come."""
 
@@ -46,13 +42,8 @@ class State(Enum):
 _WAITING, _STREAMING, _OVER = State
 
 
-class BodyError(Exception):
-    """The body of a request cannot be read. status: the HTTP status that says so."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status = status
-        self.reason = reason
+class BodyError(Fault):
+    """The body of a request cannot be read."""
 
 
 class ClientGoneError(ConnectionError):
@@ -103,7 +94,7 @@ class Exchange:
     _is_whole_wanted = False
     _unsent_head = b""
     _is_chunked = True
-    is_wanted: Callable[[], bool] = staticmethod(_unwanted)
+    is_wanted: Callable[[], bool] = bool
 
     def __init__(
         self,
@@ -381,7 +372,7 @@ class Exchange:
     def refuse(self, fault: Fault) -> None:
         """Answers with an error in plain text, and ends the connection."""
         if self.state is _WAITING:
-            self.respond(fault.status, shown(*fault), TEXT, is_last=True)
+            self.respond(fault.status, shown(fault.status, fault.reason), TEXT, is_last=True)
         else:
             self.break_off()
 

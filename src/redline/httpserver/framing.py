@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote
 
 # A registered name, an address or an IPv6 address in brackets, and a port (RFC 3986, 3.2.2).
@@ -30,36 +30,30 @@ _INFLATED = {b"gzip": False, b"x-gzip": False, b"deflate": True}
 Line = tuple[str, str, bytes, bool]
 
 
-class Fault(NamedTuple):
-    """Why a request is refused before its handler sees it."""
-
-    status: int
-    reason: str
-
-
-class FaultError(Exception):
-    """A request is refused."""
+class Fault(Exception):
+    """Why a request is refused. status: the HTTP status that says so."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
-        self.fault = Fault(status, reason)
+        self.status = status
+        self.reason = reason
 
 
 def read_line(method: bytes, target: bytes, version: str) -> Line:
-    """What a request line that llhttp has accepted asks for. Raises FaultError."""
+    """What a request line that llhttp has accepted asks for. Raises Fault."""
     if method not in _METHODS:
-        raise FaultError(501, "the method is not supported")
+        raise Fault(501, "the method is not supported")
     if version not in ("1.1", "1.0"):
-        raise FaultError(505, f"HTTP/{version} is not supported")
+        raise Fault(505, f"HTTP/{version} is not supported")
     if method == b"CONNECT":
-        raise FaultError(501, "this server is not a proxy")
+        raise Fault(501, "this server is not a proxy")
     if target[:1] != b"/" and not (target == b"*" and method == b"OPTIONS"):
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is None or not _HOST.fullmatch(absolute[1]):
-            raise FaultError(400, "the target of the request is not a path")
+            raise Fault(400, "the target of the request is not a path")
         target = absolute[2] if absolute[2][:1] == b"/" else b"/" + absolute[2]
     elif b"#" in target:
-        raise FaultError(400, "the target of the request is not a path")
+        raise Fault(400, "the target of the request is not a path")
     path, _, query = target.partition(b"?")
     text = path.decode("ascii")
     return method.decode(), unquote(text) if "%" in text else text, query, version == "1.1"
@@ -78,19 +72,19 @@ class Fields(dict[bytes, bytes]):
 
 
 def check_fields(fields: Mapping[bytes, bytes], *, is_http_1_1: bool) -> None:
-    """Raises FaultError for what is wrong with header fields that llhttp has accepted.
+    """Raises Fault for what is wrong with header fields that llhttp has accepted.
 
     fields: values by lower-case name.
     """
     if b"host" in fields:
         if not _is_host(fields[b"host"]):
-            raise FaultError(400, "the Host header is not a host, or there are several")
+            raise Fault(400, "the Host header is not a host, or there are several")
     elif is_http_1_1:
-        raise FaultError(400, "the Host header is missing")
+        raise Fault(400, "the Host header is missing")
     if b"transfer-encoding" in fields and (
         not is_http_1_1 or fields[b"transfer-encoding"].lower() != b"chunked"
     ):
-        raise FaultError(400, "Transfer-Encoding can only be chunked, and only in HTTP/1.1")
+        raise Fault(400, "Transfer-Encoding can only be chunked, and only in HTTP/1.1")
 
 
 @lru_cache(maxsize=256)

@@ -93,11 +93,9 @@ class HttpServer(ABC):
     ) -> None:
         self._name = name
         self._address = Address(*address)
-        self._http_bounds = bounds if bounds is not None else HttpBounds()
         self._ssl = ssl
-        self._service: Service | None = None
-        self._listener: asyncio.Server | None = None
-        self._door: asyncio.Server | None = None
+        self._service = Service(self._handle, bounds or HttpBounds())
+        self._listeners: list[asyncio.Server] = []
         self._sweep: asyncio.TimerHandle | None = None
         self._base_url = ""
 
@@ -118,25 +116,25 @@ class HttpServer(ABC):
     @property
     def connections(self) -> int:
         """How many are open."""
-        return len(self._service.connections) if self._service is not None else 0
+        return len(self._service.connections)
 
     @property
     def is_draining(self) -> bool:
         """`aclose` has begun."""
-        return self._service is not None and self._service.is_draining
+        return self._service.is_draining
 
     async def start(self) -> None:
         """Listens. Returns once connections are accepted. Raises ConfigError for the address."""
-        if self._service is not None:
+        if self._base_url:
             raise RedlineError(f"{self._name} has already been started")
         loop = asyncio.get_running_loop()
         host, port, is_shared, door = self._address
-        service = Service(self._handle, self._http_bounds)
+        connect = partial(Connection, self._service)
         # None, not a number, if there is no TLS: asyncio refuses that.
-        handshake_s = self._http_bounds.head_s if self._ssl is not None else None
+        handshake_s = self._service.bounds.head_s if self._ssl is not None else None
         try:
-            self._listener = await loop.create_server(
-                partial(Connection, service),
+            listener = await loop.create_server(
+                connect,
                 host,
                 port,
                 backlog=_BACKLOG,
@@ -146,35 +144,34 @@ class HttpServer(ABC):
             )
         except OSError as error:
             raise cannot_listen(self._name, (host, port), error) from error
-        self._service = service
+        self._listeners.append(listener)
         if door:
             with suppress(FileNotFoundError):
                 # Of a process that was killed.
                 os.unlink(door)
-            self._door = await loop.create_unix_server(partial(Connection, service), door)
+            self._listeners.append(await loop.create_unix_server(connect, door))
         self._sweep_on(loop)
         scheme = "http" if self._ssl is None else "https"
         shown = f"[{host}]" if ":" in host else host
-        port = self._listener.sockets[0].getsockname()[1]
+        port = listener.sockets[0].getsockname()[1]
         self._base_url = f"{scheme}://{shown}:{port}/v1"
 
     async def aclose(self) -> None:
         """Stops listening and ends every connection. A second call does nothing."""
-        listener, self._listener = self._listener, None
-        service = self._service
-        if listener is None or service is None:
+        listeners, self._listeners = self._listeners, []
+        if not listeners:
             return
-        service.begin_draining()
-        await stop_accepting(listener)
-        if self._door is not None:
-            await stop_accepting(self._door)
+        self._service.begin_draining()
+        for listener in listeners:
+            await stop_accepting(listener)
         try:
             await self._drain()
         finally:
-            await service.end(_LAST_WORDS_S)
+            await self._service.end(_LAST_WORDS_S)
             if self._sweep is not None:
                 self._sweep.cancel()
-        await listener.wait_closed()
+        for listener in listeners:
+            await listener.wait_closed()
 
     @abstractmethod
     def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
@@ -189,9 +186,8 @@ class HttpServer(ABC):
 
         One timer for all connections: one of its own would cost each request more than this.
         """
-        assert self._service is not None
         self._service.sweep(loop.time())
-        bounds = self._http_bounds
+        bounds = self._service.bounds
         shortest_s = min(
             bounds.head_s, bounds.body_s, bounds.idle_s, bounds.unread_s, bounds.wanted_s
         )

@@ -34,6 +34,7 @@ _NO_CREDENTIALS = {
     "ProfileNotFound",
 }
 _AMAZON = ("s3", "s3a")
+_SOMETHING_ELSE = "something else has changed it"
 _LONGEST_REASON = 200
 
 
@@ -72,21 +73,32 @@ class Asking:
 
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
     """The error in redline's terms, with advice."""
-    code, name = _code(error), type(error).__name__
+    code = _code(error)
+    kind, reason = _kind_and_reason(error, code, url)
+    return StoreError(url, kind, reason, code=code)
+
+
+def changed_error(url: ObjectUrl) -> StoreError:
+    """The error for an object that another process has changed."""
+    return StoreError(url, "changed", _SOMETHING_ELSE)
+
+
+def _kind_and_reason(error: Exception, code: str, url: ObjectUrl) -> tuple[Kind, str]:
+    name = type(error).__name__
     shown = f" ({code})" if code and not code.isdigit() else ""
     if name in _NO_CREDENTIALS:
-        return StoreError(url, "credentials", _words(error), code=code)
+        return "credentials", _words(error)
     if code in _BAD_CREDENTIALS:
-        return StoreError(url, "credentials", f"the credentials are refused{shown}", code=code)
+        return "credentials", f"the credentials are refused{shown}"
     if code == "NoSuchBucket":
-        return StoreError(url, "no_bucket", f"there is no bucket {url.bucket}", code=code)
+        return "no_bucket", f"there is no bucket {url.bucket}"
     if code in _CHANGED or name in ("FileExpired", "FileExistsError"):
-        return StoreError(url, "changed", "something else has changed it", code=code)
+        return "changed", _SOMETHING_ELSE
     if isinstance(error, FileNotFoundError) or code in ("404", "NoSuchKey"):
-        return StoreError(url, "missing", "it does not exist", code=code)
+        return "missing", "it does not exist"
     if isinstance(error, PermissionError) or code in ("401", "403", "AccessDenied"):
-        return StoreError(url, "denied", f"no permission{shown}", code=code)
-    return StoreError(url, "other", _words(error), code=code)
+        return "denied", f"no permission{shown}"
+    return "other", _words(error)
 
 
 def _cause(error: Exception) -> Exception:

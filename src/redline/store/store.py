@@ -14,13 +14,16 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, nearest
-from redline.store.errors import Asking, StoreError
+from redline.store.errors import Asking, StoreError, changed_error
 from redline.store.url import ObjectUrl
 
 _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
 _PACKAGES |= dict.fromkeys(("az", "abfs", "abfss"), "adlfs")
-_IDENTITIES = ("ETag", "etag", "generation", "md5Hash", "md5", "content_md5")
-_TIMES = ("LastModified", "last_modified", "updated", "mtime", "created")
+# What changes with the content of an object, the surest first; drivers state only some of them.
+_IDENTITIES = (
+    *("ETag", "etag", "generation", "md5Hash", "md5", "content_md5"),
+    *("LastModified", "last_modified", "updated", "mtime", "created"),
+)
 # One page of a listing: looking for a similar name is not worth more.
 _MOST_LISTED = 1000
 # A long file is uploaded in parts, several at a time: memory holds these.
@@ -80,14 +83,13 @@ class ObjectStore:
         `changed` if another object is there, as far as the store shows, and InterruptedError soon
         after `is_stopped` returns True.
         """
-        changed = StoreError(url, "changed", "something else has changed it")
         if self.find(url) != seen:
-            raise changed
+            raise changed_error(url)
         self._put(path, url, seen, _callback(is_stopped))
         found = self.find(url)
         # An object of another size was written there meanwhile.
         if found is None or found.size_bytes not in (None, path.stat().st_size):
-            raise changed
+            raise changed_error(url)
         return found
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
@@ -105,7 +107,7 @@ class ObjectStore:
         if found is None:
             return
         if found != seen:
-            raise StoreError(url, "changed", "something else has changed it")
+            raise changed_error(url)
         with Asking(url):
             self._fs.rm_file(self._path(url))
 
@@ -226,16 +228,11 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
 
 def _found(info: dict[str, Any]) -> Found:
     size = info.get("size")
-    known = [f"{name} {_bare(info[name])}" for name in _IDENTITIES if info.get(name)]
-    times = [f"{name} {info[name]}" for name in _TIMES if info.get(name)]
-    identity = (known or times or [""])[0]
+    # Only some responses have an ETag in quotes.
+    known = (name + " " + str(info[name]).strip('"') for name in _IDENTITIES if info.get(name))
+    identity = next(known, "")
     is_folder = info.get("type") == "directory"
     return Found(size if isinstance(size, int) else None, identity, is_folder)
-
-
-def _bare(identity: object) -> str:
-    """An ETag without the quotes that only some responses have."""
-    return str(identity).strip('"')
 
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:

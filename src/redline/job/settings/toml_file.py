@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,18 @@ def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) ->
     named = {key.replace("-", "_"): value for key, value in table.items()}
     refuse_unknown(named, kinds, where)
     return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
+
+
+@contextmanager
+def errors_in(where: str) -> Iterator[None]:
+    """Errors about settings in the block name them as a file does, not as flags, and the place."""
+    try:
+        yield
+    except ConfigError as error:
+        flag, space, rest = error.what.partition(" ")
+        error.what = f"{flag.removeprefix('--').replace('-', '_')}{space}{rest}"
+        error.where = where
+        raise
 
 
 def _value(key: str, value: object, kind: Kind, where: str) -> Any:

@@ -24,7 +24,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
-from redline.serve.admission.fair_queue import FairQueue, Fits, Flow, Step, Waiter
+from redline.serve.admission.fair_queue import FairQueue, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import AdmissionState, ClassLoad
 from redline.waist import Load, Request
@@ -104,43 +104,26 @@ class Line:
         if self.flights is not None:
             self.flights.add(-1)
 
-    def add(self, waiter: Waiter, now_s: float) -> None:
-        """Queues a call."""
-        if not self.queue.waiting:
-            self.drain.begins(now_s)
-        self.queue.add(waiter)
-
-    def take(self, fits: Fits, now_s: float) -> Waiter | None:
-        """Removes the next call to start from the queue and returns it; None if no call fits."""
-        waiter = self.queue.take(fits)
-        if waiter is not None:
-            self.begin()
-            self.drain.started(now_s, waiter.tokens)
-            if not self.queue.waiting:
-                self.drain.ends(now_s)
-        return waiter
-
     def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
-        """Removes a waiting call that will not start."""
+        """Removes and counts a waiting call that will not start. step: the reason."""
         self.queue.remove(waiter)
         if not self.queue.waiting:
             self.drain.ends(now_s)
+        if step is Step.LATE:
+            self.refuse("late")
+        elif step is Step.GONE:
+            self.gave_up += 1
         waiter.turns(step)
 
     def refuse(self, reason: str) -> None:
         """Counts a refused call."""
         self.refused[reason] += 1
 
-    def give_up(self) -> None:
-        """Counts a call that was cancelled while it waited."""
-        self.gave_up += 1
-
     def state(self, now_s: float) -> ClassLoad:
         flows = [*self.queue.flows()]
         oldest_s = min((head.since_s for flow in flows for head in flow.heads()), default=now_s)
         return ClassLoad(
             name=self.settings.name,
-            priority=self.settings.priority,
             waiting=self.queue.waiting,
             in_flight=self.in_flight,
             admitted=self.admitted,
@@ -243,7 +226,7 @@ class Admission:
     def add(self, line: Line, waiter: Waiter, until_s: float, now_s: float) -> None:
         """Queues a call. until_s: latest time for its start. Raises QueueFull and Overloaded."""
         self._check_queue(line, waiter, now_s)
-        wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
+        wait_s = self._wait_s(line, waiter, now_s)
         most_s = max(0.0, until_s - now_s)
         if not most_s or (wait_s or 0.0) > most_s:
             line.refuse("wait")
@@ -251,7 +234,9 @@ class Admission:
                 f"the call would wait for {wait_s or 0.0:.1f} s, and may for {most_s:.1f} s",
                 retry_after_s=self._again_s(line, wait_s and wait_s - most_s, now_s),
             )
-        line.add(waiter, now_s)
+        if not line.queue.waiting:
+            line.drain.begins(now_s)
+        line.queue.add(waiter)
         self.waiting += 1
 
     def next(self, now_s: float) -> Waiter | None:
@@ -273,8 +258,12 @@ class Admission:
             if not self._is_free(line):
                 # Even more slots are kept free of the lower classes.
                 return None
-            waiter = line.take(fits, now_s)
+            waiter = line.queue.take(fits)
             if waiter is not None:
+                line.begin()
+                line.drain.started(now_s, waiter.tokens)
+                if not line.queue.waiting:
+                    line.drain.ends(now_s)
                 self.waiting -= 1
                 self.in_flight += 1
                 self.coming += 1
@@ -292,40 +281,32 @@ class Admission:
         self.in_flight -= 1
         line.end()
 
-    def give_up(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """Removes a waiting call that was cancelled."""
-        line.give_up()
-        line.remove(waiter, Step.GONE, now_s)
+    def remove(self, line: Line, waiter: Waiter, step: Step, now_s: float) -> None:
+        """Removes a waiting call that will not start, and wakes its task. step: the reason."""
+        line.remove(waiter, step, now_s)
         self.waiting -= 1
 
     def move(self, now_s: float) -> None:
         """Removes all waiting calls; their tasks raise Moved."""
         for line in self._lines:
             for waiter in line.queue.waiters():
-                line.remove(waiter, Step.MOVED, now_s)
-                self.waiting -= 1
-
-    def late(self, line: Line, waiter: Waiter, now_s: float) -> None:
-        """Removes a call whose longest wait is over; its task raises the error from `lateness`."""
-        line.refuse("late")
-        line.remove(waiter, Step.LATE, now_s)
-        self.waiting -= 1
+                self.remove(line, waiter, Step.MOVED, now_s)
 
     def lateness(self, line: Line, waiter: Waiter, now_s: float) -> Overloaded:
         """The error for a call whose longest wait is over."""
-        wait_s = self.wait_s(line, waiter.flow, waiter.tokens, now_s)
+        wait_s = self._wait_s(line, waiter, now_s)
         return Overloaded(
             f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
 
-    def wait_s(self, line: Line, flow: Flow, tokens: float, now_s: float) -> float | None:
-        """Seconds until a call of this tenant would start if it came now; None if unknown."""
+    def _wait_s(self, line: Line, waiter: Waiter, now_s: float) -> float | None:
+        """Seconds until this call would start if it came now; None if unknown."""
         rate = line.drain.tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
         if rate is None:
             return parked_s if parked_s > 0 else None
-        return max(parked_s, line.queue.ahead(flow, tokens) / rate)
+        return max(parked_s, line.queue.ahead(waiter.flow, waiter.tokens) / rate)
 
     def state(self, now_s: float) -> AdmissionState:
         if now_s >= self._review_s:
@@ -364,17 +345,17 @@ class Admission:
 
     def _check_queue(self, line: Line, waiter: Waiter, now_s: float) -> None:
         """Raises QueueFull if the maximum number of calls of the class or tenant waits."""
-        settings, flow = line.settings, waiter.flow
-        is_tenants = flow.waiting >= settings.of_a_tenant
-        if not is_tenants and line.queue.waiting < settings.most_waiting:
+        settings, flow, waiting = line.settings, waiter.flow, line.queue.waiting
+        if flow.waiting >= settings.of_a_tenant:
+            reason, name, waiting = "tenant", flow.tenant, flow.waiting
+        elif waiting >= settings.most_waiting:
+            reason, name = "class", settings.name
+        else:
             return
-        line.refuse("tenant" if is_tenants else "class")
-        whose = f"tenant {flow.tenant}" if is_tenants else f"class {settings.name}"
-        waiting = flow.waiting if is_tenants else line.queue.waiting
-        wait_s = self.wait_s(line, flow, waiter.tokens, now_s)
+        line.refuse(reason)
+        wait_s = self._wait_s(line, waiter, now_s)
         raise QueueFull(
-            f"{waiting} calls of {whose} are waiting, the most allowed",
-            hint="send fewer calls at once",
+            f"{waiting} calls of {reason} {name} are waiting, the most allowed",
             retry_after_s=self._again_s(line, wait_s, now_s),
         )
 

@@ -8,7 +8,8 @@ from redline.errors import RateLimited, ServerFailed, Withdrawn
 class QueueFull(RateLimited):
     """The tenant or its class already has the maximum number of waiting calls: HTTP 429."""
 
-    def __init__(self, what: str, *, hint: str, retry_after_s: float) -> None:
+    def __init__(self, what: str, *, retry_after_s: float) -> None:
+        hint = "send fewer calls at once"
         super().__init__(what, hint=hint, status=429, retry_after_s=retry_after_s)
 
 

@@ -50,17 +50,12 @@ class Waiter:
         self.since_s = since_s
         self.number = 0
         self.step = Step.WAITING
-        self.turn: asyncio.Future[None] | None = None
-
-    def wait(self) -> asyncio.Future[None]:
-        """A future that is done when the call no longer waits."""
-        self.turn = asyncio.get_running_loop().create_future()
-        return self.turn
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def turns(self, step: Step) -> None:
         """Ends the wait with this state and wakes the call's task."""
         self.step = step
-        if self.turn is not None and not self.turn.done():
+        if not self.turn.done():
             self.turn.set_result(None)
 
 
@@ -121,7 +116,7 @@ class Flow:
 
     def may_use(self, endpoint: str) -> bool:
         """Whether one of its waiting calls may use this endpoint."""
-        return any(endpoint not in avoid for avoid, calls in self._lines.items() if calls)
+        return any(endpoint not in avoid for avoid in self._lines)
 
     def waiters(self) -> Iterator[Waiter]:
         """The waiting calls, line by line."""

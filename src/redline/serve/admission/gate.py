@@ -19,10 +19,6 @@ _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
 
-def _nothing() -> None:
-    """No other process has a gate."""
-
-
 class Place:
     """A started call's place among the calls in flight. Left once: by `with` or by `leave`."""
 
@@ -74,7 +70,7 @@ class Gate:
         *,
         most: int | None = None,
         flights: Callable[[str], Flights] | None = None,
-        want: Callable[[], None] = _nothing,
+        want: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM,
     ) -> None:
         self._admission = Admission(room, classes, most, clock.now_s(), flights)
@@ -161,7 +157,7 @@ class Gate:
         if until_s < math.inf:
             timer = loop.call_later(until_s - self._clock.now_s(), self._late, line, waiter)
         try:
-            await waiter.wait()
+            await waiter.turn
         except BaseException:
             if waiter.step is Step.STARTED:
                 # The call was allowed to start at the same moment.
@@ -170,8 +166,7 @@ class Gate:
                 line.queue.ended(waiter.flow, waiter.tokens, 0.0)
                 self._left(line)
             elif waiter.step is Step.WAITING:
-                admission.give_up(line, waiter, self._clock.now_s())
-                self._look()
+                self._remove(line, waiter, Step.GONE)
             raise
         finally:
             if timer is not None:
@@ -183,8 +178,11 @@ class Gate:
 
     def _late(self, line: Line, waiter: Waiter) -> None:
         if waiter.step is Step.WAITING:
-            self._admission.late(line, waiter, self._clock.now_s())
-            self._look()
+            self._remove(line, waiter, Step.LATE)
+
+    def _remove(self, line: Line, waiter: Waiter, step: Step) -> None:
+        self._admission.remove(line, waiter, step, self._clock.now_s())
+        self._look()
 
     def _arrived(self) -> None:
         """Counts a call that reaches the pool in this turn of the loop."""
@@ -205,13 +203,9 @@ class Gate:
                 waiter.turns(Step.STARTED)
         if admission.waiting:
             self._want()
-        if not admission.waiting:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-        elif self._timer is None:
-            # The number of slots may grow without a notification from the pool.
-            self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self._look_again)
+            if self._timer is None:
+                # The number of slots may grow without a notification from the pool.
+                self._timer = asyncio.get_running_loop().call_later(REVIEW_S, self._look_again)
 
     def _look_again(self) -> None:
         self._timer = None

@@ -10,14 +10,6 @@ from redline.serve.admission.gate import Gate
 from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
 
 
-def _one(request: Request) -> float:
-    return 1.0
-
-
-def _alike(tenant: str) -> float:
-    return 1.0
-
-
 class Gated:
     """Sends each call in the class of its priority and in the name of its tenant.
 
@@ -31,8 +23,8 @@ class Gated:
         backend: Backend,
         gate: Gate,
         *,
-        tokens_of: Callable[[Request], float] = _one,
-        weight_of: Callable[[str], float] = _alike,
+        tokens_of: Callable[[Request], float] = lambda _: 1.0,
+        weight_of: Callable[[str], float] = lambda _: 1.0,
         clock: Clock = SYSTEM,
     ) -> None:
         self._backend = backend

@@ -17,7 +17,6 @@ class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    priority: int
     waiting: int
     in_flight: int
     admitted: int

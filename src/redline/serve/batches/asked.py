@@ -1,39 +1,27 @@
-"""The checked parameters of POST /v1/batches."""
+"""A new batch, from the body of POST /v1/batches."""
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
-from redline.apis import BatchRequest
+from redline.apis import BatchObject, BatchRequest, counts_object
+from redline.clock import Clock
+from redline.serve.batches.records import BatchRecord
 from redline.serve.batches.settings import BatchSettings
-from redline.serve.batches.upload import checked_expiry
-from redline.serve.http import Refusal
+from redline.serve.batches.shelf import new_id
+from redline.serve.batches.upload import kept_for
+from redline.serve.http import Refusal, malformed
 
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 _DECODER = msgspec.json.Decoder(BatchRequest)
-_FIELD = re.compile(r"`\$?\.?(\w+)`|`\$\.(\w+)")
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """The parameters of a batch. output_s: how long its output files are kept."""
-
-    request: BatchRequest
-    window_s: float
-    output_s: int
-
-
-def read_batch(raw: bytes, settings: BatchSettings) -> Asked:
-    """The checked parameters. Raises Refusal if they are not valid."""
+def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -> BatchRecord:
+    """The record of a new batch. Raises Refusal if the body is not valid."""
     try:
         asked = _DECODER.decode(raw)
-    except msgspec.ValidationError as error:
-        field = _FIELD.search(str(error))
-        param = (field[1] or field[2]) if field else None
-        raise Refusal(f"The body of the request is not valid: {error}", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
+        raise malformed(error) from None
     if asked.endpoint not in settings.endpoints:
         known = ", ".join(settings.endpoints)
         what = f"The endpoint must be one of {known}, not '{asked.endpoint[:80]}'."
@@ -44,11 +32,22 @@ def read_batch(raw: bytes, settings: BatchSettings) -> Asked:
         what = f"The completion window is a time such as 24h or 30m, at most {most}."
         raise Refusal(what, param="completion_window")
     _check_metadata(asked.metadata or {})
-    output_s = int(settings.kept_s)
-    if asked.output_expires_after is not None:
-        most_s = max(settings.kept_s, 3600)
-        output_s = checked_expiry(asked.output_expires_after, most_s, "output_expires_after")
-    return Asked(asked, window_s, output_s)
+    output_s = kept_for(asked.output_expires_after, settings.kept_s, "output_expires_after")
+    now_s = int(clock.wall_s())
+    return BatchRecord(
+        tenant=tenant,
+        output_s=output_s,
+        shown=BatchObject(
+            id=new_id("batch_"),
+            endpoint=asked.endpoint,
+            input_file_id=asked.input_file_id,
+            completion_window=asked.completion_window,
+            created_at=now_s,
+            expires_at=now_s + int(window_s),
+            request_counts=counts_object(0),
+            metadata=asked.metadata,
+        ),
+    )
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:

@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
-from redline.apis import BATCHES, FILES, BatchObject, counts_object, page_object
+from redline.apis import BATCHES, FILES, BatchObject, page_object
 from redline.calls import Backend
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, JournalError
 from redline.httpserver import JSON, Exchange
 from redline.process import LockedFile, sync_name, telling
-from redline.serve.batches.asked import Asked, read_batch
+from redline.serve.batches.asked import read_batch
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.files import Files
 from redline.serve.batches.life import Life, World
 from redline.serve.batches.pages import page_of, query_of
 from redline.serve.batches.records import UPLOADED, BatchRecord
 from redline.serve.batches.settings import BatchSettings
-from redline.serve.batches.shelf import Shelf, new_id
+from redline.serve.batches.shelf import Shelf
 from redline.serve.batches.turns import Shared, Turns
 from redline.serve.http import Answer, Refusal, Route, read_body
 
@@ -50,21 +51,13 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     completed: int
     failed: int
-    created_at: int
-    expires_at: int
     trouble: str
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The batches at one moment.
-
-    batches: the unfinished ones, in the order of their creation. in_flight: their calls. stored:
-    files and bytes by tenant.
-    """
+    """The unfinished batches at one moment, in the order of their creation."""
 
     batches: list[BatchState]
-    in_flight: int
-    stored: dict[str, tuple[int, int]]
 
 
 class Batches:
@@ -82,7 +75,7 @@ class Batches:
         *,
         clock: Clock = SYSTEM,
     ) -> None:
-        settings = settings if settings is not None else BatchSettings()
+        settings = settings or BatchSettings()
         self._state = state
         self._settings = settings
         self._clock = clock
@@ -120,7 +113,8 @@ class Batches:
         await self._disk.do(self._load)
         for record in self._shelf.all():
             if not record.is_over:
-                self._begin(record)
+                life = self._lives[record.id] = Life(record, self._world)
+                self._go(life)
         self._keeping = asyncio.create_task(self._keep_house(), name="redline batches")
 
     async def drain(self) -> None:
@@ -147,11 +141,7 @@ class Batches:
 
     def snapshot(self) -> Snapshot:
         """The unfinished batches."""
-        return Snapshot(
-            batches=[self._state_of(life) for life in self._lives.values()],
-            in_flight=self._world.backend.held,
-            stored=dict(self._files.used()),
-        )
+        return Snapshot(batches=[self._state_of(life) for life in self._lives.values()])
 
     # What clients ask.
 
@@ -160,44 +150,31 @@ class Batches:
         most_bytes = self._settings.most_file_bytes + _FORM_BYTES
         file, batch = f"{FILES}/{{file_id}}", f"{BATCHES}/{{batch_id}}"
         return [
-            Route("POST", FILES, _guarded(self._upload), most_bytes),
-            Route("GET", FILES, _guarded(self._list_files)),
-            Route("GET", file, _guarded(self._show_file)),
-            Route("DELETE", file, _guarded(self._delete_file)),
-            Route("GET", f"{file}/content", _guarded(self._files.send)),
-            Route("POST", BATCHES, _guarded(self._create), _ASKED_BYTES),
-            Route("GET", BATCHES, _guarded(self._list)),
-            Route("GET", batch, _guarded(self._show)),
-            Route("POST", f"{batch}/cancel", _guarded(self._cancel)),
+            Route("POST", FILES, _answering(self._files.upload), most_bytes),
+            Route("GET", FILES, _answering(self._files.listed)),
+            Route("GET", file, _answering(self._files.show)),
+            Route("DELETE", file, _answering(self._files.delete)),
+            Route("GET", f"{file}/content", _answering(self._files.send)),
+            Route("POST", BATCHES, _answering(self._create), _ASKED_BYTES),
+            Route("GET", BATCHES, _answering(self._list)),
+            Route("GET", batch, _answering(self._show)),
+            Route("POST", f"{batch}/cancel", _answering(self._cancel)),
         ]
 
-    async def _upload(self, exchange: Exchange, tenant: str) -> None:
-        _answer(exchange, (await self._files.upload(exchange, tenant)).shown())
+    async def _create(self, exchange: Exchange, tenant: str) -> BatchObject:
+        record = read_batch(await read_body(exchange), tenant, self._settings, self._clock)
+        return await self._disk.whole(self._made(record))
 
-    async def _list_files(self, exchange: Exchange, tenant: str) -> None:
-        _answer(exchange, self._files.listed(exchange, tenant))
-
-    async def _show_file(self, exchange: Exchange, tenant: str, file_id: str) -> None:
-        _answer(exchange, self._files.get(tenant, file_id).shown())
-
-    async def _delete_file(self, exchange: Exchange, tenant: str, file_id: str) -> None:
-        _answer(exchange, await self._files.delete(tenant, file_id))
-
-    async def _create(self, exchange: Exchange, tenant: str) -> None:
-        asked = read_batch(await read_body(exchange), self._settings)
-        shown = await self._disk.whole(self._made(tenant, asked))
-        _answer(exchange, shown)
-
-    async def _list(self, exchange: Exchange, tenant: str) -> None:
+    async def _list(self, exchange: Exchange, tenant: str) -> object:
         records = self._shelf.of(tenant)
         page = page_of(records, query_of(exchange), most=_MOST_LISTED, usual=_USUALLY_LISTED)
         shown = [self._shown(records[batch_id]) for batch_id in page.ids]
-        _answer(exchange, page_object(shown, page.ids, has_more=page.has_more))
+        return page_object(shown, page.ids, has_more=page.has_more)
 
-    async def _show(self, exchange: Exchange, tenant: str, batch_id: str) -> None:
-        _answer(exchange, self._shown(self._get(tenant, batch_id)))
+    async def _show(self, _: Exchange, tenant: str, batch_id: str) -> BatchObject:
+        return self._shown(self._get(tenant, batch_id))
 
-    async def _cancel(self, exchange: Exchange, tenant: str, batch_id: str) -> None:
+    async def _cancel(self, _: Exchange, tenant: str, batch_id: str) -> BatchObject:
         record = self._get(tenant, batch_id)
         life = self._lives.get(record.id)
         if life is None or record.is_over or record.status == "finalizing":
@@ -205,7 +182,7 @@ class Batches:
             raise Refusal(what, code="batch_over")
         if record.status != "cancelling":
             await self._disk.whole(life.cancel())
-        _answer(exchange, self._shown(record))
+        return self._shown(record)
 
     def _get(self, tenant: str, batch_id: str) -> BatchRecord:
         """The batch. Raises Refusal if this tenant has no such batch."""
@@ -223,38 +200,22 @@ class Batches:
 
     # What becomes of it.
 
-    async def _made(self, tenant: str, asked: Asked) -> BatchObject:
+    async def _made(self, record: BatchRecord) -> BatchObject:
         """The new batch, once it is durable. Raises Refusal."""
-        request, settings = asked.request, self._settings
-        file = self._files.get(tenant, request.input_file_id)
+        tenant = record.tenant
+        file = self._files.get(tenant, record.shown.input_file_id)
         if file.purpose != UPLOADED:
             what = f"The file has the purpose '{file.purpose}', not '{UPLOADED}'."
             raise Refusal(what, param="input_file_id")
         waiting = sum(life.record.tenant == tenant for life in self._lives.values())
-        if waiting >= settings.tenant_batches:
+        if waiting >= self._settings.tenant_batches:
             what = f"{waiting} batches are unfinished, the most allowed."
             headers = {"retry-after": "60"}
             raise Refusal(what, status=429, code="too_many_batches", headers=headers)
-        now_s = int(self._clock.wall_s())
-        record = BatchRecord(
-            tenant=tenant,
-            output_s=asked.output_s,
-            shown=BatchObject(
-                id=new_id("batch_"),
-                endpoint=request.endpoint,
-                input_file_id=file.id,
-                completion_window=request.completion_window,
-                created_at=now_s,
-                expires_at=now_s + int(asked.window_s),
-                request_counts=counts_object(0),
-                metadata=request.metadata,
-            ),
-        )
         # Counted from here on, so that the bound also holds for requests that arrive meanwhile.
         life = self._lives[record.id] = Life(record, self._world)
         try:
-            place = self._world.folder_of(record.id).input
-            await self._disk.do(_link, self._files.path_of(file.id), place)
+            await self._disk.do(_link, self._files.path_of(file.id), life.folder.input)
             await self._shelf.save(record)
         except BaseException:
             del self._lives[record.id]
@@ -262,10 +223,6 @@ class Batches:
         if not self._is_closing:
             self._go(life)
         return record.shown
-
-    def _begin(self, record: BatchRecord) -> None:
-        life = self._lives[record.id] = Life(record, self._world)
-        self._go(life)
 
     def _go(self, life: Life) -> None:
         task = asyncio.create_task(life.live(), name=f"redline {life.record.id}")
@@ -283,32 +240,28 @@ class Batches:
 
     def _state_of(self, life: Life) -> BatchState:
         life.look()
-        record, shown = life.record, life.record.shown
+        record = life.record
         return BatchState(
             id=record.id,
             tenant=record.tenant,
             status=record.status,
             is_running=life.is_running,
-            created_at=shown.created_at,
-            expires_at=shown.expires_at,
             trouble=life.trouble,
-            **shown.request_counts,
+            **record.shown.request_counts,
         )
 
     async def _keep_house(self) -> None:
         """Removes expired files and batches, and passes on calls for which there is now room."""
-        looks = 0
         while True:
-            if looks % _SWEEP_LOOKS == 0:
-                try:
-                    await self._files.sweep()
-                    await self._forget()
-                except (JournalError, OSError) as error:
-                    what = {"message": "expired files cannot be removed", "exception": error}
-                    asyncio.get_running_loop().call_exception_handler(what)
-            looks += 1
-            await asyncio.sleep(_LOOK_S)
-            self._world.backend.look()
+            try:
+                await self._files.sweep()
+                await self._forget()
+            except (JournalError, OSError) as error:
+                what = {"message": "expired files cannot be removed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(what)
+            for _ in range(_SWEEP_LOOKS):
+                await asyncio.sleep(_LOOK_S)
+                self._world.backend.look()
 
     async def _forget(self) -> None:
         """Drops batches that ended long ago."""
@@ -347,23 +300,21 @@ class Batches:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
-def _guarded(answer: Answer) -> Answer:
-    """The handler, which answers with a refusal if the disk fails."""
+def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
+    """Answers with what the handler returns, if anything; with a refusal if the disk fails."""
 
-    async def guarded(exchange: Exchange, tenant: str, *ids: str) -> None:
+    async def answer(exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
-            await answer(exchange, tenant, *ids)
+            shown = await handle(exchange, tenant, *ids)
+        except ConnectionError:
+            raise
         except (JournalError, OSError) as error:
-            if isinstance(error, ConnectionError):
-                raise
             what = "The server cannot store or read it now."
             raise Refusal(what, status=507, code="storage_failed") from error
+        if shown is not None:
+            exchange.respond(200, msgspec.json.encode(shown), JSON)
 
-    return guarded
-
-
-def _answer(exchange: Exchange, shown: object) -> None:
-    exchange.respond(200, msgspec.json.encode(shown), JSON)
+    return answer
 
 
 def _link(source: Path, place: Path) -> None:

@@ -31,14 +31,8 @@ class Disk:
         """The result of the steps, which continue even if the caller's task is cancelled."""
         task = asyncio.get_running_loop().create_task(steps)
         self._unfinished.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(self._unfinished.discard)
         return await asyncio.shield(task)
-
-    def _finished(self, task: asyncio.Task[Any]) -> None:
-        self._unfinished.discard(task)
-        if not task.cancelled():
-            # The caller may be gone; without this, nothing would retrieve the error.
-            task.exception()
 
     async def aclose(self) -> None:
         """Returns once all operations that were started are complete."""

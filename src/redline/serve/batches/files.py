@@ -7,14 +7,12 @@ record has its file, and a file without a record is removed at the next start.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections import defaultdict
 from pathlib import Path
 from typing import BinaryIO
 
-from redline.apis import deleted_object, page_object
+from redline.apis import FileObject, deleted_object, page_object
 from redline.clock import Clock
-from redline.errors import JournalError
 from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.process import sync_name, telling
 from redline.serve.batches.disk import Disk
@@ -22,7 +20,7 @@ from redline.serve.batches.pages import page_of, query_of
 from redline.serve.batches.records import UPLOADED, WRITTEN, StoredFile
 from redline.serve.batches.settings import BatchSettings
 from redline.serve.batches.shelf import Shelf, new_id
-from redline.serve.batches.upload import Upload, Uploaded
+from redline.serve.batches.upload import Upload
 from redline.serve.http import Refusal
 
 _MOST_LISTED = 10_000
@@ -45,9 +43,8 @@ class Files:
         self._disk = disk
         self._reader = Disk("redline-downloads")
         self._shelf = Shelf(folder, StoredFile, disk)
-        # By tenant: bytes being uploaded, and the number of uploads.
-        self._coming: Counter[str] = Counter()
-        self._uploads: Counter[str] = Counter()
+        # By tenant, the sizes of the uploads under way.
+        self._coming: dict[str, list[int]] = defaultdict(list)
 
     def load(self) -> None:
         """Reads the records, and removes files without one. Blocks. Raises JournalError."""
@@ -73,51 +70,50 @@ class Files:
             raise Refusal(what, status=404, code="file_not_found", param="id")
         return file
 
-    def used(self) -> Mapping[str, tuple[int, int]]:
-        """The number of files and their bytes, by tenant."""
-        shelf = self._shelf
-        return {tenant: (len(shelf.of(tenant)), self._stored(tenant)) for tenant in shelf.tenants()}
+    async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
+        """The file. Raises Refusal."""
+        return self.get(tenant, file_id).shown()
 
-    async def upload(self, exchange: Exchange, tenant: str) -> StoredFile:
+    async def upload(self, exchange: Exchange, tenant: str) -> FileObject:
         """The file, once it is durable. Raises Refusal."""
-        settings = self._settings
-        if self._uploads[tenant] >= settings.tenant_uploads:
-            what = f"{self._uploads[tenant]} uploads are under way already."
+        settings, coming = self._settings, self._coming[tenant]
+        if len(coming) >= settings.tenant_uploads:
+            what = f"{len(coming)} uploads are under way already."
             raise Refusal(what, status=429, headers={"retry-after": "1"})
-        if len(self._shelf.of(tenant)) + self._uploads[tenant] >= settings.tenant_files:
+        if len(self._shelf.of(tenant)) + len(coming) >= settings.tenant_files:
             raise _full(f"{settings.tenant_files:,} files")
-        stored = self._stored(tenant) + self._coming[tenant]
-        stated = exchange.headers.get("content-length", "")
-        if stored + (int(stated) if stated.isdigit() else 1) > settings.tenant_bytes:
+        stored = self._stored(tenant) + sum(coming)
+        # An upload of unknown length may grow to the maximum size.
+        stated = int(exchange.headers.get("content-length", 0))
+        if stored + max(1, stated) > settings.tenant_bytes:
             raise _full(f"{settings.tenant_bytes:,} bytes")
         file_id = new_id("file-")
         place = self.path_of(file_id)
         most = min(settings.most_file_bytes, settings.tenant_bytes - stored)
         upload = Upload(place.with_name(f"{file_id}.part"), most, self._disk)
-        # An upload of unknown length may grow to the maximum size.
-        coming = min(int(stated), most) if stated.isdigit() else most
-        self._uploads[tenant] += 1
-        self._coming[tenant] += coming
+        size_bytes = min(stated or most, most)
+        coming.append(size_bytes)
         try:
-            form = await upload.receive(exchange, max(settings.kept_s, 3600))
+            form = await upload.receive(exchange, settings.kept_s)
             return await self._disk.whole(self._keep(upload, form, tenant, place))
         finally:
-            self._uploads[tenant] -= 1
-            self._coming[tenant] -= coming
+            coming.remove(size_bytes)
             self._disk.later(upload.discard)
 
-    async def adopt(self, source: Path, file: StoredFile) -> None:
+    async def adopt(
+        self, source: Path, file_id: str, tenant: str, name: str, size_bytes: int, kept_s: int
+    ) -> None:
         """Stores a file that the server wrote itself and that is already durable at `source`."""
-        await self._disk.do(_move, source, self.path_of(file.id))
-        await self._shelf.save(file)
+        await self._disk.do(_move, source, self.path_of(file_id))
+        await self._save(file_id, tenant, name, WRITTEN, size_bytes, kept_s)
 
-    async def delete(self, tenant: str, file_id: str) -> object:
+    async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
         """The response, once the file is gone. Raises Refusal."""
         file = self.get(tenant, file_id)
         await self._disk.whole(self._remove(file))
         return deleted_object(file_id)
 
-    def listed(self, exchange: Exchange, tenant: str) -> object:
+    async def listed(self, exchange: Exchange, tenant: str) -> object:
         """One page of the tenant's files, the newest first. Raises Refusal."""
         query, now_s = query_of(exchange), self._clock.wall_s()
         purpose = query.get("purpose")
@@ -153,36 +149,32 @@ class Files:
         for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
             await self._remove(file)
 
-    def written(self, tenant: str, file_id: str, name: str, kept_s: int) -> StoredFile:
-        """The record of a file that the server will write."""
-        now_s = int(self._clock.wall_s())
-        return StoredFile(
-            id=file_id,
-            tenant=tenant,
-            filename=name,
-            purpose=WRITTEN,
-            size_bytes=0,
-            created_s=now_s,
-            expires_s=now_s + kept_s,
-        )
-
     def _stored(self, tenant: str) -> int:
         return sum(file.size_bytes for file in self._shelf.of(tenant).values())
 
-    async def _keep(self, upload: Upload, form: Uploaded, tenant: str, place: Path) -> StoredFile:
+    async def _keep(
+        self, upload: Upload, form: tuple[str, int], tenant: str, place: Path
+    ) -> FileObject:
+        name, kept_s = form
+        # The folder is synced with the record.
+        await self._disk.do(upload.keep, place)
+        file = await self._save(place.name, tenant, name, UPLOADED, upload.size_bytes, kept_s)
+        return file.shown()
+
+    async def _save(
+        self, file_id: str, tenant: str, name: str, purpose: str, size_bytes: int, kept_s: int
+    ) -> StoredFile:
+        """The record of a file that is at its place, once the record is durable."""
         now_s = int(self._clock.wall_s())
-        kept_s = int(self._settings.kept_s) if form.kept_s is None else form.kept_s
         file = StoredFile(
-            id=place.name,
+            id=file_id,
             tenant=tenant,
-            filename=form.filename,
-            purpose=UPLOADED,
-            size_bytes=upload.size_bytes,
+            filename=name,
+            purpose=purpose,
+            size_bytes=size_bytes,
             created_s=now_s,
             expires_s=now_s + kept_s,
         )
-        # The folder is synced with the record.
-        await self._disk.do(upload.keep, place)
         await self._shelf.save(file)
         return file
 
@@ -210,15 +202,11 @@ class _Reading:
 
 
 def _move(source: Path, place: Path) -> None:
-    """Moves a file. If a move was already done, the source no longer exists."""
-    try:
-        os.replace(source, place)
-    except FileNotFoundError:
-        if not place.exists():
-            raise
-    except OSError as error:
-        raise JournalError(f"cannot write {place}: {error.strerror}") from error
-    sync_name(place)
+    """Moves a file durably. If it was moved before, the source no longer exists."""
+    with telling(place):
+        if source.exists() or not place.exists():
+            os.replace(source, place)
+        sync_name(place)
 
 
 def _full(bound: str) -> Refusal:

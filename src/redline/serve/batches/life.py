@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ import msgspec
 from redline.apis import Problem
 from redline.clock import Clock
 from redline.errors import ConfigError, JournalError, RedlineError
-from redline.job import Parts, Report, execute
+from redline.job import Parts, execute
 from redline.job.settings import Job
 from redline.job.work import Runner, Tally
 from redline.limits import Limits
@@ -26,7 +26,7 @@ from redline.observe import AlertSettings
 from redline.serve.batches.checking import check_file
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.files import Files
-from redline.serve.batches.output import Folder
+from redline.serve.batches.output import Folder, Written
 from redline.serve.batches.records import BatchRecord, Outputs
 from redline.serve.batches.settings import BatchSettings
 from redline.serve.batches.shelf import Shelf, new_id
@@ -53,9 +53,6 @@ class World(msgspec.Struct, frozen=True):
     checks: asyncio.Semaphore
     starts: Turns
 
-    def folder_of(self, batch_id: str) -> Folder:
-        return Folder(self.folder / batch_id)
-
 
 class _StoppedError(Exception):
     """The server is shutting down; the batch continues at its next start."""
@@ -65,9 +62,9 @@ class Life:
     """An unfinished batch. trouble: the reason why it makes no progress now; empty if it does."""
 
     def __init__(self, record: BatchRecord, world: World) -> None:
-        self._record = record
+        self.record = record
         self._world = world
-        self._folder = world.folder_of(record.id)
+        self.folder = Folder(world.folder / record.id)
         self._before = (0, 0)
         self._tally: Tally | None = None
         self._runner: Runner | None = None
@@ -77,10 +74,6 @@ class Life:
         self.trouble = ""
 
     @property
-    def record(self) -> BatchRecord:
-        return self._record
-
-    @property
     def is_running(self) -> bool:
         """Whether its job is in progress."""
         return self._runner is not None
@@ -88,10 +81,10 @@ class Life:
     def look(self) -> None:
         """Updates the counts of the record."""
         if self._tally is not None:
-            total = self._record.shown.request_counts["total"]
+            total = self.record.shown.request_counts["total"]
             done, failed = self._before
             tally = self._tally
-            self._record.count(total, done + tally.succeeded, failed + tally.failed)
+            self.record.count(total, done + tally.succeeded, failed + tally.failed)
 
     async def live(self) -> None:
         """Returns when the batch has ended, or after `stop`."""
@@ -105,19 +98,19 @@ class Life:
 
     async def cancel(self) -> None:
         """Returns once the cancellation is durable. The batch must not be finalizing."""
-        self._record.become("cancelling", self._world.clock.wall_s())
-        self._interrupt(self._world.settings.cancel_s)
+        self.record.become("cancelling", self._world.clock.wall_s())
+        self._interrupt()
         await self._save()
 
     def stop(self) -> None:
         """Stops for a shutdown: calls in flight have `grace_s`; everything else stays unchanged."""
         self._is_stopping = True
-        self._interrupt(self._world.settings.grace_s)
+        self._interrupt()
 
     # Steps.
 
     async def _live(self) -> None:
-        record = self._record
+        record = self.record
         if not record.is_checked and record.status == "validating":
             await self._check()
         if not record.is_over and record.outputs is None:
@@ -130,15 +123,15 @@ class Life:
         if not record.is_over:
             await self._write()
         # Needed only by an unfinished batch.
-        await asyncio.to_thread(shutil.rmtree, self._folder.path, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self.folder.path, ignore_errors=True)
 
     async def _check(self) -> None:
         """Checks the lines of the file; an invalid line fails the batch."""
-        record, world = self._record, self._world
+        record, world = self.record, self._world
         async with world.checks:
             self._go_on()
             checked = await asyncio.to_thread(
-                check_file, self._folder.input, record.shown.endpoint, world.settings.most_lines
+                check_file, self.folder.input, record.shown.endpoint, world.settings.most_lines
             )
         self._go_on()
         if record.status != "validating":
@@ -152,7 +145,7 @@ class Life:
 
     async def _ending(self) -> str:
         """Runs the job and returns the final status of the batch."""
-        record, starts = self._record, self._world.starts
+        record, starts = self.record, self._world.starts
         if record.status == "cancelling":
             return "cancelled"
         if not await self._in_time(starts.acquire(record.tenant)):
@@ -167,30 +160,26 @@ class Life:
 
     async def _run(self) -> str:
         pause_s = _FIRST_PAUSE_S
-        while True:
-            if self._is_stopping or self._is_cancelled or self._left_s <= 0:
-                return self._cut_short()
+        while not (self._is_interrupted or self._left_s <= 0):
             error = await self._run_job()
-            if error is None and not self._is_cancelled:
+            if self.record.is_over:
+                return self.record.status
+            if error is not None:
+                self.trouble = error.what
+                await self._in_time(asyncio.sleep(pause_s))
+                self.trouble = ""
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            elif not self._is_cancelled:
                 return "completed"
-            if self._record.is_over:
-                return self._record.status
-            if self._is_stopping or self._is_cancelled or self._left_s <= 0:
-                return self._cut_short()
-            assert error is not None
-            self.trouble = error.what
-            await self._in_time(asyncio.sleep(pause_s))
-            self.trouble = ""
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return self._cut_short()
 
     async def _run_job(self) -> RedlineError | None:
         """The error that prevents the batch from ending; None if every line has its outcome."""
         world = self._world
         # An interrupt that comes before the runner exists takes effect when the runner starts.
-        self._before = await asyncio.to_thread(self._folder.counts)
+        self._before = await asyncio.to_thread(self.folder.counts)
         self._tally = Tally()
         parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
-        report: Report | None = None
         try:
             report = await execute(self._job(), parts)
         except JournalError as error:
@@ -200,7 +189,9 @@ class Life:
             await self._fail(error.what)
             return error
         finally:
-            self._ended()
+            self._runner = None
+            if self._abort is not None:
+                self._abort.cancel()
             self.look()
             self._tally = None
         if report.is_complete:
@@ -208,11 +199,11 @@ class Life:
         return report.stopped or RedlineError("its job was interrupted")
 
     def _job(self) -> Job:
-        record, settings = self._record, self._world.settings
+        record, settings = self.record, self._world.settings
         lines = max(1, record.shown.request_counts["total"])
         return Job(
-            rows=self._folder.input,
-            output=self._folder.results,
+            rows=self.folder.input,
+            output=self.folder.results,
             limits=Limits(concurrency=min(lines, settings.in_flight)),
             retry=settings.retry,
             deadline_s=max(self._left_s, 1e-3),
@@ -223,53 +214,49 @@ class Life:
 
     async def _fail(self, why: str) -> None:
         problem = Problem("internal_error", f"The batch cannot continue: {why}.")
-        self._record.fail([problem], self._world.clock.wall_s())
+        self.record.fail([problem], self._world.clock.wall_s())
         await self._saved()
 
     async def _write(self) -> None:
         """Writes the batch's output files, and ends the batch."""
-        record, world, outputs = self._record, self._world, self._record.outputs
+        record, outputs = self.record, self.record.outputs
         assert outputs is not None
-        pause_s = _FIRST_PAUSE_S
-        while True:
-            self._go_on()
-            try:
-                written = await asyncio.to_thread(self._folder.write, outputs.ending)
-                found = (
-                    (self._folder.output, outputs.output_id, "output", written.output_bytes),
-                    (self._folder.errors, outputs.error_id, "error", written.error_bytes),
-                )
-                for source, file_id, what, size_bytes in found:
-                    if size_bytes:
-                        name = f"{record.id}_{what}.jsonl"
-                        file = world.files.written(record.tenant, file_id, name, record.output_s)
-                        file = msgspec.structs.replace(file, size_bytes=size_bytes)
-                        await world.files.adopt(source, file)
-                break
-            except (JournalError, OSError) as error:
-                self.trouble = f"its files cannot be written: {error}"
-                await self._pause(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        self.trouble = ""
+        self._go_on()
+        written = await self._insist(lambda: self._store(outputs))
         total = max(record.shown.request_counts["total"], written.completed + written.failed)
         record.count(total, written.completed, written.failed)
         ids = (
             outputs.output_id if written.output_bytes else None,
             outputs.error_id if written.error_bytes else None,
         )
-        record.end(ids, written.usage, world.clock.wall_s())
+        record.end(ids, written.usage, self._world.clock.wall_s())
         await self._saved()
+
+    async def _store(self, outputs: Outputs) -> Written:
+        """Writes both files, and stores those that are not empty."""
+        record, folder = self.record, self.folder
+        written = await asyncio.to_thread(folder.write, outputs.ending)
+        for source, file_id, what, size_bytes in (
+            (folder.output, outputs.output_id, "output", written.output_bytes),
+            (folder.errors, outputs.error_id, "error", written.error_bytes),
+        ):
+            if size_bytes:
+                name = f"{record.id}_{what}.jsonl"
+                await self._world.files.adopt(
+                    source, file_id, record.tenant, name, size_bytes, record.output_s
+                )
+        return written
 
     # Interrupts.
 
     @property
     def _is_cancelled(self) -> bool:
-        return self._record.status == "cancelling"
+        return self.record.status == "cancelling"
 
     @property
     def _left_s(self) -> float:
         """Seconds until the completion window ends."""
-        return self._record.shown.expires_at - self._world.clock.wall_s()
+        return self.record.shown.expires_at - self._world.clock.wall_s()
 
     def _cut_short(self) -> str:
         """The status of a batch whose job was cut short. Raises _StoppedError."""
@@ -280,11 +267,21 @@ class Life:
         if self._is_stopping:
             raise _StoppedError
 
+    @property
+    def _is_interrupted(self) -> bool:
+        return self._is_stopping or self._is_cancelled
+
     async def _in_time(self, waiting: Awaitable[object]) -> bool:
         """Whether `waiting` completed before the window ended or an interrupt came."""
-        is_cut = self._is_stopping or self._is_cancelled
-        wait = asyncio.timeout(0.0 if is_cut else self._left_s)
-        self._wait = wait
+        return await self._within(0.0 if self._is_interrupted else self._left_s, waiting)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Waits, unless an interrupt comes. The window may be over: files are still to come."""
+        await self._within(pause_s, asyncio.Event().wait())
+
+    async def _within(self, most_s: float, waiting: Awaitable[object]) -> bool:
+        """Whether `waiting` completed within this time, before an interrupt came."""
+        self._wait = wait = asyncio.timeout(most_s)
         try:
             async with wait:
                 await waiting
@@ -294,56 +291,39 @@ class Life:
             self._wait = None
         return True
 
-    async def _pause(self, pause_s: float) -> None:
-        """Waits, unless the server shuts down. The window may be over: files are still to come."""
-        wait = asyncio.timeout(pause_s)
-        self._wait = wait
-        try:
-            async with wait:
-                await asyncio.Event().wait()
-        except TimeoutError:
-            return
-        finally:
-            self._wait = None
+    def _started(self, runner: Runner) -> None:
+        self._runner = runner
+        if self._is_interrupted:
+            self._interrupt()
 
-    def _interrupt(self, within_s: float) -> None:
+    def _interrupt(self) -> None:
+        """Ends a wait. Calls in flight have some time, since their answers are paid for."""
         if self._wait is not None and not self._wait.expired():
             self._wait.reschedule(0.0)
         if self._runner is not None:
-            self._drain(self._runner, within_s)
-
-    def _started(self, runner: Runner) -> None:
-        self._runner = runner
-        settings = self._world.settings
-        if self._is_stopping:
-            self._drain(runner, settings.grace_s)
-        elif self._is_cancelled:
-            self._drain(runner, settings.cancel_s)
-
-    def _drain(self, runner: Runner, within_s: float) -> None:
-        """Waits at most this long for calls in flight, since their answers are paid for."""
-        runner.drain()
-        if self._abort is not None:
-            self._abort.cancel()
-        self._abort = asyncio.get_running_loop().call_later(within_s, runner.abort)
-
-    def _ended(self) -> None:
-        self._runner = None
-        if self._abort is not None:
-            self._abort.cancel()
-            self._abort = None
+            self._runner.drain()
+            if self._abort is not None:
+                self._abort.cancel()
+            settings = self._world.settings
+            within_s = settings.grace_s if self._is_stopping else settings.cancel_s
+            self._abort = asyncio.get_running_loop().call_later(within_s, self._runner.abort)
 
     async def _save(self) -> None:
-        await self._world.disk.whole(self._world.shelf.save(self._record))
+        await self._world.disk.whole(self._world.shelf.save(self.record))
 
     async def _saved(self) -> None:
-        """Saves the record, and retries until the disk accepts it."""
+        await self._insist(self._save)
+
+    async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
+        """The result of the step, which is retried until the disk accepts what it writes."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return await self._save()
-            except JournalError as error:
-                self.trouble = error.what
-                await self._pause(pause_s)
-                self._go_on()
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                result = await step()
+                self.trouble = ""
+                return result
+            except (JournalError, OSError) as error:
+                self.trouble = f"its files cannot be written: {error}"
+            await self._pause(pause_s)
+            self._go_on()
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from redline.httpserver import BodyError, Exchange
 from redline.serve.http import Refusal
-
-_ORDERS = ("asc", "desc")
 
 
 class Page(NamedTuple):
@@ -30,26 +27,20 @@ def query_of(exchange: Exchange) -> Mapping[str, str]:
         raise Refusal(f"{error.reason}.", status=error.status) from None
 
 
-def page_of(
-    ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: int, order: str = "desc"
-) -> Page:
+def page_of(ids: Iterable[str], query: Mapping[str, str], *, most: int, usual: int) -> Page:
     """The page that the query selects. Raises Refusal.
 
     ids: all ids, in the order of their creation. usual: the limit if the query has none. `after` in
     the query: the last id of the previous page, which may have been removed since.
     """
     limit = _limit(query.get("limit", ""), usual, most)
-    order = query.get("order", order)
-    if order not in _ORDERS:
+    order = query.get("order", "desc")
+    if order not in ("asc", "desc"):
         raise Refusal(f"The order is asc or desc, not '{order[:20]}'.", param="order")
-    after = query.get("after")
-    found = sorted(ids)
-    if order == "asc":
-        begin = 0 if after is None else bisect_right(found, after)
-        left = found[begin:]
-    else:
-        end = len(found) if after is None else bisect_left(found, after)
-        left = found[:end][::-1]
+    is_ascending = order == "asc"
+    left = sorted(ids, reverse=not is_ascending)
+    if (after := query.get("after")) is not None:
+        left = [one for one in left if (one > after if is_ascending else one < after)]
     return Page(left[:limit], len(left) > limit)
 
 

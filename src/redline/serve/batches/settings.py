@@ -10,7 +10,7 @@ import msgspec
 from redline.apis import APIS, MOST_FILE_BYTES, MOST_LINES
 from redline.calls import RetryPolicy
 from redline.errors import ConfigError
-from redline.job.settings import Kind, settings_in, table_in, values
+from redline.job.settings import Kind, errors_in, settings_in, table_in, values
 
 DAY_S = 86_400.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -84,22 +84,15 @@ def parse_batches(table: object, file: str) -> BatchSettings:
     """
     where = f"{file}, [serve.batches]"
     stated = settings_in(table_in(table, "serve.batches", file), BATCH_KEYS, where)
-    found: dict[str, Any] = {}
-    try:
-        found.update((field, _size(stated, key)) for key, field in _SIZES.items())
-        found.update(
-            (field, values.whole(stated, key, 1, _MOST_NUMBER)) for key, field in _NUMBERS.items()
-        )
-        found.update(
-            (field, values.duration(stated, key, _MOST_KEPT_S)) for key, field in _TIMES.items()
-        )
+    with errors_in(where):
+        found: dict[str, Any] = {
+            **{field: _size(stated, key) for key, field in _SIZES.items()},
+            **{
+                field: values.whole(stated, key, 1, _MOST_NUMBER) for key, field in _NUMBERS.items()
+            },
+            **{field: values.duration(stated, key, _MOST_KEPT_S) for key, field in _TIMES.items()},
+        }
         return BatchSettings(**{name: value for name, value in found.items() if value is not None})
-    except ConfigError as error:
-        # The message names the setting as in a file, not as on the command line.
-        flag, *rest = error.what.split(" ", 1)
-        error.what = " ".join([flag.removeprefix("--").replace("-", "_"), *rest])
-        error.where = where
-        raise
 
 
 def _size(stated: dict[str, Any], key: str) -> int | None:

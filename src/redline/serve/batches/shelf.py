@@ -12,28 +12,19 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from redline.errors import JournalError
 from redline.process import replace_file, sync_name, telling, write_all
 from redline.serve.batches.disk import Disk
+from redline.serve.batches.records import BatchRecord, StoredFile
 
 _SUFFIX = ".json"
 
 
-class Record(Protocol):
-    """The fields that a record on a shelf needs."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def tenant(self) -> str: ...
-
-
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=StoredFile | BatchRecord)
 
 
 class _Ids:
@@ -91,10 +82,6 @@ class Shelf(Generic[R]):
         return (
             record for records in list(self._records.values()) for record in [*records.values()]
         )
-
-    def tenants(self) -> list[str]:
-        """The tenants with records."""
-        return [*self._records]
 
     async def save(self, record: R) -> None:
         """Returns once the present state of the record is durable. Raises JournalError."""

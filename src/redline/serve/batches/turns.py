@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
@@ -25,27 +26,25 @@ class Turns:
         self._most = most
         self._most_each = most_each
         self._held: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        # Tenants with waiters, the next one first.
-        self._ring: deque[str] = deque()
+        # By tenant, the next one first.
+        self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         self.held = 0
 
     async def acquire(self, tenant: str) -> None:
         """Returns once the tenant has a turn; give it back with `release`."""
-        if not self._ring and self._may(tenant):
+        is_free = not self._waiting and self._held[tenant] < self._most_each
+        if is_free and self.held < self._most():
             self._take(tenant)
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if tenant not in self._waiting:
-            self._waiting[tenant] = deque()
-            self._ring.append(tenant)
-        self._waiting[tenant].append(turn)
+        self._waiting.setdefault(tenant, deque()).append(turn)
         self.look()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._forget(tenant, turn)
+                with suppress(KeyError, ValueError):
+                    self._waiting[tenant].remove(turn)
             else:
                 # The turn was granted and cancelled in the same turn of the loop.
                 self.release(tenant)
@@ -61,18 +60,16 @@ class Turns:
     def look(self) -> None:
         """Grants all free turns."""
         passed = 0
-        while self._ring and passed < len(self._ring):
-            tenant = self._ring[0]
-            line = self._waiting[tenant]
+        while passed < len(self._waiting):
+            tenant, line = next(iter(self._waiting.items()))
             while line and line[0].done():
                 line.popleft()
             if not line:
-                self._ring.popleft()
                 del self._waiting[tenant]
                 continue
             if self.held >= self._most():
                 return
-            self._ring.rotate(-1)
+            self._waiting.move_to_end(tenant)
             if self._held[tenant] >= self._most_each:
                 passed += 1
                 continue
@@ -80,33 +77,34 @@ class Turns:
             self._take(tenant)
             line.popleft().set_result(None)
 
-    def _may(self, tenant: str) -> bool:
-        return self._held.get(tenant, 0) < self._most_each and self.held < self._most()
-
     def _take(self, tenant: str) -> None:
         self.held += 1
         self._held[tenant] += 1
 
-    def _forget(self, tenant: str, turn: asyncio.Future[None]) -> None:
-        line = self._waiting.get(tenant)
-        if line is not None and turn in line:
-            line.remove(turn)
-
 
 class _Group:
-    """The calls of one tenant to one model. room: how many of them the backend may have now."""
+    """The calls of one tenant to one model, such as `request`. most: of them at once."""
 
-    def __init__(self, tenant: str, room: Callable[[], int]) -> None:
-        self._tenant = tenant
-        self.turns = Turns(room)
+    def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
+        self._backend = backend
+        self._request = request
+        self._most = most
+        self._clock = clock
+        self._room = 0
+        self._room_s = -math.inf
+        self.turns = Turns(self.room)
         self.calls = 0
 
-    async def send(self, backend: Backend, request: Request, call: Call) -> Outcome:
-        await self.turns.acquire(self._tenant)
-        try:
-            return await backend.send(request, call)
-        finally:
-            self.turns.release(self._tenant)
+    def room(self) -> int:
+        """How many of them the backend may have at once; queried at intervals."""
+        now_s = self._clock.now_s()
+        if now_s - self._room_s >= _FRESH_S:
+            self._room_s = now_s
+            slots = self._backend.load(now_s, self._request).slots
+            self._room = min(self._most, slots + max(_LEAST_AHEAD, slots // 2))
+            if not slots:
+                self._room = self._most
+        return self._room
 
 
 class Shared:
@@ -143,11 +141,15 @@ class Shared:
         name = call.tenant, model if isinstance(model, str) else ""
         group = self._groups.get(name)
         if group is None:
-            room = _Room(self._backend, request, self._most, self._clock)
-            group = self._groups[name] = _Group(call.tenant, room)
+            group = _Group(self._backend, request, self._most, self._clock)
+            self._groups[name] = group
         group.calls += 1
         try:
-            return await group.send(self._backend, request, call)
+            await group.turns.acquire(call.tenant)
+            try:
+                return await self._backend.send(request, call)
+            finally:
+                group.turns.release(call.tenant)
         finally:
             group.calls -= 1
             if not group.calls:
@@ -155,25 +157,3 @@ class Shared:
 
     async def aclose(self) -> None:
         """Does nothing: the owner of the backend closes it."""
-
-
-class _Room:
-    """How many calls like `request` the backend may have at once; queried at intervals."""
-
-    def __init__(self, backend: Backend, request: Request, most: int, clock: Clock) -> None:
-        self._backend = backend
-        self._request = request
-        self._most = most
-        self._clock = clock
-        self._found = 0
-        self._found_s = -math.inf
-
-    def __call__(self) -> int:
-        now_s = self._clock.now_s()
-        if now_s - self._found_s >= _FRESH_S:
-            self._found_s = now_s
-            slots = self._backend.load(now_s, self._request).slots
-            self._found = min(self._most, slots + max(_LEAST_AHEAD, slots // 2))
-            if not slots:
-                self._found = self._most
-        return self._found

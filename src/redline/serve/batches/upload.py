@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
+from io import FileIO
 from pathlib import Path
-
-import msgspec
 
 from redline.apis import ExpiresAfter
 from redline.httpserver import BodyError, Exchange, FormPart, read_form
@@ -21,13 +21,6 @@ _LEAST_KEPT_S = 3600
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
-class Uploaded(msgspec.Struct, frozen=True):
-    """A complete form. kept_s: how long the client wants its file kept; None if not stated."""
-
-    filename: str
-    kept_s: int | None
-
-
 class Upload:
     """The file of one upload, written beside its later place until it is complete.
 
@@ -38,13 +31,16 @@ class Upload:
         self._path = path
         self._most_bytes = most_bytes
         self._disk = disk
-        self._fd = -1
+        self._file: FileIO | None = None
         self._number = 0
         self._waiting = bytearray()
         self.size_bytes = 0
 
-    async def receive(self, exchange: Exchange, most_kept_s: float) -> Uploaded:
-        """Reads the form; its file is then written, but not yet durable. Raises Refusal."""
+    async def receive(self, exchange: Exchange, usual_s: float) -> tuple[str, int]:
+        """The name of the file, and for how many seconds it is kept; `usual_s` if not stated.
+
+        The file is then written, but not yet durable. Raises Refusal.
+        """
         try:
             parts = await read_form(exchange, self._take)
         except BodyError as error:
@@ -59,25 +55,24 @@ class Upload:
             raise Refusal(what, param="purpose")
         if not self._number:
             raise Refusal("Missing required parameter: 'file'.", param="file")
-        kept_s = _kept_s(parts, most_kept_s)
+        kept_s = kept_for(_stated_expiry(parts), usual_s, "expires_after")
         await self._write()
         if not self.size_bytes:
             raise Refusal("The file is empty.", param="file")
         # The name is only shown: the path is generated.
-        return Uploaded(parts["file"].filename[:_MOST_NAME], kept_s)
+        return parts["file"].filename[:_MOST_NAME], kept_s
 
     def keep(self, place: Path) -> None:
         """Makes the file durable at its place. Blocks. Raises OSError."""
-        os.fsync(self._fd)
-        fd, self._fd = self._fd, -1
-        os.close(fd)
+        assert self._file is not None
+        with self._file:
+            os.fsync(self._file.fileno())
         os.replace(self._path, place)
 
     def discard(self) -> None:
         """Removes the file unless it was kept. Blocks."""
-        if self._fd >= 0:
-            fd, self._fd = self._fd, -1
-            os.close(fd)
+        if self._file is not None:
+            self._file.close()
             self._path.unlink(missing_ok=True)
 
     async def _take(self, part: FormPart, data: bytes) -> None:
@@ -98,29 +93,34 @@ class Upload:
         await self._disk.do(self._append, data)
 
     def _append(self, data: bytes) -> None:
-        if self._fd < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._fd = os.open(self._path, flags, 0o600)
-        write_all(self._fd, [data])
+        if self._file is None:
+            self._file = FileIO(self._path, "x", opener=partial(os.open, mode=0o600))
+        write_all(self._file.fileno(), [data])
 
 
-def checked_expiry(given: ExpiresAfter, most_s: float, param: str) -> int:
-    """The seconds after which the client wants the file to expire. Raises Refusal."""
+def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
+    """The seconds after which a file expires; `usual_s` if the client has not stated them.
+
+    Raises Refusal.
+    """
+    if given is None:
+        return int(usual_s)
     if given.anchor != "created_at":
         raise Refusal("The anchor must be 'created_at'.", param=f"{param}.anchor")
-    if not min(_LEAST_KEPT_S, most_s) <= given.seconds <= most_s:
+    most_s = max(usual_s, _LEAST_KEPT_S)
+    if not _LEAST_KEPT_S <= given.seconds <= most_s:
         what = f"The seconds must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}."
         raise Refusal(what, param=f"{param}.seconds")
     return given.seconds
 
 
-def _kept_s(parts: dict[str, FormPart], most_s: float) -> int | None:
+def _stated_expiry(parts: dict[str, FormPart]) -> ExpiresAfter | None:
     anchor, seconds = _text(parts, _ANCHOR), _text(parts, _SECONDS)
     if not anchor and not seconds:
         return None
     if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 12):
         raise Refusal("The seconds must be a whole number.", param="expires_after.seconds")
-    return checked_expiry(ExpiresAfter(anchor, int(seconds)), most_s, "expires_after")
+    return ExpiresAfter(anchor, int(seconds))
 
 
 def _text(parts: dict[str, FormPart], name: str) -> str:

@@ -10,6 +10,7 @@ from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import (
     Asked,
     Bounds,
+    malformed,
     names_one_model,
     not_json,
     read_body,

@@ -53,6 +53,8 @@ class _Known(msgspec.Struct):
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+# The field that a message of msgspec is about.
+_FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
 _BODY_CODES = {408: "timed_out", 413: "too_large"}
 
 
@@ -72,6 +74,15 @@ async def read_part(exchange: Exchange) -> bytes:
         raise _refused(error) from None
 
 
+def malformed(error: Exception) -> Refusal:
+    """The refusal of a body, for the error with which its decoding failed."""
+    if not isinstance(error, msgspec.ValidationError):
+        return Refusal(f"The body of the request could not be read as JSON: {error}")
+    field = _FIELD.search(str(error))
+    param = (field[1] or field[2]) if field else None
+    return Refusal(f"The body of the request is not valid: {error}", param=param)
+
+
 def _refused(error: BodyError) -> Refusal:
     message = f"{error.reason[:1].upper()}{error.reason[1:]}."
     return Refusal(message, status=error.status, code=_BODY_CODES.get(error.status))
@@ -85,12 +96,8 @@ def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:
     try:
         body = _OBJECT.decode(raw)
         known = msgspec.convert(body, _Known)
-    except msgspec.ValidationError as error:
-        field = re.search(r"`\$\.(\w+)", str(error))
-        message = f"The body of the request is not valid: {error}"
-        raise Refusal(message, param=field[1] if field else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
+        raise malformed(error) from None
     model = known.model or ""
     if model and models and model not in models:
         raise no_model(model, models)

@@ -6,16 +6,15 @@ DAY_S = 86_400
 
 
 class DayMoney:
-    """Reserved and settled amounts, in picodollars. allowance: None for no bound.
+    """Reserved and settled amounts, in picodollars.
 
     others: what earlier and other processes have spent and reserved today. A day begins with
     nothing spent; each call counts on the day on which it began.
     """
 
-    __slots__ = ("_kept", "allowance", "day", "others", "reserved", "spent")
+    __slots__ = ("_kept", "day", "others", "reserved", "spent")
 
-    def __init__(self, allowance: int | None) -> None:
-        self.allowance = allowance
+    def __init__(self) -> None:
         self.day = 0
         self.spent = self.reserved = self.others = 0
         # The part of this process's amounts that the others know.
@@ -31,13 +30,6 @@ class DayMoney:
     def committed(self) -> int:
         """Today's spending if every call in flight cost its whole reservation."""
         return self.spent + self.reserved + self.others
-
-    def allow(self, allowance: int | None) -> None:
-        """Replaces the bound."""
-        self.allowance = allowance
-
-    def has_room(self, amount: int) -> bool:
-        return self.allowance is None or self.committed + amount <= self.allowance
 
     def reserve(self, amount: int) -> None:
         """Reserves the amount for a call that starts."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 
 from redline.errors import ConfigError
@@ -17,20 +16,11 @@ _PATIENCE_S = 10.0
 _EVERY_S = 0.01
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> closing[LockedFile]:
     """Holds the file while the block reads it and replaces it; makes an empty one if there is none.
 
     Waits 10 s at most. Raises ConfigError.
     """
-    file = _taken(path)
-    try:
-        yield
-    finally:
-        file.close()
-
-
-def _taken(path: Path) -> LockedFile:
     until_s = time.monotonic() + _PATIENCE_S
     while True:
         try:
@@ -43,7 +33,7 @@ def _taken(path: Path) -> LockedFile:
         try:
             # The file was replaced meanwhile: its lock protects nothing.
             if file.try_lock() and _is_at(file.fd, path):
-                return file
+                return closing(file)
         except OSError as error:
             file.close()
             raise ConfigError(

@@ -15,9 +15,10 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -61,13 +62,6 @@ class Key(
         return "expired" if self.expires is not None and self.expires <= now else "active"
 
 
-class _Lines(NamedTuple):
-    """A file: its lines with their ends, and the key of each, None for a blank line."""
-
-    lines: list[bytes]
-    keys: list[Key | None]
-
-
 _DECODER = msgspec.json.Decoder(Key)
 
 
@@ -88,7 +82,7 @@ def check_tenant(name: str, where: str = "") -> None:
 
 def read_keys(path: Path) -> list[Key]:
     """The keys of a file. Raises ConfigError that names the file and the line."""
-    return [key for key in _read(path).keys if key is not None]
+    return [*_read(path)[1].values()]
 
 
 def add_key(
@@ -107,8 +101,8 @@ def add_key(
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     now = _now()
     with locked(path):
-        found = _read(path)
-        taken = {key.id for key in found.keys if key is not None}
+        lines, keys = _read(path)
+        taken = {key.id for key in keys.values()}
         key = Key(
             id=_free_id(taken),
             tenant=tenant,
@@ -118,7 +112,6 @@ def add_key(
             expires=None if lasts_s is None else now + timedelta(seconds=lasts_s),
             note=note,
         )
-        lines = found.lines
         if lines and not lines[-1].endswith(b"\n"):
             lines[-1] += b"\n"
         _write(path, [*lines, _line(key)])
@@ -135,19 +128,19 @@ def revoke_key(path: Path, key_id: str) -> tuple[Key, bool]:
     _check_exists(path)
     with locked(path):
         lines, keys = _read(path)
-        for number, key in enumerate(keys):
-            if key is None or key.id != key_id:
+        for number, key in keys.items():
+            if key.id != key_id:
                 continue
             if key.revoked is not None:
                 return key, False
             key = msgspec.structs.replace(key, revoked=_now())
-            lines[number] = _line(key)
+            lines[number - 1] = _line(key)
             _write(path, lines)
             return key, True
-    raise _no_key(path, key_id, [key for key in keys if key is not None])
+    raise _no_key(path, key_id, keys.values())
 
 
-def _no_key(path: Path, key_id: str, keys: list[Key]) -> ConfigError:
+def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
     """The error that no key has the id; it repeats no text that may be a secret."""
     if key_id.startswith(_PREFIX):
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
@@ -166,7 +159,8 @@ def _check_exists(path: Path) -> None:
         raise ConfigError(f"there is no file {path}", hint="redline keys add TENANT makes it")
 
 
-def _read(path: Path) -> _Lines:
+def _read(path: Path) -> tuple[list[bytes], dict[int, Key]]:
+    """The lines of a file with their ends, and the keys by the numbers of their lines, from 1."""
     _check_exists(path)
     try:
         # A named pipe at this path must not block the reader.
@@ -182,9 +176,10 @@ def _read(path: Path) -> _Lines:
             f"cannot read {path}: {error.strerror}", hint="it must belong to the user who reads it"
         ) from error
     lines = data.splitlines(keepends=True)
-    keys = [_parsed(path, number, line) for number, line in enumerate(lines, 1)]
+    numbered = enumerate(lines, 1)
+    keys = {number: _parsed(path, number, line) for number, line in numbered if line.strip()}
     _check_unique(path, keys)
-    return _Lines(lines, keys)
+    return lines, keys
 
 
 def _check_file(path: Path, found: os.stat_result) -> None:
@@ -198,9 +193,7 @@ def _check_file(path: Path, found: os.stat_result) -> None:
         )
 
 
-def _parsed(path: Path, number: int, line: bytes) -> Key | None:
-    if not line.strip():
-        return None
+def _parsed(path: Path, number: int, line: bytes) -> Key:
     try:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -213,12 +206,10 @@ def _parsed(path: Path, number: int, line: bytes) -> Key | None:
         ) from None
 
 
-def _check_unique(path: Path, keys: list[Key | None]) -> None:
+def _check_unique(path: Path, keys: dict[int, Key]) -> None:
     for name in ("id", "sha256"):
         lines: dict[str, int] = {}
-        for number, key in enumerate(keys, 1):
-            if key is None:
-                continue
+        for number, key in keys.items():
             first = lines.setdefault(getattr(key, name), number)
             if first != number:
                 what = f"the id {key.id}" if name == "id" else "the same key"

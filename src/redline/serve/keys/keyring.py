@@ -14,7 +14,6 @@ from redline.serve.keys.key_file import Key, digest_of, read_keys
 from redline.serve.keys.tenants import Tenant, Tenants
 
 DEFAULT_TENANT = "default"
-_BEARER = "Bearer "
 # A longer text is not a key, and is not hashed.
 _LONGEST = 256
 
@@ -79,20 +78,13 @@ class Keyring:
         """
         if self._default is not None:
             return self._default
+        secret = api_key or ""
         if authorization is not None:
-            if authorization.startswith(_BEARER):
-                secret = authorization[7:]
-            else:
-                scheme, _, secret = authorization.partition(" ")
-                if scheme.lower() != "bearer":
-                    secret = ""
-        else:
-            secret = api_key or ""
+            scheme, _, text = authorization.partition(" ")
+            secret = text if scheme.lower() == "bearer" else ""
         if not secret or len(secret) > _LONGEST:
             raise _refused(secret)
-        known = self._known.get(digest_of(secret.encode("latin-1", "replace")))
-        if known is None:
-            known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))
+        known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))
         if known is None:
             raise _refused(secret)
         if known.until_s != math.inf and known.until_s <= self._wall_s():
@@ -105,9 +97,8 @@ class Keyring:
             return
         version = _version(self._path)
         keys = read_keys(self._path)
-        shared: dict[str, Known] = {}
         self.readings += 1
-        self._known = {bytes.fromhex(key.sha256): self._made(key, shared) for key in keys}
+        self._known = {bytes.fromhex(key.sha256): self._made(key) for key in keys}
         self._version = version
 
     def reload_if_changed(self) -> bool:
@@ -117,17 +108,14 @@ class Keyring:
         self.reload()
         return True
 
-    def _made(self, key: Key, shared: dict[str, Known]) -> Known:
-        """The record of a key; keys of a tenant that never expire share one."""
+    def _made(self, key: Key) -> Known:
+        tenant = self._tenants.of(key.tenant)
         if key.revoked is not None:
-            reason = f"The API key {key.id} has been revoked."
-            return Known(self._tenants.of(key.tenant), -math.inf, reason)
+            return Known(tenant, -math.inf, f"The API key {key.id} has been revoked.")
         if key.expires is not None:
             reason = f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC."
-            return Known(self._tenants.of(key.tenant), key.expires.timestamp(), reason)
-        if key.tenant not in shared:
-            shared[key.tenant] = Known(self._tenants.of(key.tenant))
-        return shared[key.tenant]
+            return Known(tenant, key.expires.timestamp(), reason)
+        return Known(tenant)
 
 
 def _refused(secret: str) -> InvalidKey:

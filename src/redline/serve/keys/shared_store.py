@@ -9,33 +9,18 @@ money     what each worker has spent and reserved today    both stay spent
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Self
+from functools import partial
 
 from redline.limits import Rate
-from redline.limits.shared import Flights, SharedFlights
+from redline.limits.shared import SharedFlights
 from redline.process import SharedTable
-from redline.serve.keys.limit_store import CountedWindow, Money
-from redline.serve.keys.window import EXACT
+from redline.serve.keys.window import EXACT, GiveBack
 
 # EXACT records, and one for each part of a window beyond them; what comes on top shares the last.
 _RECORDS = 2 * EXACT + 8
 _HEAD, _TAIL, _USED, _IS_CHANGING, _FIRST = 0, 1, 2, 3, 4
 _FIRST_S, _LAST_S, _LEFT, _RECORD_WORDS = 0, 1, 2, 3
 _DAY, _OTHERS, _KEPT, _MONEY_WORDS = 0, 1, 2, 3
-
-
-class SharedEntry:
-    """A record of a ring, by its number."""
-
-    __slots__ = ("_number", "_window")
-
-    def __init__(self, window: SharedWindow, number: int) -> None:
-        self._window = window
-        self._number = number
-
-    def give_back(self, amount: int) -> None:
-        self._window.give_back(self._number, amount)
 
 
 class SharedWindow:
@@ -55,11 +40,6 @@ class SharedWindow:
         self._count = rate.count
         self._window_s = rate.window_s
         self._grain_s = rate.window_s / EXACT
-
-    @property
-    def is_new(self) -> bool:
-        """Whether nothing was ever admitted."""
-        return not self._words[self._base + _TAIL]
 
     def has_room(self, amount: int, now_s: float) -> bool:
         self._sweep(now_s)
@@ -81,18 +61,23 @@ class SharedWindow:
                 break
         return last_s + self._window_s - now_s
 
-    def take(self, amount: int, now_s: float) -> SharedEntry:
+    def take(self, amount: int, now_s: float) -> GiveBack:
         self._sweep(now_s)
-        return SharedEntry(self, self._add(amount, now_s, now_s))
+        return partial(self._give_back, self._add(amount, now_s, now_s))
 
     def take_up(self, older: SharedWindow) -> None:
-        """Takes over the counts of an older window; none of them is given back."""
+        """Takes over the counts of an older window, of which none is given back.
+
+        Does nothing once anything was admitted here: another worker has taken them over.
+        """
+        if self._words[self._base + _TAIL]:
+            return
         words, reals, base = older._words, older._reals, older._base
         for number in range(words[base + _HEAD], words[base + _TAIL]):
             at = older._at(number)
             self._add(words[at + _LEFT], reals[at + _FIRST_S], reals[at + _LAST_S])
 
-    def give_back(self, number: int, amount: int) -> None:
+    def _give_back(self, number: int, amount: int) -> None:
         """Gives back an unused amount of a record; a record that has left the window is ignored."""
         words, base = self._words, self._base
         self._mend()
@@ -170,7 +155,6 @@ class SharedMoney:
         self._reserved = table.amounts(f"{name}/reserved")
         self._width = 1 + table.processes
         self._own = 1 + worker
-        self.allowance: int | None = None
 
     @property
     def day(self) -> int:
@@ -203,12 +187,6 @@ class SharedMoney:
             words[base + _OTHERS] = words[base + _KEPT] = 0
             words[base + _DAY] = day
 
-    def allow(self, allowance: int | None) -> None:
-        self.allowance = allowance
-
-    def has_room(self, amount: int) -> bool:
-        return self.allowance is None or self.committed + amount <= self.allowance
-
     def reserve(self, amount: int) -> None:
         self._words[self._reserved + self._own] += amount
 
@@ -236,30 +214,20 @@ class SharedStore:
     """The counts of all workers. worker: the number of this one, from 0."""
 
     def __init__(self, table: SharedTable, worker: int) -> None:
-        self._table = table
+        self._table = self.alone = table
         self._worker = worker
 
-    def __enter__(self) -> Self:
-        self._table.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._table.__exit__(*error)
-
-    def flights(self, tenant: str) -> Flights:
+    def flights(self, tenant: str) -> SharedFlights:
         return SharedFlights(self._table, f"tenant/{tenant}/flights", self._worker)
 
-    def money(self, tenant: str) -> Money:
+    def money(self, tenant: str) -> SharedMoney:
         return SharedMoney(self._table, f"tenant/{tenant}/money", self._worker)
 
-    def window(
-        self, tenant: str, kind: str, rate: Rate, before: Sequence[CountedWindow]
-    ) -> CountedWindow:
+    def window(self, tenant: str, kind: str, rate: Rate, older: object) -> SharedWindow:
+        """A window of `requests` or `tokens`. older: the one whose counts it takes over, if any."""
         name = f"tenant/{tenant}/{kind}/{rate.window_s:.15g}"
-        older = [window for window in before if isinstance(window, SharedWindow)]
         with self._table:
             window = SharedWindow(self._table, name, rate)
-            if older and window.is_new:
-                # Another worker that changes to it later finds it full already.
-                window.take_up(max(older, key=lambda one: one.rate.window_s))
+            if isinstance(older, SharedWindow):
+                window.take_up(older)
         return window

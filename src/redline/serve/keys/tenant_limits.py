@@ -23,8 +23,9 @@ from redline.limits.rule import limit_text
 from redline.process import counted
 from redline.serve.http import Refusal, come_back
 from redline.serve.keys.day_money import DAY_S
-from redline.serve.keys.limit_store import OWN, CountedWindow, Entry, LimitStore
+from redline.serve.keys.limit_store import OWN, CountedWindow, LimitStore
 from redline.serve.keys.tenant_settings import TenantSettings
+from redline.serve.keys.window import GiveBack
 
 # The mean duration of calls is taken over about this many of the latest.
 _RECENT_CALLS = 8
@@ -63,7 +64,7 @@ class Started:
     def __init__(
         self,
         limits: TenantLimits,
-        records: tuple[list[Entry], list[Entry]],
+        records: tuple[list[GiveBack], list[GiveBack]],
         since_s: float,
         tokens: int,
         picodollars: int,
@@ -84,24 +85,17 @@ class Started:
         if self._is_over:
             return
         self._is_over = True
-        alone = self._limits.alone
-        if alone is OWN:
-            self._settle(now_s, tokens, picodollars)
-            return
-        with alone:
-            self._settle(now_s, tokens, picodollars)
-
-    def _settle(self, now_s: float, tokens: int | None, picodollars: int | None) -> None:
         limits = self._limits
         cost = self._picodollars if picodollars is None else picodollars
-        limits.ended(now_s - self._since_s)
-        if tokens is not None:
-            if tokens > self._tokens:
-                limits.use_tokens(tokens - self._tokens, now_s)
-            elif tokens < self._tokens:
-                for record in self._of_tokens:
-                    record.give_back(self._tokens - tokens)
-        limits.money.settle(self._day, self._picodollars, cost)
+        with limits.alone:
+            limits.ended(now_s - self._since_s)
+            if tokens is not None:
+                if tokens > self._tokens:
+                    limits.use_tokens(tokens - self._tokens, now_s)
+                elif tokens < self._tokens:
+                    for give_back in self._of_tokens:
+                        give_back(self._tokens - tokens)
+            limits.money.settle(self._day, self._picodollars, cost)
 
     def cancel(self) -> None:
         """Ends a call that was not sent: nothing of it counts."""
@@ -111,10 +105,10 @@ class Started:
         limits = self._limits
         with limits.alone:
             limits.flights.add(-1)
-            for record in self._of_requests:
-                record.give_back(1)
-            for record in self._of_tokens:
-                record.give_back(self._tokens)
+            for give_back in self._of_requests:
+                give_back(1)
+            for give_back in self._of_tokens:
+                give_back(self._tokens)
             limits.money.settle(self._day, self._picodollars, 0)
 
     def __enter__(self) -> Started:
@@ -128,8 +122,8 @@ class Started:
 class TenantLimits:
     """The limits of `settings`, and what counts against them. For one event loop.
 
-    store: where it is counted. alone: the store, if a limit is set; to be entered before anything
-    is changed.
+    store: where it is counted. alone: to be entered before anything is changed; it keeps other
+    processes out if a limit is set.
     """
 
     def __init__(
@@ -141,7 +135,6 @@ class TenantLimits:
     ) -> None:
         self._tenant = tenant
         self._store = store
-        self._clock = clock
         self.now_s = clock.now_s
         self._wall_s = clock.wall_s
         self._call_s = _FIRST_CALL_S
@@ -161,9 +154,9 @@ class TenantLimits:
         self._most = settings.concurrency
         self._requests = self._windows("requests", settings.requests, self._requests)
         self._tokens = self._windows("tokens", settings.tokens, self._tokens)
-        self.money.allow(settings.picodollars_per_day)
-        limits = (settings.requests, settings.tokens, self._most, self.money.allowance)
-        self.alone: LimitStore = OWN if all(not one for one in limits) else self._store
+        self._allowance = settings.picodollars_per_day
+        limits = (settings.requests, settings.tokens, self._most, self._allowance)
+        self.alone = self._store.alone if any(limits) else OWN.alone
 
     def try_start(
         self, now_s: float, tokens: int = 0, picodollars: int | None = 0
@@ -173,32 +166,27 @@ class TenantLimits:
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
         price is known. A refused call counts nowhere.
         """
-        if self.alone is OWN:
-            return self._try_start(now_s, tokens, picodollars)
-        with self.alone:
-            return self._try_start(now_s, tokens, picodollars)
-
-    def _try_start(self, now_s: float, tokens: int, picodollars: int | None) -> Started | Refused:
         money = self.money
-        day = int(self._wall_s() // DAY_S)
-        if day != money.day:
-            money.begin(day)
-        has_room = self._most is None or self.flights.count < self._most
-        for window in self._requests:
-            has_room = window.has_room(1, now_s) and has_room
-        for window in self._tokens:
-            has_room = window.has_room(tokens, now_s) and has_room
-        if money.allowance is not None:
-            has_room = has_room and picodollars is not None and money.has_room(picodollars)
-        if not has_room:
-            return self._refused(now_s, tokens, picodollars)
-        self.flights.add(1)
         cost = picodollars or 0
-        money.reserve(cost)
-        records = (
-            [window.take(1, now_s) for window in self._requests],
-            [window.take(tokens, now_s) for window in self._tokens],
-        )
+        with self.alone:
+            day = int(self._wall_s() // DAY_S)
+            if day != money.day:
+                money.begin(day)
+            has_room = self._most is None or self.flights.count < self._most
+            for window in self._requests:
+                has_room = window.has_room(1, now_s) and has_room
+            for window in self._tokens:
+                has_room = window.has_room(tokens, now_s) and has_room
+            if self._allowance is not None:
+                has_room = has_room and self._can_pay(picodollars)
+            if not has_room:
+                return self._refused(now_s, tokens, picodollars)
+            self.flights.add(1)
+            money.reserve(cost)
+            records = (
+                [window.take(1, now_s) for window in self._requests],
+                [window.take(tokens, now_s) for window in self._tokens],
+            )
         return Started(self, records, now_s, tokens, cost, day)
 
     def ended(self, took_s: float) -> None:
@@ -235,24 +223,30 @@ class TenantLimits:
                 yield self._because(f"it has reached its limit of {limit}", wait_s)
 
     def _money_refusals(self, picodollars: int | None) -> Iterable[Refused]:
-        money = self.money
-        if money.allowance is None or (picodollars is not None and money.has_room(picodollars)):
+        money, allowance = self.money, self._allowance
+        if allowance is None or self._can_pay(picodollars):
             return
-        limit = f"{dollars_text(money.allowance)} a day"
+        limit = f"{dollars_text(allowance)} a day"
         if picodollars is None:
             what = f"it may spend {limit}, and the price of the model is not known"
             yield self._because(what, math.inf, "unpriced")
-        elif picodollars > money.allowance:
+        elif picodollars > allowance:
             cost = dollars_text(picodollars)
             what = f"the call may cost {cost}, more than its limit of {limit} grants"
             yield self._because(what, math.inf, "over_limit")
-        elif money.spent + money.others + picodollars <= money.allowance:
+        elif money.spent + money.others + picodollars <= allowance:
             what = f"its calls in flight may cost all that is left of its limit of {limit}"
             yield self._because(what, self._call_s / max(1, self.in_flight))
         else:
             wait_s = (money.day + 1) * DAY_S - self._wall_s()
             what = f"it has spent its limit of {limit} (UTC)"
             yield self._because(what, max(0.0, wait_s), "insufficient_quota")
+
+    def _can_pay(self, picodollars: int | None) -> bool:
+        """Whether the rest of the day's money covers this cost."""
+        if self._allowance is None:
+            return True
+        return picodollars is not None and self.money.committed + picodollars <= self._allowance
 
     def _because(
         self, what: str, retry_after_s: float, code: str = "rate_limit_exceeded"
@@ -264,12 +258,13 @@ class TenantLimits:
     ) -> tuple[CountedWindow, ...]:
         """A window for each rate, with what counted in those before it."""
         old = {window.rate.window_s: window for window in before}
+        longest = max(before, key=lambda window: window.rate.window_s, default=None)
         made = []
         for rate in rates:
             window = old.pop(rate.window_s, None)
             if window is not None:
                 window.reshape(rate)
             else:
-                window = self._store.window(self._tenant, kind, rate, before)
+                window = self._store.window(self._tenant, kind, rate, longest)
             made.append(window)
         return tuple(made)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, nearest
-from redline.job.settings import Kind, settings_in, table_in, values
+from redline.job.settings import Kind, errors_in, settings_in, table_in, values
 from redline.limits import Rate
 from redline.limits.rule import MAX_CONCURRENCY
 from redline.serve.keys.key_file import check_tenant
@@ -59,13 +59,8 @@ def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[s
         check_tenant(name, f"{file}, [tenants]")
         where = f"{file}, [tenants.{name}]"
         stated = settings_in(table_in(table, f"tenants.{name}", file), TENANT_KEYS, where)
-        try:
+        with errors_in(where):
             found[name] = _tenant(stated, classes)
-        except ConfigError as error:
-            # As a file has it, and not the command line.
-            error.what = error.what.removeprefix("--")
-            error.where = where
-            raise
     return found
 
 
@@ -80,7 +75,7 @@ def _tenant(stated: Mapping[str, Any], classes: Collection[str]) -> TenantSettin
         requests=values.rates(stated, "requests") or (),
         tokens=values.rates(stated, "tokens") or (),
         concurrency=values.whole(stated, "concurrency", 1, MAX_CONCURRENCY),
-        picodollars_per_day=_money(stated),
+        picodollars_per_day=values.money(stated, "money_per_day"),
         models=_models(stated),
         is_admin=stated.get("admin", False),
     )
@@ -105,15 +100,6 @@ def _weight(stated: Mapping[str, Any]) -> float:
             hint="2 is twice the share of a tenant with 1",
         )
     return weight
-
-
-def _money(stated: Mapping[str, Any]) -> int | None:
-    try:
-        return values.money(stated, "money_per_day")
-    except ConfigError as error:
-        # The flag's name has dashes.
-        error.what = error.what.replace("--money-per-day", "money_per_day")
-        raise
 
 
 def _models(stated: Mapping[str, Any]) -> frozenset[str] | None:

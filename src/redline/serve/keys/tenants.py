@@ -66,11 +66,7 @@ class Tenants:
         tenant = self._tenants.get(name)
         if tenant is None:
             tenant = Tenant(name, self._settings.get(name, _USUAL), self._clock, self._store)
-            day, totals = self._totals
-            money = tenant.limits.money
-            if money.day <= day:
-                money.begin(day)
-                money.kept(day, 0, totals.get(name, 0))
+            self._learn(tenant, 0)
             self._tenants[name] = tenant
         return tenant
 
@@ -94,8 +90,13 @@ class Tenants:
         """Records that a file knows `told` more; `totals` are its amounts of that day."""
         self._totals = (day, totals)
         for tenant in self._tenants.values():
-            money = tenant.limits.money
-            if tenant.name in totals:
-                # One that has not called today begins its day here.
-                money.begin(max(day, money.day))
-            money.kept(day, told.get(tenant.name, 0), totals.get(tenant.name, 0))
+            self._learn(tenant, told.get(tenant.name, 0))
+
+    def _learn(self, tenant: Tenant, told: int) -> None:
+        """Takes over what others have committed. told: how much more of this process they know."""
+        day, totals = self._totals
+        money = tenant.limits.money
+        if tenant.name in totals:
+            # One that has not called today begins its day here.
+            money.begin(max(day, money.day))
+        money.kept(day, told, totals.get(tenant.name, 0))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from redline.limits import Rate
 
 # Up to this many records are exact. Beyond them, amounts admitted within this part of a window
 # share a record with the time of the last one: they count slightly longer, and memory is bounded.
 EXACT = 256
+
+# Gives back a part of an admitted amount that was not used.
+GiveBack = Callable[[int], None]
 
 
 class Admitted:
@@ -44,8 +47,8 @@ class SlidingWindow:
         self.used = 0
         self.reshape(rate)
         for record in records:
-            copy = self.take(record.left, record.last_s)
-            copy.first_s = record.first_s
+            self.take(record.left, record.last_s)
+            self._records[-1].first_s = record.first_s
 
     def reshape(self, rate: Rate) -> None:
         """Replaces the count. The length of the window may change only while it is empty."""
@@ -84,7 +87,7 @@ class SlidingWindow:
                 break
         return last_s + self._window_s - now_s
 
-    def take(self, amount: int, now_s: float) -> Admitted:
+    def take(self, amount: int, now_s: float) -> GiveBack:
         """Admits `amount`, whether there is room or not."""
         records = self._records
         self.used += amount
@@ -93,7 +96,7 @@ class SlidingWindow:
             if now_s - last.first_s < self._grain_s:
                 last.last_s = now_s
                 last.left += amount
-                return last
+                return last.give_back
         record = Admitted(self, now_s, amount)
         records.append(record)
-        return record
+        return record.give_back

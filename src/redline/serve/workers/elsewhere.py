@@ -37,7 +37,7 @@ class Elsewhere:
 
     def snapshot(self) -> Snapshot:
         """An empty snapshot: the other worker has the batches."""
-        return Snapshot(batches=[], in_flight=0, stored={})
+        return Snapshot(batches=[])
 
     async def _answer(self, exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
