@@ -63,22 +63,31 @@ _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
 # While a run continues, this many of its latest seconds are treated as one window.
 _CURRENT_S = 3.0
 
-_WORDS: dict[str, tuple[Cause, str]] = {
-    "input": (Cause.INPUT, "the input"),
-    "writer": (Cause.WRITER, "the disk"),
-    "taker": (Cause.WRITER, "the reader of the results"),
-    "memory": (Cause.CONCURRENCY, "the room for large rows"),
-    "limit": (Cause.LIMIT, "a rate limit"),
-    "budget": (Cause.LIMIT, "the budget"),
-    "slots": (Cause.CONCURRENCY, "the concurrency"),
-    "parked": (Cause.DOWN, "the endpoint, which asked to wait"),
-    "down": (Cause.DOWN, "the endpoint, which is down"),
-    "backoff": (Cause.DOWN, "the endpoint, which fails"),
-    "batch": (Cause.NOTHING, "the Batch API"),
-    "rest": (Cause.NOTHING, "nothing"),
-    "client": (Cause.CLIENT, "the client"),
-}
 Found = tuple[Cause, str, str]
+# For each holder: the cause, its name, and the evidence, to which the share of samples is added.
+_HELD: dict[str, Found] = {
+    "input": (Cause.INPUT, "the input", "workers wait for rows of the input"),
+    "writer": (Cause.WRITER, "the disk", "no rows are read until more results are durable"),
+    "taker": (Cause.WRITER, "the reader of the results", "answered rows wait until they are taken"),
+    "memory": (
+        Cause.CONCURRENCY,
+        "the room for large rows",
+        "no rows are read until large ones are done",
+    ),
+    "limit": (Cause.LIMIT, "a rate limit", "calls wait for their grant"),
+    "budget": (
+        Cause.LIMIT,
+        "the budget",
+        "calls wait for the part of the budget that others have reserved",
+    ),
+    "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
+    "parked": (Cause.DOWN, "the endpoint, which asked to wait", "the endpoint asked to wait"),
+    "down": (Cause.DOWN, "the endpoint, which is down", "no call can reach the endpoint"),
+    "backoff": (Cause.DOWN, "the endpoint, which fails", "rows wait for a retry"),
+    "batch": (Cause.NOTHING, "the Batch API", "rows are with the Batch API"),
+    "rest": (Cause.NOTHING, "nothing", "no row is left to send"),
+    "client": (Cause.CLIENT, "the client", "the client has rows that it has not sent"),
+}
 
 
 def bindings(windows: Sequence[Window]) -> list[Binding]:
@@ -147,8 +156,8 @@ class _Run:
             if _has_spare(window):
                 return self._full_or_saturated(index, window)
             return _limits(window, share)
-        cause, what = _WORDS[held]
-        return cause, what, _EVIDENCE[held](window, share)
+        cause, what, _ = _HELD[held]
+        return cause, what, _evidence(held, window, share)
 
     def _full_or_saturated(self, index: int, window: Window) -> Found:
         """All slots are in use: decides whether more would bring more answers."""
@@ -285,8 +294,8 @@ def _most(window: Window) -> tuple[Holder | None, float]:
     held = max(window.held, key=lambda one: window.held[one], default=None)
     if held is None:
         return None, 0.0
-    cause = _WORDS[held][0]
-    alike = sum(count for one, count in window.held.items() if _WORDS[one][0] is cause)
+    cause = _HELD[held][0]
+    alike = sum(count for one, count in window.held.items() if _HELD[one][0] is cause)
     return held, alike / window.samples  # type: ignore[return-value]  # the keys are of Holder
 
 
@@ -393,43 +402,18 @@ def _lower_s(sketch: Sketch, q: float) -> float:
     return sketch.ranked_s(math.floor(q * (sketch.count - 1)))
 
 
-def _plain(what: str) -> Callable[[Window, float], str]:
-    return lambda window, share: f"{what}, in {100 * share:.0f} % of samples"
-
-
-def _parked(window: Window, share: float) -> str:
-    for_ = f", for another {window.parked_s:.1f} s" if window.parked_s >= 1 else ""
-    return f"the endpoint asked to wait{for_}, in {100 * share:.0f} % of samples{_errors(window)}"
+def _evidence(held: Holder, window: Window, share: float) -> str:
+    cause, _, what = _HELD[held]
+    if held == "rest":
+        left = f", and the last calls are in flight: {window.in_flight:,.0f}"
+        return f"{what}{left if window.in_flight >= 0.5 else ''}"
+    if held == "parked" and window.parked_s >= 1:
+        what += f", for another {window.parked_s:.1f} s"
+    errors = _errors(window) if cause is Cause.DOWN else ""
+    return f"{what}, in {100 * share:.0f} % of samples{errors}"
 
 
 def _errors(window: Window) -> str:
     """The failed attempts by kind, and the last error."""
     counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
     return f" ({counts}, the last: {window.error})" if counts else ""
-
-
-def _failing(what: str) -> Callable[[Window, float], str]:
-    def evidence(window: Window, share: float) -> str:
-        return f"{what}, in {100 * share:.0f} % of samples{_errors(window)}"
-
-    return evidence
-
-
-def _resting(window: Window, share: float) -> str:
-    left = f", and the last calls are in flight: {window.in_flight:,.0f}"
-    return f"no row is left to send{left if window.in_flight >= 0.5 else ''}"
-
-
-_EVIDENCE: dict[str, Callable[[Window, float], str]] = {
-    "input": _plain("workers wait for rows of the input"),
-    "writer": _plain("no rows are read until more results are durable"),
-    "taker": _plain("answered rows wait until they are taken"),
-    "memory": _plain("no rows are read until large ones are done"),
-    "budget": _plain("calls wait for the part of the budget that others have reserved"),
-    "parked": _parked,
-    "down": _failing("no call can reach the endpoint"),
-    "backoff": _failing("rows wait for a retry"),
-    "batch": _plain("rows are with the Batch API"),
-    "rest": _resting,
-    "client": _plain("the client has rows that it has not sent"),
-}
