@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from redline.observe.causes import Binding, Cause
 from redline.timeline import (
@@ -118,13 +118,17 @@ class _Run:
             for place, window in enumerate(windows)
             if self._later[place].pairs and _is_full(window)
         ]
-        self._levels = _Levels(
-            (_level_of(windows[place]), self._later[place].count, windows[place].span_s)
-            for place in self._answered
-        )
         self._at_level = dict[int, list[int]]()
         for place in self._answered:
             self._at_level.setdefault(_level_of(windows[place]), []).append(place)
+        # Answers, and seconds.
+        self._sums = {
+            level: (
+                sum(self._later[place].count for place in places),
+                sum(windows[place].span_s for place in places),
+            )
+            for level, places in self._at_level.items()
+        }
 
     def binding(self, index: int) -> Binding:
         window = self._windows[index]
@@ -191,9 +195,24 @@ class _Run:
         if now_s > alone_s * max(_GROWTH, math.exp(chance)):
             times = f"answers take {now_s / alone_s:.1f} times as long as at first"
             return f"{times} {self._times(later)}"
-        other = self._levels.without_gain(_level_of(self._windows[index]))
+        other = self._without_gain(_level_of(self._windows[index]))
         if other is not None:
             return f"{math.exp(_LEVEL * other):,.0f} bring as many answers a second"
+        return None
+
+    def _without_gain(self, level: int) -> int | None:
+        """Another level with hardly another rate of answers, which shows that calls queue."""
+        if level not in self._sums:
+            return None
+        for other in sorted(self._sums, key=lambda one: -abs(one - level)):
+            if abs(other - level) <= 1:
+                break
+            low, high = self._sums[min(level, other)], self._sums[max(level, other)]
+            grown = _LEVEL * abs(other - level)
+            gain = math.log(high[0] / high[1]) - math.log(low[0] / low[1])
+            error = math.sqrt(1 / high[0] + 1 / low[0])
+            if gain + 2 * error < _LEAST_POWER * grown:
+                return other
         return None
 
     def _times(self, later: Sketch) -> str:
@@ -251,31 +270,6 @@ class _Run:
             found.append(self._later[place])
             count += found[-1].count
         return merged_sketches(found)
-
-
-class _Levels:
-    """Answers and seconds at each level of calls in flight, from windows with all slots in use."""
-
-    def __init__(self, found: Iterable[tuple[int, int, float]]) -> None:
-        self._sums: dict[int, tuple[int, float]] = {}
-        for level, answers, span_s in found:
-            before, before_s = self._sums.get(level, (0, 0.0))
-            self._sums[level] = (before + answers, before_s + span_s)
-
-    def without_gain(self, level: int) -> int | None:
-        """Another level with hardly another rate of answers, which shows that calls queue."""
-        if level not in self._sums:
-            return None
-        for other in sorted(self._sums, key=lambda one: -abs(one - level)):
-            if abs(other - level) <= 1:
-                break
-            low, high = self._sums[min(level, other)], self._sums[max(level, other)]
-            grown = _LEVEL * abs(other - level)
-            gain = math.log(high[0] / high[1]) - math.log(low[0] / low[1])
-            error = math.sqrt(1 / high[0] + 1 / low[0])
-            if gain + 2 * error < _LEAST_POWER * grown:
-                return other
-        return None
 
 
 def _level_of(window: Window) -> int:
