@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from redline.observe.causes import Binding, Cause
 from redline.timeline import (
@@ -142,10 +142,8 @@ class _Run:
         )
 
     def _found(self, index: int, window: Window) -> Found:
-        for rule in _AT_ONCE:
-            found = rule(window)
-            if found is not None:
-                return found
+        if (halted := _halted(window)) is not None:
+            return halted
         held, share = _most(window)
         if held is None:
             return Cause.UNDETERMINED, "undetermined", "the state of the run was not sampled"
@@ -283,31 +281,23 @@ def _is_full(window: Window) -> bool:
 
 def _most(window: Window) -> tuple[Holder | None, float]:
     """What held calls back in most samples; and the share of samples with the same cause."""
-    if not window.samples:
-        return None, 0.0
     held = max(window.held, key=lambda one: window.held[one], default=None)
-    if held is None:
+    if held is None or not window.samples:
         return None, 0.0
     cause = _HELD[held][0]
     alike = sum(count for one, count in window.held.items() if _HELD[one][0] is cause)
     return held, alike / window.samples  # type: ignore[return-value]  # the keys are of Holder
 
 
-def _stopped(window: Window) -> Found | None:
-    if window.stopped_s < _MOST_OF * window.span_s:
-        return None
-    evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
-    return Cause.CLIENT, "the client, which was stopped", evidence
-
-
-def _blocked(window: Window) -> Found | None:
-    if window.write_s < _MOST_OF * window.span_s:
-        return None
-    evidence = f"writing results took {window.write_s:.1f} of {window.span_s:.1f} s"
-    return Cause.WRITER, "the disk", evidence
-
-
-_AT_ONCE: tuple[Callable[[Window], Found | None], ...] = (_stopped, _blocked)
+def _halted(window: Window) -> Found | None:
+    """Reports that nothing else could run: the process was stopped, or results were written."""
+    if window.stopped_s >= _MOST_OF * window.span_s:
+        evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
+        return Cause.CLIENT, "the client, which was stopped", evidence
+    if window.write_s >= _MOST_OF * window.span_s:
+        evidence = f"writing results took {window.write_s:.1f} of {window.span_s:.1f} s"
+        return Cause.WRITER, "the disk", evidence
+    return None
 
 
 def _busy_client(window: Window) -> Found | None:
@@ -330,9 +320,7 @@ def _limits(window: Window, share: float) -> Found:
         return Cause.LIMIT, "a rate limit", f"calls wait for their grant in {share:.0%} of samples"
     near = [use for use in held if _is_near(use, held[0], window.end_s)]
     what = " and ".join(use.name for use in near)
-    waiting = f"{window.waiting:,.0f} calls wait for it"
-    if len(near) > 1:
-        waiting = f"{window.waiting:,.0f} calls wait for them"
+    waiting = f"{window.waiting:,.0f} calls wait for {'it' if len(near) == 1 else 'them'}"
     used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
     return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
 
