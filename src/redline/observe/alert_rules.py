@@ -78,6 +78,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     def is_beyond(self, value: float, threshold: float) -> bool:
         return value > threshold if self.word == "above" else value < threshold
 
+    def beyond(self, threshold: float) -> str:
+        """Such as `above 20 %`."""
+        return f"{self.word} {self.shown(threshold)}"
+
     def shown(self, value: float) -> str:
         if self.is_share:
             return f"{100 * value:.0f} %"
