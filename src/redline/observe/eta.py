@@ -74,13 +74,13 @@ def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
         if _is_standstill(window):
             held.append(window)
             continue
-        pauses = held if sum(one.span_s for one in held) < _LEAST_HOLD_S else []
-        ended += sum(one.done + one.failed for one in held) if not pauses else 0
-        held = []
-        for each in (*pauses, window):
-            active_s += each.span_s
+        is_pause = sum(one.span_s for one in held) < _LEAST_HOLD_S
+        for each in (*held, window):
             ended += each.done + each.failed
-            points.append(_Point(active_s, ended, each))
+            if is_pause or each is window:
+                active_s += each.span_s
+                points.append(_Point(active_s, ended, each))
+        held = []
     return points, bool(held)
 
 
