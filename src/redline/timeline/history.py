@@ -22,6 +22,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.process import drop_unfinished, replace_file, write_all
+from redline.timeline.lines import is_of_unknown_kind, version_of
 from redline.timeline.prediction import Prediction
 from redline.timeline.window import Window, coarsened
 
@@ -110,19 +111,9 @@ class Timeline(msgspec.Struct):
         return [window for run in self.runs for window in run.windows]
 
 
-class _Kind(msgspec.Struct):
-    kind: str
-
-
-class _First(_Kind):
-    v: int
-
-
 Entry = RunFacts | Prediction | Window | RunEnd
 _ENCODE = msgspec.json.Encoder().encode
 _DECODE = msgspec.json.Decoder(Entry).decode
-_FIRST = msgspec.json.Decoder(_First).decode
-_KIND = msgspec.json.Decoder(_Kind).decode
 _KNOWN = ("run", "prediction", "window", "end")
 
 
@@ -161,7 +152,7 @@ def _parsed(data: bytes, path: Path) -> Timeline:
                 )
             timeline.runs.append(RunHistory(facts=entry))
         elif entry is None or not timeline.runs:
-            timeline.damaged += not _is_other(line)
+            timeline.damaged += not is_of_unknown_kind(line, _KNOWN)
         elif isinstance(entry, Window):
             timeline.runs[-1].windows.append(entry)
         elif isinstance(entry, Prediction):
@@ -172,29 +163,14 @@ def _parsed(data: bytes, path: Path) -> Timeline:
 
 
 def _entry(line: bytes) -> Entry | None:
+    """The record of a line; None if it is damaged, or of another kind."""
     try:
         found: Entry = _DECODE(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        found_v = _newer(line)
-        return None if found_v is None else RunFacts(v=found_v, at=0.0)
-    return found
-
-
-def _newer(line: bytes) -> int | None:
-    """The version of a run that a newer redline has begun; None for any other line."""
-    try:
-        first = _FIRST(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return first.v if first.kind == "run" and first.v > TIMELINE_VERSION else None
-
-
-def _is_other(line: bytes) -> bool:
-    """Whether the line is a record of an unknown kind."""
-    try:
-        return _KIND(line).kind not in _KNOWN
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+        return found
+    except ValueError:
+        # A newer redline may have begun the run.
+        version = version_of(line) or 0
+        return RunFacts(v=version, at=0.0) if version > TIMELINE_VERSION else None
 
 
 def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
