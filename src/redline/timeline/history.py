@@ -112,14 +112,9 @@ class Timeline(msgspec.Struct):
 
 
 Entry = RunFacts | Prediction | Window | RunEnd
-_ENCODE = msgspec.json.Encoder().encode
+_ENCODE_LINES = msgspec.json.Encoder().encode_lines
 _DECODE = msgspec.json.Decoder(Entry).decode
 _KNOWN = ("run", "prediction", "window", "end")
-
-
-def encoded(entries: Iterable[Entry]) -> bytes:
-    """The lines of these entries."""
-    return b"".join(_ENCODE(entry) + b"\n" for entry in entries)
 
 
 def read_timeline(path: Path) -> Timeline:
@@ -182,7 +177,7 @@ def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
     share = _FINEST_SHARE
     while True:
         runs = [_coarser(run, now, share) for run in runs]
-        if sum(map(_size_bytes, runs)) <= most_bytes:
+        if sum(len(_lines_of(run)) for run in runs) <= most_bytes:
             return Timeline(runs)
         if all(len(run.windows) <= 1 for run in runs):
             if len(runs) == 1:
@@ -193,18 +188,12 @@ def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
 
 def _coarser(run: RunHistory, now: float, share: float) -> RunHistory:
     now_s = max(now - run.facts.at, run.last_s)
-    windows = coarsened(run.windows, now_s, share)
-    return RunHistory(facts=run.facts, windows=windows, end=run.end, prediction=run.prediction)
-
-
-def _size_bytes(run: RunHistory) -> int:
-    return len(_lines_of(run))
+    return msgspec.structs.replace(run, windows=coarsened(run.windows, now_s, share))
 
 
 def _lines_of(run: RunHistory) -> bytes:
-    prediction = () if run.prediction is None else (run.prediction,)
-    end = () if run.end is None else (run.end,)
-    return encoded((run.facts, *prediction, *run.windows, *end))
+    entries = (run.facts, run.prediction, *run.windows, run.end)
+    return _ENCODE_LINES(entry for entry in entries if entry is not None)
 
 
 class TimelineFile:
@@ -271,7 +260,7 @@ class TimelineFile:
     def _write(self, entries: Iterable[Entry]) -> None:
         if self.failure is not None:
             return
-        lines = encoded(entries)
+        lines = _ENCODE_LINES(entries)
         try:
             write_all(self._fd, [lines])
         except OSError as error:
