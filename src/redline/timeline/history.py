@@ -13,7 +13,8 @@ known is to be read in another way.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -213,15 +214,10 @@ class TimelineFile:
     def begin(self, facts: RunFacts) -> list[RunHistory]:
         """Records the start of a run. The runs before it; none if the file cannot be read."""
         runs: list[RunHistory] = []
-        try:
+        with self._failing():
             drop_unfinished(self.path)
             runs = self._open()
-        except (ConfigError, JournalError) as error:
-            self._fail(error.what)
-        except OSError as error:
-            self._fail(f"{self.path} cannot be written: {error.strerror}")
-        else:
-            self._write([facts])
+        self._write([facts])
         return runs
 
     def predict(self, prediction: Prediction) -> None:
@@ -261,36 +257,33 @@ class TimelineFile:
         if self.failure is not None:
             return
         lines = _ENCODE_LINES(entries)
-        try:
-            write_all(self._fd, [lines])
-        except OSError as error:
-            self._cut()
-            self._fail(f"{self.path} cannot be written: {error.strerror}")
-            return
-        self._size_bytes += len(lines)
+        with self._failing():
+            try:
+                write_all(self._fd, [lines])
+            except OSError:
+                # If the incomplete line cannot be removed, readers skip it.
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._size_bytes)
+                raise
+            self._size_bytes += len(lines)
 
     def _shorten(self, now: float) -> None:
         """Replaces the file by a shorter one; a kill leaves one of the two, complete."""
-        try:
+        with self._failing():
             timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
             data = b"".join(map(_lines_of, timeline.runs))
             replace_file(self.path, lambda fd: write_all(fd, [data]))
             self.close()
             self._open()
-        except (ConfigError, JournalError) as error:
-            self._fail(error.what)
-        except OSError as error:
-            self._fail(f"{self.path} cannot be written: {error.strerror}")
 
-    def _cut(self) -> None:
-        """Removes an incompletely written line."""
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Records an error in the block as `failure`; nothing is written from then on."""
         try:
-            os.ftruncate(self._fd, self._size_bytes)
-        except OSError:
-            # Readers skip the incomplete line.
-            pass
-
-    def _fail(self, what: str) -> None:
-        """Records a failure; nothing is written from now on."""
-        self.failure = what
-        self.close()
+            yield
+        except (ConfigError, JournalError) as error:
+            self.failure = error.what
+        except OSError as error:
+            self.failure = f"{self.path} cannot be written: {error.strerror}"
+        if self.failure is not None:
+            self.close()
