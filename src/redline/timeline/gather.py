@@ -101,13 +101,12 @@ class Gatherer:
         self._every = 1  # one call in this many is recorded, on average
         self._draw = random.Random(0).random
         self._first_answer_s: float | None = None
-        self._durable_s = 0.0
         self._clear()
 
     def _clear(self) -> None:
         self._samples: list[Sample] = []
         self._answered = 0
-        self._untried_s = 0.0
+        self._untried_s = self._durable_s = 0.0
         self._phases: list[Phases] = []
         self._latency: list[Sketch] = []
         self._first: list[Sketch] = []
@@ -200,10 +199,8 @@ class Gatherer:
             total: float = sum(map(attrgetter(name), samples))
             return rounded(total / count)
 
-        failed = Counter(new.errors)
-        failed.subtract(old.errors)
-        errors = {kind: count for kind, count in failed.items() if count > 0}
-        durable_s, self._durable_s = self._durable_s, 0.0
+        # A difference of Counters has the positive counts only.
+        errors = dict(Counter(new.errors) - Counter(old.errors))
         return Window(
             begin_s=rounded(begin_s - self._begun_s),
             end_s=rounded(end_s - self._begun_s),
@@ -236,7 +233,7 @@ class Gatherer:
             first=merged_sketches(self._first),
             first_token=merged_sketches(self._first_token),
             phases=merged_phases(
-                [*self._phases, Phases(client_s=self._untried_s, durable_s=durable_s)]
+                [*self._phases, Phases(client_s=self._untried_s, durable_s=self._durable_s)]
             ),
         )
 
