@@ -16,26 +16,22 @@ that messages which are handed out count as delivered again.
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redline.clock import SYSTEM
-from redline.errors import ConfigError
+from redline.errors import ConfigError, JournalError
+from redline.process import replace_file, write_all
 from redline.sources.stream_url import MOST_IDLE_S, StreamUrl
 from redline.sources.text import extra
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
-
-
-import os
-import secrets
-import socket
-
-from redline.errors import JournalError
-from redline.process import replace_file, write_all
 
 T = TypeVar("T")
 
@@ -148,20 +144,15 @@ class Group:
 
         Only the outcomes of those that do may be written.
         """
-        found: list[bool] = []
-        for start in range(0, len(ids), _MOST_IDS):
-            found += map(bool, await self._turn("mark", *ids[start : start + _MOST_IDS]))
-        return found
+        return [bool(one) for found in await self._turns("mark", ids) for one in found]
 
     async def acknowledge(self, ids: Sequence[bytes]) -> None:
         """Acknowledges the messages."""
-        for start in range(0, len(ids), _MOST_IDS):
-            await self._turn("ack", *ids[start : start + _MOST_IDS])
+        await self._turns("ack", ids)
 
     async def keep(self, ids: Sequence[bytes]) -> None:
         """Refreshes the messages, so that other consumers do not claim them."""
-        for start in range(0, len(ids), _MOST_IDS):
-            await self._turn("keep", *ids[start : start + _MOST_IDS])
+        await self._turns("keep", ids)
 
     async def release(self) -> None:
         """Releases unmarked messages for other consumers at once."""
@@ -180,6 +171,11 @@ class Group:
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
+
+    async def _turns(self, name: str, ids: Sequence[bytes]) -> list[Any]:
+        """The answers to a turn with these messages, of which Lua takes a part at a time."""
+        starts = range(0, len(ids), _MOST_IDS)
+        return [await self._turn(name, *ids[start : start + _MOST_IDS]) for start in starts]
 
     async def _turn(self, name: str, *arguments: Any) -> Any:
         from redis.exceptions import NoScriptError
@@ -248,8 +244,8 @@ def consumer_of(path: Path) -> bytes:
         kept = b""
     except OSError as error:
         raise JournalError(f"cannot read {path}: {error.strerror}") from error
-    if not kept:
-        kept = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}".encode()
-        name = kept
-        replace_file(path, lambda fd: write_all(fd, [name, b"\n"]))
-    return kept
+    if kept:
+        return kept
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}".encode()
+    replace_file(path, lambda fd: write_all(fd, [name, b"\n"]))
+    return name
