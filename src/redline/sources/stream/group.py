@@ -73,15 +73,18 @@ class Left(NamedTuple):
 
 
 class Group:
-    """The turns of `consumer`. Raises ConfigError if Redis is unreachable for 60 s, or refuses."""
+    """The turns of one consumer. Raises ConfigError if Redis is unreachable for 60 s, or refuses.
 
-    def __init__(self, url: StreamUrl, consumer: bytes) -> None:
+    Call `open` first.
+    """
+
+    def __init__(self, url: StreamUrl) -> None:
         self._url = url
-        self._consumer = consumer
+        self._consumer = b""
         self._client: Redis | None = None
 
-    async def open(self) -> None:
-        """Connects, and creates the stream and the group if they do not exist.
+    async def open(self, consumer: bytes) -> None:
+        """Connects as `consumer`, and creates the stream and the group if they do not exist.
 
         Raises ConfigError at once if that fails, or if redis-py is not installed.
         """
@@ -90,6 +93,7 @@ class Group:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
+        self._consumer = consumer
         try:
             self._client = Redis.from_url(
                 self._url.server,
@@ -123,7 +127,6 @@ class Group:
         url = self._url
         words: list[Any] = ["XREADGROUP", "GROUP", url.group, self._consumer, "COUNT", count]
         words += ["BLOCK", max(1, round(1000 * wait_s)), "STREAMS", url.stream, ">"]
-        assert self._client is not None
         answer = await self._asked(lambda: self._once(words), patience_s=0.0)
         entries = answer[0][1] if answer else []
         # A message that was deleted meanwhile has no fields.

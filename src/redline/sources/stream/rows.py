@@ -66,7 +66,7 @@ class StreamRows(AsyncRows):
         self._limit = limit
         self._until_empty = until_empty
         self._most = most
-        self._group: Group | None = None
+        self._group = Group(url)
         # Messages handed out here and not acknowledged: their ids by the keys of their rows.
         self._held: dict[int, bytes] = {}
         self._without_outcome = 0
@@ -83,9 +83,7 @@ class StreamRows(AsyncRows):
     async def open(self) -> None:
         """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
         consumer = await asyncio.to_thread(consumer_of, self._consumer_path)
-        group = Group(self.url, consumer)
-        await group.open()
-        self._group = group
+        await self._group.open(consumer)
         works = (self._mark, self._acknowledge, self._keep)
         self._tasks = [asyncio.create_task(self._watched(work())) for work in works]
 
@@ -94,7 +92,6 @@ class StreamRows(AsyncRows):
 
         They end at the job's limit, and with `until_empty` when the stream is empty.
         """
-        assert self._group is not None
         async for rows in self._own():
             yield rows
         claims_s = SYSTEM.now_s()
@@ -165,7 +162,8 @@ class StreamRows(AsyncRows):
                 task.cancel()
             # Asked again: one that comes together with an answer may be lost in redis-py.
             _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
-        if self._group is None:
+        if not self._tasks:
+            # It has not joined the group.
             return
         try:
             async with asyncio.timeout(_LAST_S):
@@ -201,7 +199,6 @@ class StreamRows(AsyncRows):
 
     async def _own(self) -> AsyncIterator[list[Row]]:
         """Messages delivered to this consumer but not held here, as after a process died."""
-        assert self._group is not None
         while count := await self._room():
             messages = await self._group.own(count, list(self._held.values()))
             if not messages:
@@ -210,7 +207,6 @@ class StreamRows(AsyncRows):
 
     async def _is_empty(self) -> bool:
         """Whether all messages are acknowledged. Raises ConfigError if only orphans are left."""
-        assert self._group is not None
         left = await self._group.left()
         if left.pending and left.pending == left.orphans:
             whose = left.whose.decode("utf-8", "replace")
@@ -235,7 +231,6 @@ class StreamRows(AsyncRows):
                     answer.set_exception(error)
 
     async def _mark(self) -> None:
-        assert self._group is not None
         while True:
             await self._marking.wait()
             self._marking.clear()
@@ -253,7 +248,6 @@ class StreamRows(AsyncRows):
             await self._acknowledge_durable()
 
     async def _acknowledge_durable(self) -> None:
-        assert self._group is not None
         durable = list(self._durable)
         if durable:
             await self._group.acknowledge([self._held[key] for key in durable])
@@ -263,7 +257,6 @@ class StreamRows(AsyncRows):
                 del self._held[key]
 
     async def _keep(self) -> None:
-        assert self._group is not None
         while True:
             await asyncio.sleep(self.url.idle_s / 4)
             await self._group.keep(list(self._held.values()))
