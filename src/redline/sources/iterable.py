@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import Generic, TypeVar
 
-from redline.sources.row import BATCH_ROWS, Row, RowBatch, no_rows, row_of
+from redline.sources.row import BATCH_ROWS, MAX_ROW_BYTES, Row, RowBatch, no_rows, row_of
 
 # A row waits at most this long for the others of its batch.
 _PATIENCE_S = 0.05
@@ -23,7 +23,7 @@ def row_of_item(item: object, number: int, max_row_bytes: int) -> Row:
 class _ItemRows(Generic[Items]):
     """The common part of both kinds of iterables."""
 
-    def __init__(self, name: str, items: Items, max_row_bytes: int = 16 * 1024 * 1024) -> None:
+    def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
         self.name = name
         self.total_rows: int | None = len(items) if isinstance(items, Sized) else None
         self._items = items

@@ -17,12 +17,10 @@ from redline.sources.follow import FollowedRows
 from redline.sources.iterable import AsyncRows, IterableRows
 from redline.sources.jsonl import LineRows
 from redline.sources.parquet import open_dataset, open_parquet
-from redline.sources.row import Row, Source
+from redline.sources.row import MAX_ROW_BYTES, Row, Source
 from redline.sources.stream_url import stream_of
 from redline.sources.text import COMPRESSIONS, ByteStream
 from redline.store import ObjectUrl, OpenedObject, local_path, url_of
-
-MAX_ROW_BYTES = 16 * 1024 * 1024
 
 _LINES = (".jsonl", ".ndjson", ".jsonlines", ".json", ".txt", "")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}

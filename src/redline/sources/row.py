@@ -11,6 +11,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
+MAX_ROW_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 256
 BATCH_BYTES = 4 * 1024 * 1024
 

@@ -27,11 +27,18 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.iterable import AsyncRows
-from redline.sources.row import BATCH_ROWS, Row, custom_id, digest, long_row, not_an_object
+from redline.sources.row import (
+    BATCH_ROWS,
+    MAX_ROW_BYTES,
+    Row,
+    custom_id,
+    digest,
+    long_row,
+    not_an_object,
+)
 from redline.sources.stream.group import Away, Entry, Group, consumer_of
 from redline.sources.stream_url import StreamUrl, message_key
 
-_MAX_ROW_BYTES = 16 * 1024 * 1024
 # How long a read waits for the next message: it may be called off meanwhile, and its end is when an
 # empty stream is noticed.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
@@ -278,8 +285,8 @@ class StreamRows(AsyncRows):
     def _row(self, message: Entry, content: bytes) -> Row:
         number = self._number
         size_bytes = sum(map(len, message.fields)) + len(message.fields) - 1
-        if size_bytes > _MAX_ROW_BYTES:
-            return long_row(number, number, content, size_bytes, _MAX_ROW_BYTES)
+        if size_bytes > MAX_ROW_BYTES:
+            return long_row(number, number, content, size_bytes, MAX_ROW_BYTES)
         data, problem = _columns(message.fields, self.url.field.encode())
         row = Row(number, number, data, content, problem)
         if data is not None and custom_id(row) is None:
@@ -295,7 +302,7 @@ class StreamRows(AsyncRows):
 def _content(message: Entry) -> bytes:
     """The bytes that identify a message: its id and fields, or their digest if they are long."""
     fields = b" ".join(message.fields)
-    return message.id + b" " + (fields if len(fields) <= _MAX_ROW_BYTES else digest(fields))
+    return message.id + b" " + (fields if len(fields) <= MAX_ROW_BYTES else digest(fields))
 
 
 def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] | None, str | None]:
