@@ -139,7 +139,7 @@ def read_usual(body: bytes, asked: Any) -> Reply | None:
         if found.usage is not None:
             counts = _convert(found.usage, Counts)
             input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     (choice,) = found.choices
     return Reply(

@@ -125,7 +125,7 @@ def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
     """The body as proper JSON, and its value. Raises `error` for what is not JSON at all."""
     try:
         return body, msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except ValueError:
         pass
     try:
         body = loose_json.mended(body)

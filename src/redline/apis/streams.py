@@ -38,7 +38,7 @@ def read_event(data: bytes) -> tuple[Object, bool]:
     is_loose = False
     try:
         found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+    except (ValueError, RecursionError) as cause:
         is_loose = True
         try:
             found = loose_json.parsed(data)
@@ -91,7 +91,7 @@ class StreamedAnswer:
         """
         try:
             head = _HEAD.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return False
         kind = head.type
         if isinstance(kind, str) and kind.startswith("response."):

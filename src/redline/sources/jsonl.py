@@ -166,7 +166,7 @@ class LineRows(StreamRows):
             # A LongLine raises a TypeError, since it is not bytes.
             texts = list(map(bytes.strip, lines))  # type: ignore[arg-type]
             values = list(map(_decode, texts))
-        except (TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (TypeError, ValueError, RecursionError):
             return None
         if set(map(type, values)) != {dict}:
             return None
@@ -190,7 +190,7 @@ class LineRows(StreamRows):
             number += 1
             try:
                 data = _decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 rows.append(Row(number, at, None, text, _problem(text, error)))
                 continue
             if type(data) is dict:
@@ -212,7 +212,7 @@ def _is_row_of_many(start: bytes) -> bool:
         return False
     try:
         _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -311,7 +311,7 @@ def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] 
     if names == [json_field]:
         try:
             data = _decode(texts[0])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return None, f"field {json_field.decode()} is not JSON: {error}"
         return (data, None) if type(data) is dict else (None, not_an_object(data))
     columns: dict[str, object] = {}
