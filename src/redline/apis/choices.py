@@ -266,7 +266,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
 
 
 class WriteChoice(Protocol):
-    """Makes a choice of a whole answer."""
+    """Makes a choice of a whole answer, or that of an event, with what is new in it."""
 
     def __call__(
         self,
@@ -276,19 +276,6 @@ class WriteChoice(Protocol):
         *,
         logprobs: Object | None = None,
         tool_calls: Any = None,
-    ) -> Object: ...
-
-
-class WritePiece(Protocol):
-    """Makes the choice of an event. text: its new part; empty for none."""
-
-    def __call__(
-        self,
-        index: int,
-        text: str,
-        finish_reason: str | None = None,
-        *,
-        logprobs: Object | None = None,
     ) -> Object: ...
 
 
@@ -303,7 +290,7 @@ class Form(NamedTuple):
     whole: str
     event: str
     choice: WriteChoice
-    piece: WritePiece
+    piece: WriteChoice
     opening: Callable[[int], Object] | None = None
 
 
