@@ -104,17 +104,16 @@ class LineRows(StreamRows):
         self._stream.open()
         start = self._stream.first.lstrip()
         if start.startswith(b"[") and not _is_row_of_many(start):
-            self._stream.close()
-            raise ConfigError(
-                f"{self.name} is one JSON array, not one row per line",
-                hint=self._stream.command("jq -c '.[]'", ".jsonl"),
-            )
-        if self._is_json_file() and start.partition(b"\n")[0].strip() == b"{":
-            self._stream.close()
-            raise ConfigError(
-                f"{self.name} is JSON over many lines, not one row per line",
-                hint=self._stream.command("jq -c .", ".jsonl"),
-            )
+            what, command = "one JSON array", "jq -c '.[]'"
+        elif self._is_json_file() and start.partition(b"\n")[0].strip() == b"{":
+            what, command = "JSON over many lines", "jq -c ."
+        else:
+            return
+        self._stream.close()
+        raise ConfigError(
+            f"{self.name} is {what}, not one row per line",
+            hint=self._stream.command(command, ".jsonl"),
+        )
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows from one chunk of at most 1 MB and the line begun before it."""
