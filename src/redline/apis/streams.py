@@ -157,18 +157,14 @@ class _Choice:
         """The choice as an unstreamed answer holds it."""
         if rest := self._joiner.end():
             self.texts.append(rest)
+        is_other = self.refusals or self.tools
         message = {
             "role": "assistant",
-            "content": "".join(self.texts) if self.texts or not self.is_other else None,
+            "content": "".join(self.texts) if self.texts or not is_other else None,
             "refusal": "".join(self.refusals) or None,
             "tool_calls": [_unnumbered(self.tools[index]) for index in sorted(self.tools)] or None,
         }
         return {"index": index, "message": message, "finish_reason": self.finish_reason}
-
-    @property
-    def is_other(self) -> bool:
-        """Whether it says something that is not content."""
-        return bool(self.refusals or self.tools)
 
 
 def _index(part: Object) -> int:
