@@ -6,7 +6,15 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import Generic, TypeVar
 
-from redline.sources.row import BATCH_ROWS, MAX_ROW_BYTES, Row, RowBatch, no_rows, row_of
+from redline.sources.row import (
+    BATCH_ROWS,
+    MAX_ROW_BYTES,
+    NumberedRows,
+    Row,
+    RowBatch,
+    no_rows,
+    row_of,
+)
 
 # A row waits at most this long for the others of its batch.
 _PATIENCE_S = 0.05
@@ -20,32 +28,12 @@ def row_of_item(item: object, number: int, max_row_bytes: int) -> Row:
     return row_of(value, number, max_row_bytes)
 
 
-class _ItemRows(Generic[Items]):
-    """The common part of both kinds of iterables."""
+class _ItemRows(NumberedRows, Generic[Items]):
+    """The common part of both kinds of iterables, which still belong to their owner."""
 
     def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
-        self.name = name
-        self.total_rows: int | None = len(items) if isinstance(items, Sized) else None
+        super().__init__(name, len(items) if isinstance(items, Sized) else None, max_row_bytes)
         self._items = items
-        self._max_row_bytes = max_row_bytes
-        self._number = 0
-        self._is_closed = False
-
-    def read_fraction(self) -> float | None:
-        """The share of the items that has been read, 0 to 1; None if their number is unknown."""
-        if self.total_rows is None:
-            return None
-        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
-
-    def check(self) -> None:
-        """Does nothing: there is no file."""
-
-    def close(self) -> None:
-        """Makes `batches` end at the next item; an item in progress is not interrupted.
-
-        The iterable still belongs to its owner.
-        """
-        self._is_closed = True
 
 
 class IterableRows(_ItemRows[Iterable[object]]):

@@ -15,7 +15,15 @@ from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.blocks import CorruptInput
 from redline.sources.csv import check_names
-from redline.sources.row import BATCH_BYTES, BATCH_ROWS, Row, RowBatch, no_rows, row_of
+from redline.sources.row import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    NumberedRows,
+    Row,
+    RowBatch,
+    no_rows,
+    row_of,
+)
 from redline.sources.text import extra
 
 _MAX_LISTED = 1000
@@ -34,7 +42,7 @@ class _Table(Protocol):
     def to_pylist(self, *, maps_as_pydicts: str) -> list[dict[str, Any]]: ...
 
 
-class ArrowRows:
+class ArrowRows(NumberedRows):
     """The rows of Parquet or of a dataset folder, a few record batches at a time.
 
     Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
@@ -51,15 +59,10 @@ class ArrowRows:
         max_row_bytes: int,
         files: Iterable[Path],
     ) -> None:
-        self.name = name
-        self.total_rows: int | None = total_rows
-        self._total = total_rows
+        super().__init__(name, total_rows, max_row_bytes)
         self._tables = tables
         self._arrow = arrow
-        self._max_row_bytes = max_row_bytes
         self._seen = _stamps(files)
-        self._number = 0
-        self._is_closed = False
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, about 4 MB at most."""
@@ -85,10 +88,6 @@ class ArrowRows:
         if self._number == 0 and not self._is_closed:
             raise no_rows(self.name)
 
-    def read_fraction(self) -> float | None:
-        """The share of the rows that has been read, 0 to 1."""
-        return self._number / self._total if self._total else 1.0
-
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
         now = _stamps(self._seen)
@@ -98,10 +97,6 @@ class ArrowRows:
                 hint="results are of the rows as they were read; run the same command again: it "
                 "does the rows that are new or changed",
             )
-
-    def close(self) -> None:
-        """Makes `batches` end at its next row; the file is closed with it."""
-        self._is_closed = True
 
     def _row(self, value: object) -> Row:
         self._number += 1
