@@ -13,7 +13,6 @@ from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
 from redline.observe.phases import time_by_phase
 from redline.observe.prediction import (
-    NO_GAIN,
     Score,
     Setting,
     advice,
@@ -25,13 +24,10 @@ from redline.observe.prediction import (
     scores_of,
     setting_of,
 )
-from redline.observe.shares import Share, Summary, stretches, summary_of
+from redline.observe.shares import Share, stretches, summary_of
 from redline.observe.status import (
     SILENT_S,
-    BindingStatus,
-    LimitStatus,
     State,
     Status,
-    last_of,
     status_of,
 )
