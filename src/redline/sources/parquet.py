@@ -21,7 +21,6 @@ from redline.sources.row import (
     NumberedRows,
     Row,
     RowBatch,
-    no_rows,
     row_of,
 )
 from redline.sources.text import extra
@@ -85,8 +84,7 @@ class ArrowRows(NumberedRows):
                 f"cannot read on in {self.name}: {error}",
                 where=f"after {counted(self._number, 'row')}",
             ) from error
-        if self._number == 0 and not self._is_closed:
-            raise no_rows(self.name)
+        self._end()
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
