@@ -43,8 +43,8 @@ def _read_plain(
         except (KeyError, IndexError, TypeError):
             path = ".".join(map(str, output_path))
             raise msgspec.ValidationError(f"--output-path {path} finds no `{step}`") from None
-    usage = whole.get("usage") if isinstance(whole, dict) else None
-    model = whole.get("model") if isinstance(whole, dict) else None
+    fields = whole if isinstance(whole, dict) else {}
+    usage, model = fields.get("usage"), fields.get("model")
     return Reply(
         output=value,
         usage=usage if isinstance(usage, dict) else None,
