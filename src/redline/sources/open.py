@@ -11,7 +11,7 @@ from itertools import chain, islice
 from pathlib import Path, PurePath
 
 from redline.errors import ConfigError, nearest
-from redline.sources.blocks import Blocks, FileBlocks
+from redline.sources.blocks import Blocks, FileBlocks, reason
 from redline.sources.csv import CsvRows
 from redline.sources.follow import FollowedRows
 from redline.sources.iterable import AsyncRows, IterableRows
@@ -207,8 +207,7 @@ def _mode(path: Path) -> int:
             f"no permission to read {path}", hint=f"check the permissions of {path.parent}"
         ) from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot read {path}: {reason}") from error
+        raise ConfigError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _hint_for(path: Path) -> str:

@@ -69,6 +69,10 @@ class _Base64(_Typed, tag="base64"):
     media_type: str
     data: str
 
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
 
 class _Url(_Typed, tag="url"):
     url: str
@@ -337,20 +341,14 @@ def _parts(block: _Shown) -> list[Object]:
         return _document(block)
     if isinstance(block, _SearchResult):
         return [_text_part("\n".join([block.title, block.source, _lines(block.content)]))]
-    source = block.source
-    if isinstance(source, _Url):
-        url = source.url
-    else:
-        url = f"data:{source.media_type};base64,{source.data}"
-    return [{"type": "image_url", "image_url": {"url": url}}]
+    return [{"type": "image_url", "image_url": {"url": block.source.url}}]
 
 
 def _document(block: _Document) -> list[Object]:
     source, title = block.source, block.title
     about = [text for text in (title, block.context) if text]
     if isinstance(source, _Base64):
-        data = f"data:{source.media_type};base64,{source.data}"
-        file = {"filename": title or "document.pdf", "file_data": data}
+        file = {"filename": title or "document.pdf", "file_data": source.url}
         texts = [_text_part(block.context)] if block.context else []
         return [*texts, {"type": "file", "file": file}]
     if isinstance(source, _PlainText):
