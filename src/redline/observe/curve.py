@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import product
 from operator import mul
 from typing import NamedTuple
 
@@ -143,9 +144,8 @@ def _tried(lowest: float, highest: float) -> dict[_Form, float]:
     slowings = {share * highest: (1 - _NO_SLOWING) / len(_SLOWING) for share in _SLOWING}
     slowings[math.inf] = _NO_SLOWING
     return {
-        (knee, bend, slowing): form * each
-        for (knee, bend), form in forms.items()
-        for slowing, each in slowings.items()
+        (*form, slowing): one * other
+        for (form, one), (slowing, other) in product(forms.items(), slowings.items())
     }
 
 

@@ -148,16 +148,15 @@ class LineRows(StreamRows):
             self.open()
             for lines in split_lines(self._stream, self._max_row_bytes):
                 for start in range(0, len(lines), BATCH_ROWS):
-                    rows = self._rows_of(lines[start : start + BATCH_ROWS])
+                    batch = lines[start : start + BATCH_ROWS]
+                    rows = self._plain_rows_of(batch)
+                    if rows is None:
+                        rows = self._any_rows_of(batch)
                     if rows:
                         yield rows
         except CorruptInput as error:
             error.where = f"after {counted(self._number, 'row')}"
             raise
-
-    def _rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
-        rows = self._plain_rows_of(lines)
-        return rows if rows is not None else self._any_rows_of(lines)
 
     def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
         """The rows of lines that are one good row each; otherwise None, without side effects."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from io import RawIOBase
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from redline.errors import ConfigError
 from redline.process import counted
@@ -29,16 +29,8 @@ _MAX_LISTED = 1000
 _ID = "custom_id"
 
 
-class _Table(Protocol):
-    """The part of a record batch or table of pyarrow that is used here."""
-
-    schema: Any
-    num_rows: int
-
-    def slice(self, offset: int, length: int) -> _Table: ...
-    def column(self, i: str) -> Any: ...
-    def cast(self, target_schema: Any, *, safe: bool) -> _Table: ...
-    def to_pylist(self, *, maps_as_pydicts: str) -> list[dict[str, Any]]: ...
+# A record batch or table of pyarrow, which has no types.
+_Table = Any
 
 
 class ArrowRows(NumberedRows):
