@@ -145,20 +145,17 @@ def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
 def _plain_type(arrow: Any, kind: Any) -> Any:
     """The type without nanoseconds and half floats, which plain Python does not have."""
     types = arrow.types
-    plain = kind
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        plain = arrow.timestamp("us", kind.tz)
-    elif types.is_time64(kind) and kind.unit == "ns":
-        plain = arrow.time64("us")
-    elif types.is_duration(kind) and kind.unit == "ns":
-        plain = arrow.duration("us")
-    elif types.is_float16(kind):
-        plain = arrow.float32()
-    elif types.is_list(kind):
-        plain = arrow.list_(kind.value_field.with_type(_plain_type(arrow, kind.value_type)))
-    elif types.is_struct(kind):
-        plain = arrow.struct([f.with_type(_plain_type(arrow, f.type)) for f in kind])
-    return plain
+    if getattr(kind, "unit", "") == "ns":
+        if types.is_timestamp(kind):
+            return arrow.timestamp("us", kind.tz)
+        return arrow.time64("us") if types.is_time64(kind) else arrow.duration("us")
+    if types.is_float16(kind):
+        return arrow.float32()
+    if types.is_list(kind):
+        return arrow.list_(kind.value_field.with_type(_plain_type(arrow, kind.value_type)))
+    if types.is_struct(kind):
+        return arrow.struct([f.with_type(_plain_type(arrow, f.type)) for f in kind])
+    return kind
 
 
 def _with_text(value: Any) -> Any:
