@@ -232,14 +232,8 @@ def _choice_text(choice: _Choice) -> Any:
         if choice.text is None:
             raise msgspec.ValidationError("a choice has neither `message` nor `text`")
         return choice.text
-    message = choice.message
-    content = message.content
-    if type(content) is str:
-        return content
-    content = text_of(content)
-    if content is None and message.refusal:
-        return message.refusal
-    return content
+    content = text_of(choice.message.content)
+    return (choice.message.refusal or None) if content is None else content
 
 
 def text_of(content: Any) -> Any:
