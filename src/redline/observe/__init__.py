@@ -11,7 +11,6 @@ from redline.observe.alerts import Alert, Alerts
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
-from redline.observe.phases import time_by_phase
 from redline.observe.prediction import (
     Score,
     Setting,
@@ -30,4 +29,5 @@ from redline.observe.status import (
     State,
     Status,
     status_of,
+    time_by_phase,
 )

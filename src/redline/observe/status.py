@@ -11,10 +11,9 @@ import msgspec
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import estimate
-from redline.observe.phases import time_by_phase
 from redline.observe.prediction import Score, predictions, scores_of
 from redline.observe.shares import Share, stretches, summary_of
-from redline.timeline import Prediction, Timeline, Totals, Window, merged
+from redline.timeline import Prediction, Timeline, Totals, Window, merged, merged_phases
 
 # The present state is read from the windows of the last seconds, latencies from a longer span.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
@@ -141,6 +140,17 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         helps_unknown=helps if isinstance(helps, str) else "",
         scores=tuple(scores_of(timeline.runs)),
     )
+
+
+def time_by_phase(windows: Sequence[Window]) -> dict[str, float]:
+    """Seconds that the rows of a run spent in each phase, all rows together, longest first.
+
+    A phase has the name of its field in `Phases`, without the unit. Only calls that have ended
+    count. The wait for the disk comes after a row has its outcome.
+    """
+    phases = msgspec.structs.asdict(merged_phases([window.phases for window in windows]))
+    found = {name.removesuffix("_s"): seconds for name, seconds in phases.items() if seconds}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
