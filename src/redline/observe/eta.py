@@ -166,16 +166,16 @@ def _limited_s(last: _Point, span_s: float) -> float:
     """
     totals, found = last.window.totals, [0.0]
     per_row = {
-        "requests/": totals.attempts,
-        "tokens/": totals.input_tokens + totals.output_tokens,
-        "input tokens/": totals.input_tokens,
-        "output tokens/": totals.output_tokens,
+        "requests": totals.attempts,
+        "tokens": totals.input_tokens + totals.output_tokens,
+        "input tokens": totals.input_tokens,
+        "output tokens": totals.output_tokens,
     }
     for use in last.window.limits:
         kind = use.name.partition(" ")[2]
         if use.window_s <= span_s or " at " in kind:
             continue
-        spent = next((each for name, each in per_row.items() if kind.startswith(name)), 0)
+        spent = per_row.get(kind.partition("/")[0], 0)
         needed = totals.left * spent / last.ended
         missing = needed - max(0, use.count - use.used)
         found.append(max(0.0, missing) / use.count * use.window_s)
