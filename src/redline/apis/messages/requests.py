@@ -106,9 +106,12 @@ class _SearchResult(_Typed, tag="search_result"):
     content: list[_Text]
 
 
+_Shown = _Text | _Image | _Document | _SearchResult
+
+
 class _ToolResult(_Typed, tag="tool_result"):
     tool_use_id: str
-    content: str | list[_Text | _Image | _Document | _SearchResult] | None = None
+    content: str | list[_Shown] | None = None
     is_error: bool | None = None
 
 
@@ -126,11 +129,8 @@ class _RedactedThinking(_Typed, tag="redacted_thinking"):
     pass
 
 
-_Shown = _Text | _Image | _Document | _SearchResult
-
-
 class _User(Struct, tag="user", tag_field="role"):
-    content: str | list[_Text | _Image | _Document | _SearchResult | _ToolResult]
+    content: str | list[_Shown | _ToolResult]
 
 
 class _Assistant(Struct, tag="assistant", tag_field="role"):
