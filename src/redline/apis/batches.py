@@ -87,7 +87,7 @@ class LineChecker:
             found = msgspec.json.decode(raw)
         except msgspec.ValidationError as error:
             return _misshapen(str(error), line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return Problem("invalid_json_line", f"This line is not valid JSON: {error}", line)
         if not asked.custom_id:
             return _absent("custom_id", line)
@@ -269,7 +269,7 @@ def read_line(raw: bytes) -> ResultLine:
     """The line. Raises BadReply for one that names no row."""
     try:
         return _LINE.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         problem = str(error)
     try:
         raw = loose_json.mended(raw)
@@ -278,7 +278,7 @@ def read_line(raw: bytes) -> ResultLine:
         pass
     try:
         name = _NAMED.decode(raw).custom_id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise BadReply(
             f"a line of the results is not what the Batch API promises: {error}",
             hint="inspect the batch at the provider; the same command reads it again",

@@ -77,18 +77,21 @@ def _choice(
 
 def _piece(
     index: int,
-    text: str,
+    text: str | None,
     finish_reason: str | None = None,
     *,
     logprobs: Object | None = None,
+    tool_calls: Any = None,
 ) -> Object:
-    delta = {"content": text} if text else {}
+    delta: Object = {"content": text} if text else {}
+    if tool_calls:
+        delta["tool_calls"] = tool_calls
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 def _opening(index: int) -> Object:
     message = {"role": "assistant", "content": "", "refusal": None}
-    return {"index": index, "delta": message, "logprobs": None, "finish_reason": None}
+    return {**_piece(index, None), "delta": message}
 
 
 FORM = Form(
@@ -108,8 +111,7 @@ def tool_call(name: str, tool: str, arguments: str) -> Object:
 
 def call_piece(index: int, position: int, call: Object) -> Object:
     """A choice's tool call at this position, as an event contains it. call: its new part."""
-    delta = {"tool_calls": [{"index": position, **call}]}
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    return _piece(index, None, tool_calls=[{"index": position, **call}])
 
 
 def event_of(whole: Object) -> Object:

@@ -139,7 +139,7 @@ def read_usual(body: bytes, asked: Any) -> Reply | None:
         if found.usage is not None:
             counts = _convert(found.usage, Counts)
             input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     (choice,) = found.choices
     return Reply(
@@ -232,14 +232,8 @@ def _choice_text(choice: _Choice) -> Any:
         if choice.text is None:
             raise msgspec.ValidationError("a choice has neither `message` nor `text`")
         return choice.text
-    message = choice.message
-    content = message.content
-    if type(content) is str:
-        return content
-    content = text_of(content)
-    if content is None and message.refusal:
-        return message.refusal
-    return content
+    content = text_of(choice.message.content)
+    return (choice.message.refusal or None) if content is None else content
 
 
 def text_of(content: Any) -> Any:
@@ -266,7 +260,7 @@ def _finish(choice: _Choice, output: Any) -> str | None:
 
 
 class WriteChoice(Protocol):
-    """Makes a choice of a whole answer."""
+    """Makes a choice of a whole answer, or that of an event, with what is new in it."""
 
     def __call__(
         self,
@@ -276,19 +270,6 @@ class WriteChoice(Protocol):
         *,
         logprobs: Object | None = None,
         tool_calls: Any = None,
-    ) -> Object: ...
-
-
-class WritePiece(Protocol):
-    """Makes the choice of an event. text: its new part; empty for none."""
-
-    def __call__(
-        self,
-        index: int,
-        text: str,
-        finish_reason: str | None = None,
-        *,
-        logprobs: Object | None = None,
     ) -> Object: ...
 
 
@@ -303,7 +284,7 @@ class Form(NamedTuple):
     whole: str
     event: str
     choice: WriteChoice
-    piece: WritePiece
+    piece: WriteChoice
     opening: Callable[[int], Object] | None = None
 
 

@@ -94,9 +94,8 @@ def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallEr
         text = " ".join((found if isinstance(found, str) else raw.decode()).split())
         return BadReply(f"the endpoint sent an error with HTTP 200: {text[:_LONGEST_QUOTE]}")
     judged = judge(status, headers, raw, wall_s)
-    if isinstance(judged, NoEndpoint):
-        return judged
-    judged.what += " (sent with HTTP 200)"
+    if isinstance(judged, CallError):
+        judged.what += " (sent with HTTP 200)"
     return judged
 
 
@@ -107,12 +106,11 @@ def judge_part(what: str, error: Any, *, is_begun: bool = True) -> CallError | N
     may have been billed, which those of a request that was refused with a status are not.
     """
     judged = judge_error({"error": error}, {}, 0.0)
-    if isinstance(judged, NoEndpoint):
-        # The loss of the model is the whole message, as for an answer that has not begun.
-        return judged
-    judged.what = f"{what}: {judged.what}"
-    if is_begun:
-        judged.status = None
+    # The loss of the model is the whole message, as for an answer that has not begun.
+    if isinstance(judged, CallError):
+        judged.what = f"{what}: {judged.what}"
+        if is_begun:
+            judged.status = None
     return judged
 
 

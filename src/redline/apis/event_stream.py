@@ -84,11 +84,11 @@ class EventParser:
             raws, rest = _split(whole)
         self._rest, self._size = rest, len(rest)
         self._check_size()
+        found = [(raw, _data_of(raw)) for raw in raws]
         if self._is_first and raws:
             self._is_first = False
-            first = (raws[0], _data_of(raws[0].removeprefix(BOM)))
-            return [first, *((raw, _data_of(raw)) for raw in raws[1:])]
-        return [(raw, _data_of(raw)) for raw in raws]
+            found[0] = raws[0], _data_of(raws[0].removeprefix(BOM))
+        return found
 
     @property
     def is_amid(self) -> bool:

@@ -43,8 +43,8 @@ def _read_plain(
         except (KeyError, IndexError, TypeError):
             path = ".".join(map(str, output_path))
             raise msgspec.ValidationError(f"--output-path {path} finds no `{step}`") from None
-    usage = whole.get("usage") if isinstance(whole, dict) else None
-    model = whole.get("model") if isinstance(whole, dict) else None
+    fields = whole if isinstance(whole, dict) else {}
+    usage, model = fields.get("usage"), fields.get("model")
     return Reply(
         output=value,
         usage=usage if isinstance(usage, dict) else None,
@@ -125,7 +125,7 @@ def _loose(body: bytes, error: msgspec.DecodeError) -> tuple[bytes, Any]:
     """The body as proper JSON, and its value. Raises `error` for what is not JSON at all."""
     try:
         return body, msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except ValueError:
         pass
     try:
         body = loose_json.mended(body)

@@ -40,7 +40,7 @@ def read_event(data: bytes) -> tuple[Object, bool]:
     is_loose = False
     try:
         found = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as cause:
+    except (ValueError, RecursionError) as cause:
         is_loose = True
         try:
             found = loose_json.parsed(data)
@@ -93,7 +93,7 @@ class StreamedAnswer:
         """
         try:
             head = _HEAD.decode(event)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             return False
         kind = head.type
         if isinstance(kind, str) and kind.startswith("response."):
@@ -168,9 +168,10 @@ class _Choice:
         for holder in self._in_pieces:
             if isinstance(pieces := holder[_ARGUMENTS], _Pieces):
                 holder[_ARGUMENTS] = "".join(pieces)
+        is_other = self.refusals or self.tools
         message = {
             "role": "assistant",
-            "content": "".join(self.texts) if self.texts or not self.is_other else None,
+            "content": "".join(self.texts) if self.texts or not is_other else None,
             "refusal": "".join(self.refusals) or None,
             "tool_calls": [_unnumbered(self.tools[index]) for index in sorted(self.tools)] or None,
         }
@@ -190,11 +191,6 @@ class _Choice:
                 pieces.append(value)
             elif value is not None:
                 whole[name] = value
-
-    @property
-    def is_other(self) -> bool:
-        """Whether it says something that is not content."""
-        return bool(self.refusals or self.tools)
 
 
 def _index(part: Object) -> int:

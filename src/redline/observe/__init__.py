@@ -11,9 +11,7 @@ from redline.observe.alerts import Alert, Alerts
 from redline.observe.binding import bindings, current
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
-from redline.observe.phases import time_by_phase
 from redline.observe.prediction import (
-    NO_GAIN,
     Score,
     Setting,
     advice,
@@ -25,13 +23,11 @@ from redline.observe.prediction import (
     scores_of,
     setting_of,
 )
-from redline.observe.shares import Share, Summary, stretches, summary_of
+from redline.observe.shares import Share, stretches, summary_of
 from redline.observe.status import (
     SILENT_S,
-    BindingStatus,
-    LimitStatus,
     State,
     Status,
-    last_of,
     status_of,
+    time_by_phase,
 )

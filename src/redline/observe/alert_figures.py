@@ -6,12 +6,11 @@ data, or while it has no meaning: a run without rows to send is not slow.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import msgspec
 
-from redline.timeline import Holder, Window
+from redline.timeline import Holder, Window, errors_of
 
 # A figure needs windows that cover this share of its span; they do not end on whole seconds.
 _LEAST_OF = 0.9
@@ -19,7 +18,6 @@ _QUEUE_S, _COST_S, BEST_S = 30.0, 60.0, 60.0
 # With fewer attempts, rows or waiting calls, a share has no meaning.
 _LEAST = 10
 _IDLE: tuple[Holder, ...] = ("rest", "input", "batch")
-_CANCELLED = "cancelled"
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,13 +35,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 def rows_per_s(seen: Seen, span_s: float) -> float | None:
     """Rows per second that became durable, failed ones included."""
-    found = _lately(seen.windows, span_s)
-    return _rate(found, lambda window: window.done + window.failed)
+    return _rate(seen, span_s, lambda window: window.done + window.failed)
 
 
 def tokens_per_s(seen: Seen, span_s: float) -> float | None:
     """Input and output tokens of the answers per second."""
-    return _rate(_lately(seen.windows, span_s), _tokens)
+    return _rate(seen, span_s, lambda window: window.input_tokens + window.output_tokens)
 
 
 def tokens_of_best(seen: Seen, span_s: float) -> float | None:
@@ -56,15 +53,15 @@ def tokens_of_best(seen: Seen, span_s: float) -> float | None:
 
 def error_rate(seen: Seen, span_s: float) -> float | None:
     """Failed attempts divided by ended attempts."""
-    found = _lately(seen.windows, span_s)
-    failed = sum(_errors(found).values())
-    ended = failed + sum(window.answered for window in found)
+    failed = sum(errors_lately(seen, span_s).values())
+    ended = failed + sum(window.answered for window in _lately(seen.windows, span_s))
     return failed / ended if ended >= _LEAST else None
 
 
 def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
     """Failed attempts by kind, most first."""
-    return _errors(_lately(seen.windows, span_s))
+    errors = errors_of(_lately(seen.windows, span_s))
+    return dict(errors.most_common())
 
 
 def queue_growth(seen: Seen, span_s: float) -> float | None:
@@ -118,29 +115,14 @@ def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> 
     return found if covered_s >= _LEAST_OF * span_s else []
 
 
-def _errors(windows: Sequence[Window]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for window in windows:
-        total.update(window.errors)
-    return {kind: count for kind, count in total.most_common() if kind != _CANCELLED}
-
-
-def _rate(windows: Sequence[Window], count: Callable[[Window], int]) -> float | None:
+def _rate(seen: Seen, span_s: float, count: Callable[[Window], int]) -> float | None:
     """Counts per second; None without windows, or if most samples had no row to send."""
-    if not windows or _idle(windows) >= 0.5:
+    found = _lately(seen.windows, span_s)
+    samples = sum(window.samples for window in found)
+    idle = sum(window.held.get(one, 0) for window in found for one in _IDLE)
+    if not found or idle >= 0.5 * max(1, samples):
         return None
-    return sum(map(count, windows)) / sum(window.span_s for window in windows)
-
-
-def _idle(windows: Sequence[Window]) -> float:
-    """The share of samples that had no row to send."""
-    samples = sum(window.samples for window in windows)
-    idle = sum(window.held.get(one, 0) for window in windows for one in _IDLE)
-    return idle / max(1, samples)
-
-
-def _tokens(window: Window) -> int:
-    return window.input_tokens + window.output_tokens
+    return sum(map(count, found)) / sum(window.span_s for window in found)
 
 
 def _waiting(windows: Sequence[Window]) -> float:

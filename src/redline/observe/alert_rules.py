@@ -78,6 +78,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     def is_beyond(self, value: float, threshold: float) -> bool:
         return value > threshold if self.word == "above" else value < threshold
 
+    def beyond(self, threshold: float) -> str:
+        """Such as `above 20 %`."""
+        return f"{self.word} {self.shown(threshold)}"
+
     def shown(self, value: float) -> str:
         if self.is_share:
             return f"{100 * value:.0f} %"
@@ -112,10 +116,7 @@ def _by_what_binds(seen: Seen, span_s: float) -> str:
     advice = None if binding is None else _BY_CAUSE.get(binding.cause)
     if binding is None or advice is None:
         return _thumb("a look at what binds: redline status")
-    expected = _by_fit(seen)
-    if expected:
-        return f"{expected} (bound by {binding.what})"
-    return _thumb(f"{advice} (bound by {binding.what})")
+    return f"{_by_fit(seen) or _thumb(advice)} (bound by {binding.what})"
 
 
 def _by_fit(seen: Seen) -> str:
@@ -134,16 +135,8 @@ def _by_error(seen: Seen, span_s: float) -> str:
     return _thumb(f"{advice} (most are {kind})" if kind else advice)
 
 
-def _of_queue(seen: Seen, span_s: float) -> str:
-    return _thumb(
-        "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
-    )
-
-
-def _of_budget(seen: Seen, span_s: float) -> str:
-    return _thumb(
-        "a larger --budget, fewer rows (--limit), shorter answers (--max-tokens), or --via batch"
-    )
+def _always(advice: str) -> Callable[[Seen, float], str]:
+    return lambda seen, span_s: _thumb(advice)
 
 
 KNOWN_RULES = {
@@ -171,7 +164,9 @@ KNOWN_RULES = {
         for_s=60.0,
         what="waiting calls relative to 30 s earlier",
         figure=figures.queue_growth,
-        advice=_of_queue,
+        advice=_always(
+            "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
+        ),
     ),
     "budget_burn": Known(
         word="above",
@@ -179,7 +174,10 @@ KNOWN_RULES = {
         for_s=30.0,
         what="expected cost relative to the budget",
         figure=figures.budget_burn,
-        advice=_of_budget,
+        advice=_always(
+            "a larger --budget, fewer rows (--limit), shorter answers (--max-tokens), "
+            "or --via batch"
+        ),
         is_share=True,
     ),
     "rows_per_s": Known(

@@ -103,61 +103,47 @@ class Alerts:
 
     def _step(self, rule: Rule, state: _State, seen: Seen) -> Alert | None:
         known, window = KNOWN_RULES[rule.name], seen.windows[-1]
-        begin_s, now_s = window.begin_s, window.end_s
+        now_s, alert = window.end_s, state.alert
         value = known.figure(seen, rule.span_s)
         if value is not None and known.is_beyond(value, rule.threshold):
             state.within_s = None
             if state.beyond_s is None:
-                state.beyond_s = begin_s
-            if state.alert is not None:
-                state.alert = _again(state.alert, value, now_s)
-            elif now_s - state.beyond_s >= rule.for_s:
-                self._count += 1
-                state.alert = _fired(rule, self._count, value, state.beyond_s, seen)
-                return state.alert
-            return None
+                state.beyond_s = window.begin_s if alert is None else alert.since_s
+            lasts_s = now_s - state.beyond_s
+            beyond = f"{known.beyond(rule.threshold)} for {lasts_s:.0f} s"
+            what = f"{known.what} {beyond}: {known.shown(value)}"
+            if alert is not None:
+                state.alert = msgspec.structs.replace(alert, value=value, what=what)
+                return None
+            if lasts_s < rule.for_s:
+                return None
+            self._count += 1
+            state.alert = Alert(
+                rule=rule.name,
+                number=self._count,
+                state="firing",
+                threshold=rule.threshold,
+                for_s=rule.for_s,
+                value=value,
+                since_s=state.beyond_s,
+                at_s=now_s,
+                what=what,
+                advice=known.advice(seen, rule.span_s),
+            )
+            return state.alert
         state.beyond_s = None
-        if state.alert is None:
+        if alert is None:
             return None
         if state.within_s is None:
-            state.within_s = begin_s
+            state.within_s = window.begin_s
         if now_s - state.within_s < rule.for_s:
             return None
-        alert, state.alert, state.within_s = state.alert, None, None
+        state.alert = state.within_s = None
         shown = "unknown" if value is None else known.shown(value)
         return _ended(alert, alert.value if value is None else value, now_s, f"{shown} now")
 
 
-def _fired(rule: Rule, number: int, value: float, since_s: float, seen: Seen) -> Alert:
-    known, at_s = KNOWN_RULES[rule.name], seen.windows[-1].end_s
-    return Alert(
-        rule=rule.name,
-        number=number,
-        state="firing",
-        threshold=rule.threshold,
-        for_s=rule.for_s,
-        value=value,
-        since_s=since_s,
-        at_s=at_s,
-        what=_what(rule.name, rule.threshold, value, at_s - since_s),
-        advice=known.advice(seen, rule.span_s),
-    )
-
-
-def _again(alert: Alert, value: float, now_s: float) -> Alert:
-    """A copy of the firing alert with the present figure."""
-    what = _what(alert.rule, alert.threshold, value, now_s - alert.since_s)
-    return msgspec.structs.replace(alert, value=value, what=what)
-
-
-def _what(name: str, threshold: float, value: float, lasts_s: float) -> str:
-    known = KNOWN_RULES[name]
-    beyond = f"{known.word} {known.shown(threshold)} for {lasts_s:.0f} s"
-    return f"{known.what} {beyond}: {known.shown(value)}"
-
-
 def _ended(alert: Alert, value: float, now_s: float, how: str) -> Alert:
     known = KNOWN_RULES[alert.rule]
-    threshold = known.shown(alert.threshold)
-    what = f"{known.what} no longer {known.word} {threshold}: {how}"
+    what = f"{known.what} no longer {known.beyond(alert.threshold)}: {how}"
     return msgspec.structs.replace(alert, state="ended", value=value, at_s=now_s, what=what)

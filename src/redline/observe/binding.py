@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 
 from redline.observe.causes import Binding, Cause
 from redline.timeline import (
@@ -63,22 +63,31 @@ _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
 # While a run continues, this many of its latest seconds are treated as one window.
 _CURRENT_S = 3.0
 
-_WORDS: dict[str, tuple[Cause, str]] = {
-    "input": (Cause.INPUT, "the input"),
-    "writer": (Cause.WRITER, "the disk"),
-    "taker": (Cause.WRITER, "the reader of the results"),
-    "memory": (Cause.CONCURRENCY, "the room for large rows"),
-    "limit": (Cause.LIMIT, "a rate limit"),
-    "budget": (Cause.LIMIT, "the budget"),
-    "slots": (Cause.CONCURRENCY, "the concurrency"),
-    "parked": (Cause.DOWN, "the endpoint, which asked to wait"),
-    "down": (Cause.DOWN, "the endpoint, which is down"),
-    "backoff": (Cause.DOWN, "the endpoint, which fails"),
-    "batch": (Cause.NOTHING, "the Batch API"),
-    "rest": (Cause.NOTHING, "nothing"),
-    "client": (Cause.CLIENT, "the client"),
-}
 Found = tuple[Cause, str, str]
+# For each holder: the cause, its name, and the evidence, to which the share of samples is added.
+_HELD: dict[str, Found] = {
+    "input": (Cause.INPUT, "the input", "workers wait for rows of the input"),
+    "writer": (Cause.WRITER, "the disk", "no rows are read until more results are durable"),
+    "taker": (Cause.WRITER, "the reader of the results", "answered rows wait until they are taken"),
+    "memory": (
+        Cause.CONCURRENCY,
+        "the room for large rows",
+        "no rows are read until large ones are done",
+    ),
+    "limit": (Cause.LIMIT, "a rate limit", "calls wait for their grant"),
+    "budget": (
+        Cause.LIMIT,
+        "the budget",
+        "calls wait for the part of the budget that others have reserved",
+    ),
+    "slots": (Cause.CONCURRENCY, "the concurrency", "all slots are in use"),
+    "parked": (Cause.DOWN, "the endpoint, which asked to wait", "the endpoint asked to wait"),
+    "down": (Cause.DOWN, "the endpoint, which is down", "no call can reach the endpoint"),
+    "backoff": (Cause.DOWN, "the endpoint, which fails", "rows wait for a retry"),
+    "batch": (Cause.NOTHING, "the Batch API", "rows are with the Batch API"),
+    "rest": (Cause.NOTHING, "nothing", "no row is left to send"),
+    "client": (Cause.CLIENT, "the client", "the client has rows that it has not sent"),
+}
 
 
 def bindings(windows: Sequence[Window]) -> list[Binding]:
@@ -109,13 +118,17 @@ class _Run:
             for place, window in enumerate(windows)
             if self._later[place].pairs and _is_full(window)
         ]
-        self._levels = _Levels(
-            (_level_of(windows[place]), self._later[place].count, windows[place].span_s)
-            for place in self._answered
-        )
         self._at_level = dict[int, list[int]]()
         for place in self._answered:
             self._at_level.setdefault(_level_of(windows[place]), []).append(place)
+        # Answers, and seconds.
+        self._sums = {
+            level: (
+                sum(self._later[place].count for place in places),
+                sum(windows[place].span_s for place in places),
+            )
+            for level, places in self._at_level.items()
+        }
 
     def binding(self, index: int) -> Binding:
         window = self._windows[index]
@@ -129,10 +142,8 @@ class _Run:
         )
 
     def _found(self, index: int, window: Window) -> Found:
-        for rule in _AT_ONCE:
-            found = rule(window)
-            if found is not None:
-                return found
+        if (halted := _halted(window)) is not None:
+            return halted
         held, share = _most(window)
         if held is None:
             return Cause.UNDETERMINED, "undetermined", "the state of the run was not sampled"
@@ -147,8 +158,8 @@ class _Run:
             if _has_spare(window):
                 return self._full_or_saturated(index, window)
             return _limits(window, share)
-        cause, what = _WORDS[held]
-        return cause, what, _EVIDENCE[held](window, share)
+        cause, what, _ = _HELD[held]
+        return cause, what, _evidence(held, window, share)
 
     def _full_or_saturated(self, index: int, window: Window) -> Found:
         """All slots are in use: decides whether more would bring more answers."""
@@ -182,9 +193,24 @@ class _Run:
         if now_s > alone_s * max(_GROWTH, math.exp(chance)):
             times = f"answers take {now_s / alone_s:.1f} times as long as at first"
             return f"{times} {self._times(later)}"
-        other = self._levels.without_gain(_level_of(self._windows[index]))
+        other = self._without_gain(_level_of(self._windows[index]))
         if other is not None:
             return f"{math.exp(_LEVEL * other):,.0f} bring as many answers a second"
+        return None
+
+    def _without_gain(self, level: int) -> int | None:
+        """Another level with hardly another rate of answers, which shows that calls queue."""
+        if level not in self._sums:
+            return None
+        for other in sorted(self._sums, key=lambda one: -abs(one - level)):
+            if abs(other - level) <= 1:
+                break
+            low, high = self._sums[min(level, other)], self._sums[max(level, other)]
+            grown = _LEVEL * abs(other - level)
+            gain = math.log(high[0] / high[1]) - math.log(low[0] / low[1])
+            error = math.sqrt(1 / high[0] + 1 / low[0])
+            if gain + 2 * error < _LEAST_POWER * grown:
+                return other
         return None
 
     def _times(self, later: Sketch) -> str:
@@ -244,31 +270,6 @@ class _Run:
         return merged_sketches(found)
 
 
-class _Levels:
-    """Answers and seconds at each level of calls in flight, from windows with all slots in use."""
-
-    def __init__(self, found: Iterable[tuple[int, int, float]]) -> None:
-        self._sums: dict[int, tuple[int, float]] = {}
-        for level, answers, span_s in found:
-            before, before_s = self._sums.get(level, (0, 0.0))
-            self._sums[level] = (before + answers, before_s + span_s)
-
-    def without_gain(self, level: int) -> int | None:
-        """Another level with hardly another rate of answers, which shows that calls queue."""
-        if level not in self._sums:
-            return None
-        for other in sorted(self._sums, key=lambda one: -abs(one - level)):
-            if abs(other - level) <= 1:
-                break
-            low, high = self._sums[min(level, other)], self._sums[max(level, other)]
-            grown = _LEVEL * abs(other - level)
-            gain = math.log(high[0] / high[1]) - math.log(low[0] / low[1])
-            error = math.sqrt(1 / high[0] + 1 / low[0])
-            if gain + 2 * error < _LEAST_POWER * grown:
-                return other
-        return None
-
-
 def _level_of(window: Window) -> int:
     return round(math.log(max(1.0, window.in_flight)) / _LEVEL)
 
@@ -280,31 +281,23 @@ def _is_full(window: Window) -> bool:
 
 def _most(window: Window) -> tuple[Holder | None, float]:
     """What held calls back in most samples; and the share of samples with the same cause."""
-    if not window.samples:
-        return None, 0.0
     held = max(window.held, key=lambda one: window.held[one], default=None)
-    if held is None:
+    if held is None or not window.samples:
         return None, 0.0
-    cause = _WORDS[held][0]
-    alike = sum(count for one, count in window.held.items() if _WORDS[one][0] is cause)
+    cause = _HELD[held][0]
+    alike = sum(count for one, count in window.held.items() if _HELD[one][0] is cause)
     return held, alike / window.samples  # type: ignore[return-value]  # the keys are of Holder
 
 
-def _stopped(window: Window) -> Found | None:
-    if window.stopped_s < _MOST_OF * window.span_s:
-        return None
-    evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
-    return Cause.CLIENT, "the client, which was stopped", evidence
-
-
-def _blocked(window: Window) -> Found | None:
-    if window.write_s < _MOST_OF * window.span_s:
-        return None
-    evidence = f"writing results took {window.write_s:.1f} of {window.span_s:.1f} s"
-    return Cause.WRITER, "the disk", evidence
-
-
-_AT_ONCE: tuple[Callable[[Window], Found | None], ...] = (_stopped, _blocked)
+def _halted(window: Window) -> Found | None:
+    """Reports that nothing else could run: the process was stopped, or results were written."""
+    if window.stopped_s >= _MOST_OF * window.span_s:
+        evidence = f"the process did not run for {window.stopped_s:.1f} of {window.span_s:.1f} s"
+        return Cause.CLIENT, "the client, which was stopped", evidence
+    if window.write_s >= _MOST_OF * window.span_s:
+        evidence = f"writing results took {window.write_s:.1f} of {window.span_s:.1f} s"
+        return Cause.WRITER, "the disk", evidence
+    return None
 
 
 def _busy_client(window: Window) -> Found | None:
@@ -327,9 +320,7 @@ def _limits(window: Window, share: float) -> Found:
         return Cause.LIMIT, "a rate limit", f"calls wait for their grant in {share:.0%} of samples"
     near = [use for use in held if _is_near(use, held[0], window.end_s)]
     what = " and ".join(use.name for use in near)
-    waiting = f"{window.waiting:,.0f} calls wait for it"
-    if len(near) > 1:
-        waiting = f"{window.waiting:,.0f} calls wait for them"
+    waiting = f"{window.waiting:,.0f} calls wait for {'it' if len(near) == 1 else 'them'}"
     used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
     return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
 
@@ -393,43 +384,18 @@ def _lower_s(sketch: Sketch, q: float) -> float:
     return sketch.ranked_s(math.floor(q * (sketch.count - 1)))
 
 
-def _plain(what: str) -> Callable[[Window, float], str]:
-    return lambda window, share: f"{what}, in {100 * share:.0f} % of samples"
-
-
-def _parked(window: Window, share: float) -> str:
-    for_ = f", for another {window.parked_s:.1f} s" if window.parked_s >= 1 else ""
-    return f"the endpoint asked to wait{for_}, in {100 * share:.0f} % of samples{_errors(window)}"
+def _evidence(held: Holder, window: Window, share: float) -> str:
+    cause, _, what = _HELD[held]
+    if held == "rest":
+        left = f", and the last calls are in flight: {window.in_flight:,.0f}"
+        return f"{what}{left if window.in_flight >= 0.5 else ''}"
+    if held == "parked" and window.parked_s >= 1:
+        what += f", for another {window.parked_s:.1f} s"
+    errors = _errors(window) if cause is Cause.DOWN else ""
+    return f"{what}, in {100 * share:.0f} % of samples{errors}"
 
 
 def _errors(window: Window) -> str:
     """The failed attempts by kind, and the last error."""
     counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
     return f" ({counts}, the last: {window.error})" if counts else ""
-
-
-def _failing(what: str) -> Callable[[Window, float], str]:
-    def evidence(window: Window, share: float) -> str:
-        return f"{what}, in {100 * share:.0f} % of samples{_errors(window)}"
-
-    return evidence
-
-
-def _resting(window: Window, share: float) -> str:
-    left = f", and the last calls are in flight: {window.in_flight:,.0f}"
-    return f"no row is left to send{left if window.in_flight >= 0.5 else ''}"
-
-
-_EVIDENCE: dict[str, Callable[[Window, float], str]] = {
-    "input": _plain("workers wait for rows of the input"),
-    "writer": _plain("no rows are read until more results are durable"),
-    "taker": _plain("answered rows wait until they are taken"),
-    "memory": _plain("no rows are read until large ones are done"),
-    "budget": _plain("calls wait for the part of the budget that others have reserved"),
-    "parked": _parked,
-    "down": _failing("no call can reach the endpoint"),
-    "backoff": _failing("rows wait for a retry"),
-    "batch": _plain("rows are with the Batch API"),
-    "rest": _resting,
-    "client": _plain("the client has rows that it has not sent"),
-}

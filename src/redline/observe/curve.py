@@ -19,9 +19,10 @@ measured rates have errors that are normal in the logarithm.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-
-import msgspec
+from collections.abc import Callable, Sequence
+from itertools import product
+from operator import mul
+from typing import NamedTuple
 
 from redline.observe.steady import Level
 
@@ -45,15 +46,16 @@ Draws = list[tuple[float, float]]
 """Values and their weights, which add up to 1."""
 
 
-class _Shape(msgspec.Struct, frozen=True):
-    """One k, p and d with its weight. log_scale: the logarithm of a; error: its standard error."""
+_Form = tuple[float, float, float]
+"""A knee k, a bend p and a slowing d."""
 
-    knee: float
-    bend: float
-    slowing: float
+
+class _Shape(NamedTuple):
+    """One form with its weight. log_scale: the logarithm of a."""
+
+    form: _Form
     weight: float
     log_scale: float
-    error: float
 
 
 class Curve:
@@ -64,16 +66,18 @@ class Curve:
 
     def __init__(self, levels: Sequence[Level]) -> None:
         self.most = levels[-1].in_flight
-        self._shapes = _weighted(levels)
+        # Relative weights of the levels, by their errors.
+        weights = [1 / (level.error**2 + _MISFIT**2) for level in levels]
+        self._error = math.hypot(1 / math.sqrt(sum(weights)), _MISFIT)
+        self._shapes = _likely(levels, weights)
 
     def at(self, in_flight: float) -> Draws:
         """The distribution of the rate of answers at this number of calls in flight."""
         found: Draws = []
         for shape in self._shapes:
-            middle = shape.log_scale + _log_form(in_flight, shape.knee, shape.bend, shape.slowing)
-            error = math.hypot(shape.error, _MISFIT)
+            middle = shape.log_scale + _log_form(in_flight, shape.form)
             found += [
-                (math.exp(middle + place * error), shape.weight * weight)
+                (math.exp(middle + place * self._error), shape.weight * weight)
                 for place, weight in _NODES
             ]
         return _thinned(found)
@@ -90,14 +94,9 @@ def quantile(draws: Draws, q: float) -> float:
     return ordered[-1][0]
 
 
-def least(one: Draws, other: Draws) -> Draws:
-    """The minimum of two independent values."""
-    return _thinned([(min(a, b), v * w) for a, v in one for b, w in other])
-
-
-def times(one: Draws, other: Draws) -> Draws:
-    """The product of two independent values."""
-    return _thinned([(a * b, v * w) for a, v in one for b, w in other])
+def combined(operation: Callable[[float, float], float], one: Draws, other: Draws) -> Draws:
+    """The result of an operation on two independent values, such as their minimum."""
+    return _thinned([(operation(a, b), v * w) for a, v in one for b, w in other])
 
 
 def around(value: float, error: float) -> Draws:
@@ -118,30 +117,24 @@ def _thinned(draws: Draws) -> Draws:
     return found
 
 
-def _weighted(levels: Sequence[Level]) -> list[_Shape]:
+def _likely(levels: Sequence[Level], weights: Sequence[float]) -> list[_Shape]:
     """All shapes that are likely given the levels."""
     places = [level.in_flight for level in levels]
     logs = [math.log(level.per_s) for level in levels]
-    weights = [1 / (level.error**2 + _MISFIT**2) for level in levels]
-    total = sum(weights)
-    found: list[tuple[float, _Shape]] = []
-    for (knee, bend, slowing), prior in _tried(places[0], places[-1]).items():
-        forms = [_log_form(place, knee, bend, slowing) for place in places]
-        scale = sum(w * (log - form) for w, log, form in zip(weights, logs, forms, strict=True))
-        scale /= total
-        squares = sum(
-            w * (log - form - scale) ** 2 for w, log, form in zip(weights, logs, forms, strict=True)
-        )
-        shape = _Shape(knee, bend, slowing, 0.0, scale, 1 / math.sqrt(total))
-        found.append((math.log(prior) - squares / 2, shape))
-    best = max(log for log, _ in found)
-    likely = [(math.exp(log - best), shape) for log, shape in found]
-    likely = [(weight, shape) for weight, shape in likely if weight > _NEGLIGIBLE]
-    sum_ = sum(weight for weight, _ in likely)
-    return [msgspec.structs.replace(shape, weight=weight / sum_) for weight, shape in likely]
+    found: list[tuple[float, _Form, float]] = []
+    for form, prior in _tried(places[0], places[-1]).items():
+        scales = [log - _log_form(place, form) for log, place in zip(logs, places, strict=True)]
+        scale = sum(map(mul, weights, scales)) / sum(weights)
+        squares = sum(w * (each - scale) ** 2 for w, each in zip(weights, scales, strict=True))
+        found.append((math.log(prior) - squares / 2, form, scale))
+    best = max(log for log, _, _ in found)
+    likely = [_Shape(form, math.exp(log - best), scale) for log, form, scale in found]
+    likely = [shape for shape in likely if shape.weight > _NEGLIGIBLE]
+    total = sum(shape.weight for shape in likely)
+    return [shape._replace(weight=shape.weight / total) for shape in likely]
 
 
-def _tried(lowest: float, highest: float) -> dict[tuple[float, float, float], float]:
+def _tried(lowest: float, highest: float) -> dict[_Form, float]:
     """Each k, p and d that is tried, and its prior probability."""
     count = math.ceil(math.log(_KNEE_HIGH * highest / (_KNEE_LOW * lowest)) / _KNEE_STEP)
     knees = [_KNEE_LOW * lowest * math.exp(step * _KNEE_STEP) for step in range(count + 1)]
@@ -151,14 +144,14 @@ def _tried(lowest: float, highest: float) -> dict[tuple[float, float, float], fl
     slowings = {share * highest: (1 - _NO_SLOWING) / len(_SLOWING) for share in _SLOWING}
     slowings[math.inf] = _NO_SLOWING
     return {
-        (knee, bend, slowing): form * each
-        for (knee, bend), form in forms.items()
-        for slowing, each in slowings.items()
+        (*form, slowing): one * other
+        for (form, one), (slowing, other) in product(forms.items(), slowings.items())
     }
 
 
-def _log_form(n: float, knee: float, bend: float, slowing: float) -> float:
+def _log_form(n: float, form: _Form) -> float:
     """The logarithm of the rate for a scale of 1."""
+    knee, bend, slowing = form
     log = math.log(n)
     if knee < math.inf:
         log -= math.log1p((n / knee) ** bend) / bend

@@ -74,13 +74,13 @@ def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
         if _is_standstill(window):
             held.append(window)
             continue
-        pauses = held if sum(one.span_s for one in held) < _LEAST_HOLD_S else []
-        ended += sum(one.done + one.failed for one in held) if not pauses else 0
-        held = []
-        for each in (*pauses, window):
-            active_s += each.span_s
+        is_pause = sum(one.span_s for one in held) < _LEAST_HOLD_S
+        for each in (*held, window):
             ended += each.done + each.failed
-            points.append(_Point(active_s, ended, each))
+            if is_pause or each is window:
+                active_s += each.span_s
+                points.append(_Point(active_s, ended, each))
+        held = []
     return points, bool(held)
 
 
@@ -166,16 +166,16 @@ def _limited_s(last: _Point, span_s: float) -> float:
     """
     totals, found = last.window.totals, [0.0]
     per_row = {
-        "requests/": totals.attempts,
-        "tokens/": totals.input_tokens + totals.output_tokens,
-        "input tokens/": totals.input_tokens,
-        "output tokens/": totals.output_tokens,
+        "requests": totals.attempts,
+        "tokens": totals.input_tokens + totals.output_tokens,
+        "input tokens": totals.input_tokens,
+        "output tokens": totals.output_tokens,
     }
     for use in last.window.limits:
         kind = use.name.partition(" ")[2]
         if use.window_s <= span_s or " at " in kind:
             continue
-        spent = next((each for name, each in per_row.items() if kind.startswith(name)), 0)
+        spent = per_row.get(kind.partition("/")[0], 0)
         needed = totals.left * spent / last.ended
         missing = needed - max(0, use.count - use.used)
         found.append(max(0.0, missing) / use.count * use.window_s)

@@ -18,12 +18,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from operator import mul
 
 import msgspec
 
 from redline.observe.binding import bindings
 from redline.observe.causes import Binding, Cause
-from redline.observe.curve import Curve, Draws, around, least, quantile, times
+from redline.observe.curve import Curve, Draws, around, combined, quantile
 from redline.observe.steady import Level, is_alike, level_of, levels_of, steady
 from redline.process import counted
 from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Window, merged
@@ -68,14 +69,14 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a job. level: the recent level of the latest run; caps: for each limit,
-    named as in Setting, the answers per second that it allows, and whether it binds; others: the
+    named as in Setting, the answers per second that it allows, and their error; others: the
     other constraints.
     """
 
     setting: Setting
     level: Level
     cause: Cause
-    caps: dict[str, tuple[float, bool]]
+    caps: dict[str, tuple[float, float]]
     others: tuple[Draws, ...]
     curve: Curve | None
 
@@ -120,26 +121,28 @@ def known_of(runs: Sequence[RunHistory]) -> Known | str:
 def predicted(known: Known, to: Setting, change: str) -> Prediction:
     """The rate of answers with that setting. change: the change, in words."""
     now = known.setting
-    before = Prediction(change=change, before_per_s=known.level.per_s)
     grown = to.endpoints / now.endpoints
     rates = list(known.others)
-    for name, (per_s, is_binding) in known.caps.items():
+    for name, (per_s, error) in known.caps.items():
         if name in to.limits:
-            error = _BINDING_ERROR if is_binding else _SPARE_ERROR
             rates.append(around(per_s * to.limits[name] / now.limits[name], error))
     most = min((quantile(rate, _HIGH) for rate in rates), default=math.inf)
-    by_endpoint = _of_endpoint(known, to, grown, most)
+    found = _of_endpoint(known, to, grown, most)
     if to.limits.keys() - now.limits.keys():
-        by_endpoint = _NEW_LIMIT
-    if isinstance(by_endpoint, str):
-        high = 0.0 if most == math.inf else most
-        return msgspec.structs.replace(before, unknown=by_endpoint, high_per_s=high)
-    found = by_endpoint
+        found = _NEW_LIMIT
+    if isinstance(found, str):
+        return Prediction(
+            change=change,
+            before_per_s=known.level.per_s,
+            high_per_s=0.0 if most == math.inf else most,
+            unknown=found,
+        )
     for rate in rates:
-        found = least(found, rate)
-    found = times(found, around(1.0, _LATER_ERROR))
-    return msgspec.structs.replace(
-        before,
+        found = combined(min, found, rate)
+    found = combined(mul, found, around(1.0, _LATER_ERROR))
+    return Prediction(
+        change=change,
+        before_per_s=known.level.per_s,
         low_per_s=quantile(found, _LOW),
         likely_per_s=quantile(found, _MIDDLE),
         high_per_s=quantile(found, _HIGH),
@@ -220,12 +223,11 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 def scores_of(runs: Sequence[RunHistory]) -> list[Score]:
     """The scores of a job's runs that were predicted and steady for long enough."""
-    found = []
-    for run in runs:
-        per_s = measured_per_s(run) if run.prediction is not None else None
-        if run.prediction is not None and per_s is not None:
-            found.append(Score(prediction=run.prediction, measured_per_s=per_s))
-    return found
+    return [
+        Score(prediction=run.prediction, measured_per_s=per_s)
+        for run in runs
+        if run.prediction is not None and (per_s := measured_per_s(run)) is not None
+    ]
 
 
 def measured_per_s(run: RunHistory) -> float | None:
@@ -245,11 +247,8 @@ def gain_text(prediction: Prediction) -> str:
         if before and prediction.high_per_s > before:
             text += f"; at most {_percent(prediction.high_per_s / before)}"
         return text
-    gains = [
-        value / before
-        for value in (prediction.low_per_s, prediction.likely_per_s, prediction.high_per_s)
-    ]
-    low, likely, high = gains
+    rates = prediction.low_per_s, prediction.likely_per_s, prediction.high_per_s
+    low, likely, high = (rate / before for rate in rates)
     interval = f"({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
     if abs(likely - 1) < NO_GAIN and high - 1 < _UNSURE_GAIN:
         return f"no gain {interval}"
@@ -297,14 +296,14 @@ def _bound(found: Sequence[Binding], lately: Sequence[Window]) -> tuple[Cause, s
     return max(spans, key=lambda one: spans[one])
 
 
-def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, bool]]:
-    """Answers per second that each limit allows, and whether it binds.
+def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, float]]:
+    """Answers per second that each limit allows, and the standard error of their logarithm.
 
     binding: the names of the binding limits.
     """
     names = binding.split(" and ")
     limits = merged(lately).limits
-    found = {_key(use): (level.per_s, True) for use in limits if use.name in names}
+    found = {_key(use): (level.per_s, _BINDING_ERROR) for use in limits if use.name in names}
     for key in {_key(use) for use in limits} - found.keys():
         # The count of a window that is longer than the run is not complete yet.
         uses = [
@@ -316,7 +315,7 @@ def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tup
         used = sum(use.used for use in uses)
         if used:
             share = used / sum(use.count for use in uses)
-            found[key] = (level.per_s / min(1.0, share), False)
+            found[key] = (level.per_s / min(1.0, share), _SPARE_ERROR)
     return found
 
 

@@ -9,12 +9,11 @@ from typing import Literal
 import msgspec
 
 from redline.observe.binding import bindings, current
-from redline.observe.causes import Cause
+from redline.observe.causes import Binding, Cause
 from redline.observe.eta import estimate
-from redline.observe.phases import time_by_phase
 from redline.observe.prediction import Score, predictions, scores_of
 from redline.observe.shares import Share, stretches, summary_of
-from redline.timeline import LimitUse, Prediction, RunHistory, Timeline, Totals, Window, merged
+from redline.timeline import Prediction, Timeline, Totals, Window, merged, merged_phases
 
 # The present state is read from the windows of the last seconds, latencies from a longer span.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
@@ -100,16 +99,12 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
     timeline: with at least one run. is_running: a process holds its output.
     """
     run = timeline.runs[-1]
-    state: State = "running" if is_running else "dead"
-    if run.end is not None and not is_running:
-        state = run.end.how
-    windows = run.windows
-    is_ended = run.end is not None
-    lately = _whole(windows if is_ended else last_of(windows, _LATELY_S))
-    latency = _whole(windows if is_ended else last_of(windows, _LATENCY_S)).latency
+    windows, end = run.windows, run.end
+    state: State = "running" if is_running else "dead" if end is None else end.how
+    whole = _whole(windows)
+    lately = whole if end is not None else _whole(last_of(windows, _LATELY_S))
+    latency = (whole if end is not None else _whole(last_of(windows, _LATENCY_S))).latency
     span_s = lately.span_s or 1.0
-    totals = windows[-1].totals if windows else Totals()
-    rows_per_s = (lately.done + lately.failed) / span_s
     found = bindings(windows)
     bound = summary_of(found)
     helps = predictions(timeline.runs)
@@ -121,10 +116,10 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         runs=len(timeline.runs),
         pid=run.facts.pid,
         host=run.facts.host,
-        stopped="" if run.end is None else run.end.what,
-        totals=totals,
-        left=totals.left,
-        rows_per_s=rows_per_s,
+        stopped="" if end is None else end.what,
+        totals=whole.totals,
+        left=whole.totals.left,
+        rows_per_s=(lately.done + lately.failed) / span_s,
         tokens_per_s=(lately.input_tokens + lately.output_tokens) / span_s,
         in_flight=lately.in_flight,
         slots=lately.slots,
@@ -135,9 +130,9 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         latency_p95_s=latency.quantile_s(0.95),
         eta_s=estimate(windows).eta_s if state == "running" else None,
         limits=_limits(lately),
-        errors=dict(_errors(windows).most_common()),
-        error=next((window.error for window in reversed(windows) if window.error), ""),
-        binding=_binding(run),
+        errors=dict(Counter(whole.errors).most_common()),
+        error=whole.error,
+        binding=_binding(windows, found),
         bound=bound.shares,
         sentence=bound.sentence,
         phases=time_by_phase(windows),
@@ -145,6 +140,17 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         helps_unknown=helps if isinstance(helps, str) else "",
         scores=tuple(scores_of(timeline.runs)),
     )
+
+
+def time_by_phase(windows: Sequence[Window]) -> dict[str, float]:
+    """Seconds that the rows of a run spent in each phase, all rows together, longest first.
+
+    A phase has the name of its field in `Phases`, without the unit. Only calls that have ended
+    count. The wait for the disk comes after a row has its outcome.
+    """
+    phases = msgspec.structs.asdict(merged_phases([window.phases for window in windows]))
+    found = {name.removesuffix("_s"): seconds for name, seconds in phases.items() if seconds}
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
 def last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
@@ -159,13 +165,6 @@ def _whole(windows: Sequence[Window]) -> Window:
     return merged(windows) if windows else Window(begin_s=0.0, end_s=0.0)
 
 
-def _errors(windows: Sequence[Window]) -> Counter[str]:
-    errors: Counter[str] = Counter()
-    for window in windows:
-        errors.update(window.errors)
-    return errors
-
-
 def _limits(window: Window) -> tuple[LimitStatus, ...]:
     most = max((use.held for use in window.limits), default=0)
     return tuple(
@@ -174,21 +173,18 @@ def _limits(window: Window) -> tuple[LimitStatus, ...]:
             used=use.used,
             count=use.count,
             window_s=use.window_s,
-            binds=_is_held(use, most, window),
+            binds=use.held > 0 and use.held >= most / 2 and 2 * use.held >= window.samples,
         )
         for use in window.limits
     )
 
 
-def _is_held(use: LimitUse, most: int, window: Window) -> bool:
-    return use.held > 0 and use.held >= most / 2 and 2 * use.held >= window.samples
-
-
-def _binding(run: RunHistory) -> BindingStatus | None:
-    now = current(run.windows)
+def _binding(windows: Sequence[Window], found: Sequence[Binding]) -> BindingStatus | None:
+    """What binds in the last seconds. found: what bound in each of the windows."""
+    now = current(windows)
     if now is None:
         return None
-    last = stretches(bindings(run.windows))[-1]
+    last = stretches(found)[-1]
     begin_s = last.begin_s if last.is_same(now) else now.begin_s
     return BindingStatus(
         cause=now.cause, what=now.what, evidence=now.evidence, for_s=now.end_s - begin_s

@@ -33,14 +33,12 @@ _LEAST_ERROR = 0.01
 class Level(msgspec.Struct, frozen=True, kw_only=True):
     """The rate of the endpoint's answers at this number of calls in flight.
 
-    in_flight: the mean. per_s: answers per second. error: standard error of its logarithm. answers:
-    the number on which it is based.
+    in_flight: the mean. per_s: answers per second. error: standard error of its logarithm.
     """
 
     in_flight: float
     per_s: float
     error: float
-    answers: int
 
 
 def steady(windows: Sequence[Window]) -> list[Window]:
@@ -62,7 +60,6 @@ def level_of(windows: Sequence[Window]) -> Level | None:
         # Some of the calls in flight end with an error.
         per_s=whole.in_flight / mean_s * (1.0 - _failed(whole)),
         error=math.hypot(_LEAST_ERROR, deviation_s / mean_s / math.sqrt(answers)),
-        answers=answers,
     )
 
 

@@ -66,13 +66,10 @@ class _Feed:
 
     def keep(self) -> None:
         """Keeps only the first line taken as this record; the others come again."""
-        lines = self.taken[1:]
-        self._lines.extendleft(reversed(lines))
-        self.line -= len(lines)
-        del self.taken[1:]
-        self.taken_bytes = len(self.content)
-        self.is_utf8 = _is_utf8(self.content)
-        self.is_at_end = False
+        self._lines.extendleft(reversed(self.taken))
+        self.line -= len(self.taken)
+        self.start_record()
+        next(self)
 
     def skip_whole(self, whole: re.Pattern[bytes]) -> int:
         """Skips available lines that are each a record by itself; the number that are not blank."""
@@ -299,14 +296,6 @@ def _is_strict(lines: Iterator[str], delimiter: str) -> bool:
     except csv.Error:
         return False
     return next(lines, None) is None
-
-
-def _is_utf8(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def check_names(names: list[str], table: str) -> None:

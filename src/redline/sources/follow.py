@@ -151,13 +151,13 @@ class FollowedFile:
 
     def _has_ended(self) -> bool:
         """Whether another file has its name, and nothing was written to this one for a while."""
-        is_replaced = bool(self._next_fds) and not self._has_name
-        if not is_replaced:
+        if self._has_name or not self._next_fds:
             self._replaced_s = None
             return False
+        now_s = time.monotonic()
         if self._replaced_s is None:
-            self._replaced_s = time.monotonic()
-        return time.monotonic() - self._replaced_s >= SETTLED_S
+            self._replaced_s = now_s
+        return now_s - self._replaced_s >= SETTLED_S
 
     def _watch(self) -> None:
         """Notices each file that gets the name, until closed."""

@@ -6,7 +6,14 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import Generic, TypeVar
 
-from redline.sources.row import BATCH_ROWS, Row, RowBatch, no_rows, row_of
+from redline.sources.row import (
+    BATCH_ROWS,
+    MAX_ROW_BYTES,
+    NumberedRows,
+    Row,
+    RowBatch,
+    row_of,
+)
 
 # A row waits at most this long for the others of its batch.
 _PATIENCE_S = 0.05
@@ -14,38 +21,18 @@ _PATIENCE_S = 0.05
 Items = TypeVar("Items")
 
 
-def row_of_item(item: object, number: int, max_row_bytes: int) -> Row:
-    """The row of a user's item; a string is a prompt."""
-    value = {"prompt": item} if isinstance(item, str) else item
-    return row_of(value, number, max_row_bytes)
+class _ItemRows(NumberedRows, Generic[Items]):
+    """The common part of both kinds of iterables, which still belong to their owner."""
 
-
-class _ItemRows(Generic[Items]):
-    """The common part of both kinds of iterables."""
-
-    def __init__(self, name: str, items: Items, max_row_bytes: int = 16 * 1024 * 1024) -> None:
-        self.name = name
-        self.total_rows: int | None = len(items) if isinstance(items, Sized) else None
+    def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
+        super().__init__(name, len(items) if isinstance(items, Sized) else None, max_row_bytes)
         self._items = items
-        self._max_row_bytes = max_row_bytes
-        self._number = 0
-        self._is_closed = False
 
-    def read_fraction(self) -> float | None:
-        """The share of the items that has been read, 0 to 1; None if their number is unknown."""
-        if self.total_rows is None:
-            return None
-        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
-
-    def check(self) -> None:
-        """Does nothing: there is no file."""
-
-    def close(self) -> None:
-        """Makes `batches` end at the next item; an item in progress is not interrupted.
-
-        The iterable still belongs to its owner.
-        """
-        self._is_closed = True
+    def _next_row(self, value: object) -> Row:
+        """The next row; a string is a prompt."""
+        self._number += 1
+        item = {"prompt": value} if isinstance(value, str) else value
+        return row_of(item, self._number, self._max_row_bytes)
 
 
 class IterableRows(_ItemRows[Iterable[object]]):
@@ -66,8 +53,7 @@ class IterableRows(_ItemRows[Iterable[object]]):
         for item in self._items:
             if self._is_closed:
                 return
-            self._number += 1
-            batch.add(row_of_item(item, self._number, self._max_row_bytes))
+            batch.add(self._next_row(item))
             is_late = time.monotonic() - since_s > _PATIENCE_S
             if is_late or batch.is_full or len(batch.rows) >= wanted:
                 may_grow = not is_late and self.total_rows is not None
@@ -76,8 +62,7 @@ class IterableRows(_ItemRows[Iterable[object]]):
                 since_s = time.monotonic()
         if batch.rows:
             yield batch.take()
-        if self._number == 0 and not self._is_closed:
-            raise no_rows(self.name)
+        self._end()
 
 
 class AsyncRows(_ItemRows[AsyncIterable[object]]):
@@ -91,7 +76,5 @@ class AsyncRows(_ItemRows[AsyncIterable[object]]):
         async for item in self._items:
             if self._is_closed:
                 return
-            self._number += 1
-            yield [row_of_item(item, self._number, self._max_row_bytes)]
-        if self._number == 0 and not self._is_closed:
-            raise no_rows(self.name)
+            yield [self._next_row(item)]
+        self._end()

@@ -104,17 +104,16 @@ class LineRows(StreamRows):
         self._stream.open()
         start = self._stream.first.lstrip()
         if start.startswith(b"[") and not _is_row_of_many(start):
-            self._stream.close()
-            raise ConfigError(
-                f"{self.name} is one JSON array, not one row per line",
-                hint=self._stream.command("jq -c '.[]'", ".jsonl"),
-            )
-        if self._is_json_file() and start.partition(b"\n")[0].strip() == b"{":
-            self._stream.close()
-            raise ConfigError(
-                f"{self.name} is JSON over many lines, not one row per line",
-                hint=self._stream.command("jq -c .", ".jsonl"),
-            )
+            what, command = "one JSON array", "jq -c '.[]'"
+        elif self._is_json_file() and start.partition(b"\n")[0].strip() == b"{":
+            what, command = "JSON over many lines", "jq -c ."
+        else:
+            return
+        self._stream.close()
+        raise ConfigError(
+            f"{self.name} is {what}, not one row per line",
+            hint=self._stream.command(command, ".jsonl"),
+        )
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows from one chunk of at most 1 MB and the line begun before it."""
@@ -149,16 +148,15 @@ class LineRows(StreamRows):
             self.open()
             for lines in split_lines(self._stream, self._max_row_bytes):
                 for start in range(0, len(lines), BATCH_ROWS):
-                    rows = self._rows_of(lines[start : start + BATCH_ROWS])
+                    batch = lines[start : start + BATCH_ROWS]
+                    rows = self._plain_rows_of(batch)
+                    if rows is None:
+                        rows = self._any_rows_of(batch)
                     if rows:
                         yield rows
         except CorruptInput as error:
             error.where = f"after {counted(self._number, 'row')}"
             raise
-
-    def _rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
-        rows = self._plain_rows_of(lines)
-        return rows if rows is not None else self._any_rows_of(lines)
 
     def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
         """The rows of lines that are one good row each; otherwise None, without side effects."""
@@ -166,7 +164,7 @@ class LineRows(StreamRows):
             # A LongLine raises a TypeError, since it is not bytes.
             texts = list(map(bytes.strip, lines))  # type: ignore[arg-type]
             values = list(map(_decode, texts))
-        except (TypeError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (TypeError, ValueError, RecursionError):
             return None
         if set(map(type, values)) != {dict}:
             return None
@@ -190,7 +188,7 @@ class LineRows(StreamRows):
             number += 1
             try:
                 data = _decode(text)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 rows.append(Row(number, at, None, text, _problem(text, error)))
                 continue
             if type(data) is dict:
@@ -212,7 +210,7 @@ def _is_row_of_many(start: bytes) -> bool:
         return False
     try:
         _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -11,18 +11,16 @@ from itertools import chain, islice
 from pathlib import Path, PurePath
 
 from redline.errors import ConfigError, nearest
-from redline.sources.blocks import Blocks, FileBlocks
+from redline.sources.blocks import Blocks, FileBlocks, reason
 from redline.sources.csv import CsvRows
 from redline.sources.follow import FollowedRows
 from redline.sources.iterable import AsyncRows, IterableRows
 from redline.sources.jsonl import LineRows
 from redline.sources.parquet import open_dataset, open_parquet
-from redline.sources.row import Row, Source
+from redline.sources.row import MAX_ROW_BYTES, Row, Source
 from redline.sources.stream_url import stream_of
 from redline.sources.text import COMPRESSIONS, ByteStream
 from redline.store import ObjectUrl, OpenedObject, local_path, url_of
-
-MAX_ROW_BYTES = 16 * 1024 * 1024
 
 _LINES = (".jsonl", ".ndjson", ".jsonlines", ".json", ".txt", "")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -209,8 +207,7 @@ def _mode(path: Path) -> int:
             f"no permission to read {path}", hint=f"check the permissions of {path.parent}"
         ) from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot read {path}: {reason}") from error
+        raise ConfigError(f"cannot read {path}: {reason(error)}") from error
 
 
 def _hint_for(path: Path) -> str:

@@ -9,32 +9,31 @@ from datetime import datetime
 from io import RawIOBase
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.blocks import CorruptInput
 from redline.sources.csv import check_names
-from redline.sources.row import BATCH_BYTES, BATCH_ROWS, Row, RowBatch, no_rows, row_of
+from redline.sources.row import (
+    BATCH_BYTES,
+    BATCH_ROWS,
+    NumberedRows,
+    Row,
+    RowBatch,
+    row_of,
+)
 from redline.sources.text import extra
 
 _MAX_LISTED = 1000
 _ID = "custom_id"
 
 
-class _Table(Protocol):
-    """The part of a record batch or table of pyarrow that is used here."""
-
-    schema: Any
-    num_rows: int
-
-    def slice(self, offset: int, length: int) -> _Table: ...
-    def column(self, i: str) -> Any: ...
-    def cast(self, target_schema: Any, *, safe: bool) -> _Table: ...
-    def to_pylist(self, *, maps_as_pydicts: str) -> list[dict[str, Any]]: ...
+# A record batch or table of pyarrow, which has no types.
+_Table = Any
 
 
-class ArrowRows:
+class ArrowRows(NumberedRows):
     """The rows of Parquet or of a dataset folder, a few record batches at a time.
 
     Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
@@ -51,15 +50,10 @@ class ArrowRows:
         max_row_bytes: int,
         files: Iterable[Path],
     ) -> None:
-        self.name = name
-        self.total_rows: int | None = total_rows
-        self._total = total_rows
+        super().__init__(name, total_rows, max_row_bytes)
         self._tables = tables
         self._arrow = arrow
-        self._max_row_bytes = max_row_bytes
         self._seen = _stamps(files)
-        self._number = 0
-        self._is_closed = False
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, about 4 MB at most."""
@@ -82,12 +76,7 @@ class ArrowRows:
                 f"cannot read on in {self.name}: {error}",
                 where=f"after {counted(self._number, 'row')}",
             ) from error
-        if self._number == 0 and not self._is_closed:
-            raise no_rows(self.name)
-
-    def read_fraction(self) -> float | None:
-        """The share of the rows that has been read, 0 to 1."""
-        return self._number / self._total if self._total else 1.0
+        self._end()
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
@@ -98,10 +87,6 @@ class ArrowRows:
                 hint="results are of the rows as they were read; run the same command again: it "
                 "does the rows that are new or changed",
             )
-
-    def close(self) -> None:
-        """Makes `batches` end at its next row; the file is closed with it."""
-        self._is_closed = True
 
     def _row(self, value: object) -> Row:
         self._number += 1
@@ -160,20 +145,17 @@ def _stamps(files: Iterable[Path]) -> dict[Path, tuple[int, int, int]]:
 def _plain_type(arrow: Any, kind: Any) -> Any:
     """The type without nanoseconds and half floats, which plain Python does not have."""
     types = arrow.types
-    plain = kind
-    if types.is_timestamp(kind) and kind.unit == "ns":
-        plain = arrow.timestamp("us", kind.tz)
-    elif types.is_time64(kind) and kind.unit == "ns":
-        plain = arrow.time64("us")
-    elif types.is_duration(kind) and kind.unit == "ns":
-        plain = arrow.duration("us")
-    elif types.is_float16(kind):
-        plain = arrow.float32()
-    elif types.is_list(kind):
-        plain = arrow.list_(kind.value_field.with_type(_plain_type(arrow, kind.value_type)))
-    elif types.is_struct(kind):
-        plain = arrow.struct([f.with_type(_plain_type(arrow, f.type)) for f in kind])
-    return plain
+    if getattr(kind, "unit", "") == "ns":
+        if types.is_timestamp(kind):
+            return arrow.timestamp("us", kind.tz)
+        return arrow.time64("us") if types.is_time64(kind) else arrow.duration("us")
+    if types.is_float16(kind):
+        return arrow.float32()
+    if types.is_list(kind):
+        return arrow.list_(kind.value_field.with_type(_plain_type(arrow, kind.value_type)))
+    if types.is_struct(kind):
+        return arrow.struct([f.with_type(_plain_type(arrow, f.type)) for f in kind])
+    return kind
 
 
 def _with_text(value: Any) -> Any:

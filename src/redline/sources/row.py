@@ -11,6 +11,7 @@ import msgspec
 
 from redline.errors import ConfigError
 
+MAX_ROW_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 256
 BATCH_BYTES = 4 * 1024 * 1024
 
@@ -149,6 +150,35 @@ def digest(content: bytes) -> bytes:
 def no_rows(name: str, hint: str = "") -> ConfigError:
     """The error for an input that ended before its first row."""
     return ConfigError(f"no rows in {name}", hint=hint)
+
+
+class NumberedRows:
+    """The common part of sources whose rows do not come from a stream of bytes."""
+
+    def __init__(self, name: str, total_rows: int | None, max_row_bytes: int) -> None:
+        self.name = name
+        self.total_rows = total_rows
+        self._max_row_bytes = max_row_bytes
+        self._number = 0
+        self._is_closed = False
+
+    def read_fraction(self) -> float | None:
+        """The share of the rows that has been read, 0 to 1; None if their number is unknown."""
+        if self.total_rows is None:
+            return None
+        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+
+    def check(self) -> None:
+        """Does nothing: there is no file."""
+
+    def close(self) -> None:
+        """Makes `batches` end at its next row; what belongs to a caller is left to it."""
+        self._is_closed = True
+
+    def _end(self) -> None:
+        """Raises ConfigError if there was no row, except after `close`."""
+        if self._number == 0 and not self._is_closed:
+            raise no_rows(self.name)
 
 
 def custom_id(row: Row) -> str | None:

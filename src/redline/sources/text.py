@@ -116,13 +116,9 @@ class ByteStream:
             target = self.path.with_suffix(f".new{suffix}")
         return f"convert it: {command} {shlex.quote(self.name)} > {shlex.quote(str(target))}"
 
-    def _raw(self) -> Iterator[bytes]:
-        while block := self._blocks.read(CHUNK_BYTES):
-            yield block
-
     def _plain(self) -> Iterator[bytes]:
         """The raw blocks, decompressed if their first bytes are those of a compressed format."""
-        raw = self._raw()
+        raw = iter(lambda: self._blocks.read(CHUNK_BYTES), b"")
         head = _head(raw, (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE))
         blocks = chain([head], raw)
         named = COMPRESSIONS.get(self.path.suffix.lower()) if self.path else None

@@ -40,6 +40,7 @@ from redline.timeline.window import (
     Totals,
     Window,
     coarsened,
+    errors_of,
     merged,
     merged_phases,
     rounded,

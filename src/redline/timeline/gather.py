@@ -101,13 +101,12 @@ class Gatherer:
         self._every = 1  # one call in this many is recorded, on average
         self._draw = random.Random(0).random
         self._first_answer_s: float | None = None
-        self._durable_s = 0.0
         self._clear()
 
     def _clear(self) -> None:
         self._samples: list[Sample] = []
         self._answered = 0
-        self._untried_s = 0.0
+        self._untried_s = self._durable_s = 0.0
         self._phases: list[Phases] = []
         self._latency: list[Sketch] = []
         self._first: list[Sketch] = []
@@ -176,36 +175,34 @@ class Gatherer:
         limits: their present use; how often each held a call back is added here.
         """
         self._work_through()
-        before, begin_s = self._counters, self._since_s
-        self._counters, self._since_s = counters, now_s
-        window = self._made(begin_s, now_s, before, counters)
         held = Counter(chain.from_iterable(sample.limits for sample in self._samples))
         used = [msgspec.structs.replace(one, held=held[one.name]) for one in limits]
         window = msgspec.structs.replace(
-            window,
+            self._made(now_s, counters),
             limits=most_held(used),
             endpoints=tuple(islice(endpoints, MOST_ENDPOINTS)),
             parked_s=rounded(parked_s),
             stopped_s=rounded(stopped_s),
             totals=totals,
         )
+        self._counters, self._since_s = counters, now_s
         self._clear()
         return window
 
-    def _made(self, begin_s: float, end_s: float, old: Counters, new: Counters) -> Window:
-        samples, span_s = self._samples, max(end_s - begin_s, 1e-9)
+    def _made(self, end_s: float, new: Counters) -> Window:
+        """The window without what the caller of `window` states."""
+        old, samples = self._counters, self._samples
+        span_s = max(end_s - self._since_s, 1e-9)
         count = max(1, len(samples))
 
         def mean(name: str) -> float:
             total: float = sum(map(attrgetter(name), samples))
             return rounded(total / count)
 
-        failed = Counter(new.errors)
-        failed.subtract(old.errors)
-        errors = {kind: count for kind, count in failed.items() if count > 0}
-        durable_s, self._durable_s = self._durable_s, 0.0
+        # A difference of Counters has the positive counts only.
+        errors = dict(Counter(new.errors) - Counter(old.errors))
         return Window(
-            begin_s=rounded(begin_s - self._begun_s),
+            begin_s=rounded(self._since_s - self._begun_s),
             end_s=rounded(end_s - self._begun_s),
             samples=len(samples),
             sent=new.sent - old.sent,
@@ -236,7 +233,7 @@ class Gatherer:
             first=merged_sketches(self._first),
             first_token=merged_sketches(self._first_token),
             phases=merged_phases(
-                [*self._phases, Phases(client_s=self._untried_s, durable_s=durable_s)]
+                [*self._phases, Phases(client_s=self._untried_s, durable_s=self._durable_s)]
             ),
         )
 

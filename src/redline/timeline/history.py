@@ -13,7 +13,8 @@ known is to be read in another way.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.process import drop_unfinished, replace_file, write_all
+from redline.timeline.lines import is_of_unknown_kind, version_of
 from redline.timeline.prediction import Prediction
 from redline.timeline.window import Window, coarsened
 
@@ -110,25 +112,10 @@ class Timeline(msgspec.Struct):
         return [window for run in self.runs for window in run.windows]
 
 
-class _Kind(msgspec.Struct):
-    kind: str
-
-
-class _First(_Kind):
-    v: int
-
-
 Entry = RunFacts | Prediction | Window | RunEnd
-_ENCODE = msgspec.json.Encoder().encode
+_ENCODE_LINES = msgspec.json.Encoder().encode_lines
 _DECODE = msgspec.json.Decoder(Entry).decode
-_FIRST = msgspec.json.Decoder(_First).decode
-_KIND = msgspec.json.Decoder(_Kind).decode
 _KNOWN = ("run", "prediction", "window", "end")
-
-
-def encoded(entries: Iterable[Entry]) -> bytes:
-    """The lines of these entries."""
-    return b"".join(_ENCODE(entry) + b"\n" for entry in entries)
 
 
 def read_timeline(path: Path) -> Timeline:
@@ -161,7 +148,7 @@ def _parsed(data: bytes, path: Path) -> Timeline:
                 )
             timeline.runs.append(RunHistory(facts=entry))
         elif entry is None or not timeline.runs:
-            timeline.damaged += not _is_other(line)
+            timeline.damaged += not is_of_unknown_kind(line, _KNOWN)
         elif isinstance(entry, Window):
             timeline.runs[-1].windows.append(entry)
         elif isinstance(entry, Prediction):
@@ -172,29 +159,14 @@ def _parsed(data: bytes, path: Path) -> Timeline:
 
 
 def _entry(line: bytes) -> Entry | None:
+    """The record of a line; None if it is damaged, or of another kind."""
     try:
         found: Entry = _DECODE(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        found_v = _newer(line)
-        return None if found_v is None else RunFacts(v=found_v, at=0.0)
-    return found
-
-
-def _newer(line: bytes) -> int | None:
-    """The version of a run that a newer redline has begun; None for any other line."""
-    try:
-        first = _FIRST(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return first.v if first.kind == "run" and first.v > TIMELINE_VERSION else None
-
-
-def _is_other(line: bytes) -> bool:
-    """Whether the line is a record of an unknown kind."""
-    try:
-        return _KIND(line).kind not in _KNOWN
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+        return found
+    except ValueError:
+        # A newer redline may have begun the run.
+        version = version_of(line) or 0
+        return RunFacts(v=version, at=0.0) if version > TIMELINE_VERSION else None
 
 
 def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
@@ -206,7 +178,7 @@ def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
     share = _FINEST_SHARE
     while True:
         runs = [_coarser(run, now, share) for run in runs]
-        if sum(map(_size_bytes, runs)) <= most_bytes:
+        if sum(len(_lines_of(run)) for run in runs) <= most_bytes:
             return Timeline(runs)
         if all(len(run.windows) <= 1 for run in runs):
             if len(runs) == 1:
@@ -217,18 +189,12 @@ def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:
 
 def _coarser(run: RunHistory, now: float, share: float) -> RunHistory:
     now_s = max(now - run.facts.at, run.last_s)
-    windows = coarsened(run.windows, now_s, share)
-    return RunHistory(facts=run.facts, windows=windows, end=run.end, prediction=run.prediction)
-
-
-def _size_bytes(run: RunHistory) -> int:
-    return len(_lines_of(run))
+    return msgspec.structs.replace(run, windows=coarsened(run.windows, now_s, share))
 
 
 def _lines_of(run: RunHistory) -> bytes:
-    prediction = () if run.prediction is None else (run.prediction,)
-    end = () if run.end is None else (run.end,)
-    return encoded((run.facts, *prediction, *run.windows, *end))
+    entries = (run.facts, run.prediction, *run.windows, run.end)
+    return _ENCODE_LINES(entry for entry in entries if entry is not None)
 
 
 class TimelineFile:
@@ -248,15 +214,10 @@ class TimelineFile:
     def begin(self, facts: RunFacts) -> list[RunHistory]:
         """Records the start of a run. The runs before it; none if the file cannot be read."""
         runs: list[RunHistory] = []
-        try:
+        with self._failing():
             drop_unfinished(self.path)
             runs = self._open()
-        except (ConfigError, JournalError) as error:
-            self._fail(error.what)
-        except OSError as error:
-            self._fail(f"{self.path} cannot be written: {error.strerror}")
-        else:
-            self._write([facts])
+        self._write([facts])
         return runs
 
     def predict(self, prediction: Prediction) -> None:
@@ -295,37 +256,34 @@ class TimelineFile:
     def _write(self, entries: Iterable[Entry]) -> None:
         if self.failure is not None:
             return
-        lines = encoded(entries)
-        try:
-            write_all(self._fd, [lines])
-        except OSError as error:
-            self._cut()
-            self._fail(f"{self.path} cannot be written: {error.strerror}")
-            return
-        self._size_bytes += len(lines)
+        lines = _ENCODE_LINES(entries)
+        with self._failing():
+            try:
+                write_all(self._fd, [lines])
+            except OSError:
+                # If the incomplete line cannot be removed, readers skip it.
+                with suppress(OSError):
+                    os.ftruncate(self._fd, self._size_bytes)
+                raise
+            self._size_bytes += len(lines)
 
     def _shorten(self, now: float) -> None:
         """Replaces the file by a shorter one; a kill leaves one of the two, complete."""
-        try:
+        with self._failing():
             timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
             data = b"".join(map(_lines_of, timeline.runs))
             replace_file(self.path, lambda fd: write_all(fd, [data]))
             self.close()
             self._open()
-        except (ConfigError, JournalError) as error:
-            self._fail(error.what)
-        except OSError as error:
-            self._fail(f"{self.path} cannot be written: {error.strerror}")
 
-    def _cut(self) -> None:
-        """Removes an incompletely written line."""
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Records an error in the block as `failure`; nothing is written from then on."""
         try:
-            os.ftruncate(self._fd, self._size_bytes)
-        except OSError:
-            # Readers skip the incomplete line.
-            pass
-
-    def _fail(self, what: str) -> None:
-        """Records a failure; nothing is written from now on."""
-        self.failure = what
-        self.close()
+            yield
+        except (ConfigError, JournalError) as error:
+            self.failure = error.what
+        except OSError as error:
+            self.failure = f"{self.path} cannot be written: {error.strerror}"
+        if self.failure is not None:
+            self.close()

@@ -126,16 +126,10 @@ def _add_waits(sums: dict[str, float], attempt: Attempt) -> None:
 
 def _add_answer(sums: dict[str, float], attempt: Attempt) -> None:
     """Adds the phases from the write on, whichever marks exist."""
-    sent_s, first_s = attempt.sent_s, attempt.first_byte_s
-    if sent_s is None:
-        return
-    if first_s is None:
-        _add(sums, "first_byte_s", sent_s, attempt.complete_s)
-        return
-    _add(sums, "first_byte_s", sent_s, first_s)
-    _add(sums, "answer_s", first_s, attempt.complete_s)
-    if attempt.first_token_s is not None:
-        _add_token(sums, attempt)
+    first_s, complete_s = attempt.first_byte_s, attempt.complete_s
+    _add(sums, "first_byte_s", attempt.sent_s, complete_s if first_s is None else first_s)
+    _add(sums, "answer_s", first_s, complete_s)
+    _add_token(sums, attempt)
 
 
 def _add_token(sums: dict[str, float], attempt: Attempt) -> None:
@@ -145,5 +139,6 @@ def _add_token(sums: dict[str, float], attempt: Attempt) -> None:
 
 
 def _add(sums: dict[str, float], name: str, from_s: float | None, to_s: float | None) -> None:
+    """Adds the time between two marks, if the attempt has both."""
     if from_s is not None and to_s is not None:
         sums[name] = sums.get(name, 0.0) + to_s - from_s

@@ -140,13 +140,14 @@ class Recorder:
         )
 
     def _tried(self, times: tuple[Any, ...]) -> Tried:
-        endpoint, error, queued_s, sent_s, first_byte_s, done_s = times
+        endpoint, error, done_s, *marks_s = times
+        queued_s, sent_s, first_byte_s = (s if s is None else self._since(s) for s in marks_s)
         return Tried(
             endpoint=endpoint,
             done_s=self._since(done_s),
-            queued_s=None if queued_s is None else self._since(queued_s),
-            sent_s=None if sent_s is None else self._since(sent_s),
-            first_byte_s=None if first_byte_s is None else self._since(first_byte_s),
+            queued_s=queued_s,
+            sent_s=sent_s,
+            first_byte_s=first_byte_s,
             error=error,
         )
 
@@ -158,5 +159,5 @@ class Recorder:
 def _times(tried: Attempt) -> tuple[Any, ...]:
     """An attempt without its error, which may hold an answer of any length."""
     kind = "" if tried.error is None else tried.error.kind
-    times = tried.eligible_s, tried.sent_s, tried.first_byte_s, tried.complete_s
+    times = tried.complete_s, tried.eligible_s, tried.sent_s, tried.first_byte_s
     return tried.endpoint, kind, *times

@@ -93,13 +93,12 @@ def without(sketch: Sketch, part: Sketch) -> Sketch:
     """The sketch without `part`, all of whose durations it contains."""
     if not part.pairs:
         return sketch
-    counts = Counter(_counts(sketch))
-    counts.subtract(_counts(part))
-    return _packed({index: count for index, count in counts.items() if count > 0})
+    # A difference of Counters has the positive counts only.
+    return _packed(_counts(sketch) - _counts(part))
 
 
-def _counts(sketch: Sketch) -> dict[int, int]:
-    return dict(zip(accumulate(sketch.pairs[::2]), sketch.pairs[1::2], strict=True))
+def _counts(sketch: Sketch) -> Counter[int]:
+    return Counter(dict(zip(accumulate(sketch.pairs[::2]), sketch.pairs[1::2], strict=True)))
 
 
 def _packed(counts: Mapping[int, int]) -> Sketch:

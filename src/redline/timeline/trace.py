@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from redline.errors import ConfigError
+from redline.timeline.lines import is_of_unknown_kind, version_of
 from redline.timeline.records import VERSION, CallEnded, CallsDropped, Record, RunBegan
 
 # Longer than the first line of a run with a thousand endpoints, and than that of any call.
@@ -42,17 +43,7 @@ class Trace(msgspec.Struct):
     is_cut: bool = False
 
 
-class _Kind(msgspec.Struct):
-    kind: str
-
-
-class _First(_Kind):
-    v: int
-
-
 _DECODE = msgspec.json.Decoder(Record).decode
-_KIND = msgspec.json.Decoder(_Kind).decode
-_FIRST = msgspec.json.Decoder(_First).decode
 _KNOWN = ("run", "call", "dropped")
 
 
@@ -82,18 +73,14 @@ def check_begin(fd: int, path: Path) -> bool:
     if not data or (not end and b'{"kind":"run"'.startswith(line[:13])):
         # The first line is incomplete.
         return False
-    try:
-        first = _FIRST(line)
-        is_trace = first.kind == "run"
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        is_trace = False
-    if not is_trace:
+    version = version_of(line)
+    if version is None:
         raise ConfigError(
             f"{path} is not a trace", hint="name a file written by redline run --trace"
         )
-    if first.v > VERSION:
+    if version > VERSION:
         raise ConfigError(
-            f"{path} is a trace of version {first.v}, and this redline reads version {VERSION}",
+            f"{path} is a trace of version {version}, and this redline reads version {VERSION}",
             hint="read it with the redline that wrote it, or a newer one",
         )
     return True
@@ -108,7 +95,7 @@ def _read(file: BinaryIO, most: int) -> Trace:
             break
         record = _record(line)
         if record is None:
-            trace.damaged += not _is_other(line)
+            trace.damaged += not is_of_unknown_kind(line, _KNOWN)
         elif isinstance(record, RunBegan):
             trace.runs.append(RecordedRun(record))
         elif isinstance(record, CallsDropped):
@@ -125,13 +112,5 @@ def _record(line: bytes) -> Record | None:
     try:
         found: Record = _DECODE(line)
         return found
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except ValueError:
         return None
-
-
-def _is_other(line: bytes) -> bool:
-    """Whether the line is a record of an unknown kind."""
-    try:
-        return _KIND(line).kind not in _KNOWN
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False

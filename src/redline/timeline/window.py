@@ -268,6 +268,13 @@ def merged(windows: Sequence[Window]) -> Window:
     )
 
 
+def errors_of(windows: Iterable[Window]) -> Counter[str]:
+    """Counts attempts that failed, by kind; those that an interruption ended are no failures."""
+    errors = Counter(_sum(window.errors for window in windows))
+    del errors["cancelled"]
+    return errors
+
+
 def merged_phases(phases: Sequence[Phases]) -> Phases:
     """The sums of all."""
     if not phases:

@@ -1,4 +1,4 @@
 """Errors as endpoints report them: the error object, and what a status and it mean together."""
 
-from redline.apis.errors.error_object import ErrorBody, error_body, read_error
+from redline.apis.errors.error_object import error_body, read_error
 from redline.apis.errors.status import judge

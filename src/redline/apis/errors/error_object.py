@@ -37,7 +37,7 @@ def read_error(body: bytes) -> ErrorBody:
     """The message and codes of an error body in any of the usual shapes, as a list of one, too."""
     try:
         parsed = msgspec.json.decode(body, type=_Shape | list[_Shape])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return ErrorBody(body.decode("utf-8", "replace"))
     # Gemini's OpenAI-compatible endpoint sends a list of one error:
     # https://github.com/n4ze3m/page-assist/issues/406

@@ -64,7 +64,8 @@ def judge(
     message = _quote(said.message)
     what = f"HTTP {status}" + (f": {message}" if message else "")
     if status >= 500 and ENGINE_FAILED in said.codes:
-        return lost(message)
+        hint = "fix what it names, then run the same command again"
+        return NoEndpoint(f"the model is no longer available: {message}", hint=hint)
     meaning = meaning_of(status, said)
     is_limited = meaning is not None and meaning.error is RateLimited
     wait_s = retry_after_s(headers, wall_s, body if is_limited else b"")
@@ -78,12 +79,6 @@ def judge(
     if meaning is not None:
         return RateLimited(f"{meaning.what}: {what}", status=status, retry_after_s=wait_s)
     return ServerFailed(f"the server failed: {what}", status=status, retry_after_s=wait_s)
-
-
-def lost(message: str) -> NoEndpoint:
-    """The error of a local engine that has failed, in its own words."""
-    hint = "fix what it names, then run the same command again"
-    return NoEndpoint(f"the model is no longer available: {_quote(message)}", hint=hint)
 
 
 def _may_pass(status: int, headers: Mapping[str, str], *, is_limited: bool) -> bool:

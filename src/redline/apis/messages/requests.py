@@ -61,68 +61,76 @@ class UntranslatableError(ValueError):
         self.param = param
 
 
-class _Base64(Struct, tag="base64", tag_field="type"):
+class _Typed(Struct, tag_field="type"):
+    """What its `type` names, by the tag of each subclass."""
+
+
+class _Base64(_Typed, tag="base64"):
     media_type: str
     data: str
 
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
 
-class _Url(Struct, tag="url", tag_field="type"):
+
+class _Url(_Typed, tag="url"):
     url: str
 
 
-class _PlainText(Struct, tag="text", tag_field="type"):
+class _PlainText(_Typed, tag="text"):
     data: str
 
 
-class _Text(Struct, tag="text", tag_field="type"):
+class _Text(_Typed, tag="text"):
     text: str
 
 
-class _Image(Struct, tag="image", tag_field="type"):
+class _Image(_Typed, tag="image"):
     source: _Base64 | _Url
 
 
-class _Content(Struct, tag="content", tag_field="type"):
+class _Content(_Typed, tag="content"):
     content: str | list[_Text | _Image]
 
 
-class _Document(Struct, tag="document", tag_field="type"):
+class _Document(_Typed, tag="document"):
     source: _Base64 | _PlainText | _Content
     title: str | None = None
     context: str | None = None
 
 
-class _SearchResult(Struct, tag="search_result", tag_field="type"):
+class _SearchResult(_Typed, tag="search_result"):
     source: str
     title: str
     content: list[_Text]
 
 
-class _ToolResult(Struct, tag="tool_result", tag_field="type"):
+_Shown = _Text | _Image | _Document | _SearchResult
+
+
+class _ToolResult(_Typed, tag="tool_result"):
     tool_use_id: str
-    content: str | list[_Text | _Image | _Document | _SearchResult] | None = None
+    content: str | list[_Shown] | None = None
     is_error: bool | None = None
 
 
-class _ToolUse(Struct, tag="tool_use", tag_field="type"):
+class _ToolUse(_Typed, tag="tool_use"):
     id: str
     name: str
     input: Object
 
 
-class _Thinking(Struct, tag="thinking", tag_field="type"):
+class _Thinking(_Typed, tag="thinking"):
     pass
 
 
-class _RedactedThinking(Struct, tag="redacted_thinking", tag_field="type"):
+class _RedactedThinking(_Typed, tag="redacted_thinking"):
     pass
-
-
-_Shown = _Text | _Image | _Document | _SearchResult
 
 
 class _User(Struct, tag="user", tag_field="role"):
-    content: str | list[_Text | _Image | _Document | _SearchResult | _ToolResult]
+    content: str | list[_Shown | _ToolResult]
 
 
 class _Assistant(Struct, tag="assistant", tag_field="role"):
@@ -141,24 +149,27 @@ class _Tool(Struct):
     strict: bool | None = None
 
 
-class _Auto(Struct, tag="auto", tag_field="type"):
+class _Parallel(_Typed, kw_only=True):
     disable_parallel_tool_use: bool | None = None
 
 
-class _Any(Struct, tag="any", tag_field="type"):
-    disable_parallel_tool_use: bool | None = None
-
-
-class _Named(Struct, tag="tool", tag_field="type"):
-    name: str
-    disable_parallel_tool_use: bool | None = None
-
-
-class _None(Struct, tag="none", tag_field="type"):
+class _Auto(_Parallel, tag="auto"):
     pass
 
 
-class _Format(Struct, tag="json_schema", tag_field="type"):
+class _Any(_Parallel, tag="any"):
+    pass
+
+
+class _Named(_Parallel, tag="tool"):
+    name: str
+
+
+class _None(_Typed, tag="none"):
+    pass
+
+
+class _Format(_Typed, tag="json_schema"):
     schema: Object
 
 
@@ -330,20 +341,14 @@ def _parts(block: _Shown) -> list[Object]:
         return _document(block)
     if isinstance(block, _SearchResult):
         return [_text_part("\n".join([block.title, block.source, _lines(block.content)]))]
-    source = block.source
-    if isinstance(source, _Url):
-        url = source.url
-    else:
-        url = f"data:{source.media_type};base64,{source.data}"
-    return [{"type": "image_url", "image_url": {"url": url}}]
+    return [{"type": "image_url", "image_url": {"url": block.source.url}}]
 
 
 def _document(block: _Document) -> list[Object]:
     source, title = block.source, block.title
     about = [text for text in (title, block.context) if text]
     if isinstance(source, _Base64):
-        data = f"data:{source.media_type};base64,{source.data}"
-        file = {"filename": title or "document.pdf", "file_data": data}
+        file = {"filename": title or "document.pdf", "file_data": source.url}
         texts = [_text_part(block.context)] if block.context else []
         return [*texts, {"type": "file", "file": file}]
     if isinstance(source, _PlainText):

@@ -13,7 +13,6 @@ from redline.job.report.series import (
     Series,
     band_of,
     bound_of,
-    errors_of,
     offsets_of,
     points_of,
     series_of,
@@ -31,7 +30,7 @@ from redline.observe import (
     scores_of,
     summary_of,
 )
-from redline.timeline import Prediction, RunHistory, Window, merged_sketches
+from redline.timeline import Prediction, RunHistory, Window, errors_of, merged_sketches
 
 # Version of the JSON.
 VERSION = 1

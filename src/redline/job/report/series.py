@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import msgspec
 
 from redline.observe import Binding, bindings
-from redline.timeline import LimitUse, Timeline, Window, merged, merged_phases
+from redline.timeline import LimitUse, Timeline, Window, errors_of, merged, merged_phases
 
 # Of one output: the data of a page is then some 300 kB at most.
 MOST_POINTS = 600
@@ -247,15 +247,6 @@ def _limits(windows: Sequence[Window]) -> tuple[LimitSeries, ...]:
         )
         for name, _ in held.most_common(_MOST_LINES)
     )
-
-
-def errors_of(windows: Iterable[Window]) -> Counter[str]:
-    """Counts attempts that failed, by kind; those that an interruption ended are no failures."""
-    errors: Counter[str] = Counter()
-    for window in windows:
-        errors.update(window.errors)
-    del errors["cancelled"]
-    return errors
 
 
 def _kinds(windows: Sequence[Window]) -> dict[str, list[str]]:

@@ -16,33 +16,26 @@ that messages which are handed out count as delivered again.
 from __future__ import annotations
 
 import asyncio
+import os
+import secrets
+import socket
 from collections.abc import Awaitable, Callable, Sequence
-from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redline.clock import SYSTEM
-from redline.errors import ConfigError
+from redline.errors import ConfigError, JournalError
+from redline.process import replace_file, write_all
 from redline.sources.stream_url import MOST_IDLE_S, StreamUrl
 from redline.sources.text import extra
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-
-import os
-import secrets
-import socket
-
-from redline.errors import JournalError
-from redline.process import replace_file, write_all
-
 T = TypeVar("T")
 
 PATIENCE_S = 60.0
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text("utf-8")
-# Redis names scripts by SHA-1; nothing is kept secret by it.
-_SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TIMEOUT_S = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 # Lua cannot take much more than 8,000 arguments at a time.
@@ -77,15 +70,19 @@ class Left(NamedTuple):
 
 
 class Group:
-    """The turns of `consumer`. Raises ConfigError if Redis is unreachable for 60 s, or refuses."""
+    """The turns of one consumer. Raises ConfigError if Redis is unreachable for 60 s, or refuses.
 
-    def __init__(self, url: StreamUrl, consumer: bytes) -> None:
+    Call `open` first.
+    """
+
+    def __init__(self, url: StreamUrl) -> None:
         self._url = url
-        self._consumer = consumer
+        self._consumer = b""
         self._client: Redis | None = None
+        self._script: Any = None
 
-    async def open(self) -> None:
-        """Connects, and creates the stream and the group if they do not exist.
+    async def open(self, consumer: bytes) -> None:
+        """Connects as `consumer`, and creates the stream and the group if they do not exist.
 
         Raises ConfigError at once if that fails, or if redis-py is not installed.
         """
@@ -94,6 +91,7 @@ class Group:
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
+        self._consumer = consumer
         try:
             self._client = Redis.from_url(
                 self._url.server,
@@ -106,6 +104,7 @@ class Group:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{self._url.name}: {_said(error)}") from None
         self._client.response_callbacks.pop("XREADGROUP", None)
+        self._script = self._client.register_script(_SCRIPT)
         try:
             await self._asked(self._make, patience_s=0.0)
         except BaseException:
@@ -127,7 +126,6 @@ class Group:
         url = self._url
         words: list[Any] = ["XREADGROUP", "GROUP", url.group, self._consumer, "COUNT", count]
         words += ["BLOCK", max(1, round(1000 * wait_s)), "STREAMS", url.stream, ">"]
-        assert self._client is not None
         answer = await self._asked(lambda: self._once(words), patience_s=0.0)
         entries = answer[0][1] if answer else []
         # A message that was deleted meanwhile has no fields.
@@ -148,20 +146,15 @@ class Group:
 
         Only the outcomes of those that do may be written.
         """
-        found: list[bool] = []
-        for start in range(0, len(ids), _MOST_IDS):
-            found += map(bool, await self._turn("mark", *ids[start : start + _MOST_IDS]))
-        return found
+        return [bool(one) for found in await self._turns("mark", ids) for one in found]
 
     async def acknowledge(self, ids: Sequence[bytes]) -> None:
         """Acknowledges the messages."""
-        for start in range(0, len(ids), _MOST_IDS):
-            await self._turn("ack", *ids[start : start + _MOST_IDS])
+        await self._turns("ack", ids)
 
     async def keep(self, ids: Sequence[bytes]) -> None:
         """Refreshes the messages, so that other consumers do not claim them."""
-        for start in range(0, len(ids), _MOST_IDS):
-            await self._turn("keep", *ids[start : start + _MOST_IDS])
+        await self._turns("keep", ids)
 
     async def release(self) -> None:
         """Releases unmarked messages for other consumers at once."""
@@ -181,20 +174,15 @@ class Group:
             if not str(error).startswith("BUSYGROUP"):
                 raise
 
+    async def _turns(self, name: str, ids: Sequence[bytes]) -> list[Any]:
+        """The answers to a turn with these messages, of which Lua takes a part at a time."""
+        starts = range(0, len(ids), _MOST_IDS)
+        return [await self._turn(name, *ids[start : start + _MOST_IDS]) for start in starts]
+
     async def _turn(self, name: str, *arguments: Any) -> Any:
-        from redis.exceptions import NoScriptError
-
         url = self._url
-        words = [2, url.stream, url.marks, name, url.group, self._consumer, *arguments]
-
-        async def ask() -> Any:
-            try:
-                return await self._once(["EVALSHA", _SHA, *words])
-            except NoScriptError:
-                # A restarted Redis has forgotten the script.
-                return await self._once(["EVAL", _SCRIPT, *words])
-
-        return await self._asked(ask)
+        keys, words = [url.stream, url.marks], [name, url.group, self._consumer, *arguments]
+        return await self._asked(lambda: self._script(keys, words))
 
     async def _once(self, words: Sequence[Any]) -> Any:
         # redis-py types some of its clients' methods, and this one not.
@@ -248,8 +236,8 @@ def consumer_of(path: Path) -> bytes:
         kept = b""
     except OSError as error:
         raise JournalError(f"cannot read {path}: {error.strerror}") from error
-    if not kept:
-        kept = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}".encode()
-        name = kept
-        replace_file(path, lambda fd: write_all(fd, [name, b"\n"]))
-    return kept
+    if kept:
+        return kept
+    name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}".encode()
+    replace_file(path, lambda fd: write_all(fd, [name, b"\n"]))
+    return name

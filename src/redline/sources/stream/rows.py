@@ -27,11 +27,18 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.iterable import AsyncRows
-from redline.sources.row import BATCH_ROWS, Row, custom_id, digest, long_row, not_an_object
+from redline.sources.row import (
+    BATCH_ROWS,
+    MAX_ROW_BYTES,
+    Row,
+    custom_id,
+    digest,
+    long_row,
+    not_an_object,
+)
 from redline.sources.stream.group import Away, Entry, Group, consumer_of
 from redline.sources.stream_url import StreamUrl, message_key
 
-_MAX_ROW_BYTES = 16 * 1024 * 1024
 # How long a read waits for the next message: it may be called off meanwhile, and its end is when an
 # empty stream is noticed.
 _WAIT_S, _SHORT_WAIT_S = 1.0, 0.1
@@ -66,7 +73,7 @@ class StreamRows(AsyncRows):
         self._limit = limit
         self._until_empty = until_empty
         self._most = most
-        self._group: Group | None = None
+        self._group = Group(url)
         # Messages handed out here and not acknowledged: their ids by the keys of their rows.
         self._held: dict[int, bytes] = {}
         self._without_outcome = 0
@@ -83,9 +90,7 @@ class StreamRows(AsyncRows):
     async def open(self) -> None:
         """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
         consumer = await asyncio.to_thread(consumer_of, self._consumer_path)
-        group = Group(self.url, consumer)
-        await group.open()
-        self._group = group
+        await self._group.open(consumer)
         works = (self._mark, self._acknowledge, self._keep)
         self._tasks = [asyncio.create_task(self._watched(work())) for work in works]
 
@@ -94,7 +99,6 @@ class StreamRows(AsyncRows):
 
         They end at the job's limit, and with `until_empty` when the stream is empty.
         """
-        assert self._group is not None
         async for rows in self._own():
             yield rows
         claims_s = SYSTEM.now_s()
@@ -165,7 +169,8 @@ class StreamRows(AsyncRows):
                 task.cancel()
             # Asked again: one that comes together with an answer may be lost in redis-py.
             _, pending = await asyncio.wait(pending, timeout=_ASK_AGAIN_S)
-        if self._group is None:
+        if not self._tasks:
+            # It has not joined the group.
             return
         try:
             async with asyncio.timeout(_LAST_S):
@@ -201,7 +206,6 @@ class StreamRows(AsyncRows):
 
     async def _own(self) -> AsyncIterator[list[Row]]:
         """Messages delivered to this consumer but not held here, as after a process died."""
-        assert self._group is not None
         while count := await self._room():
             messages = await self._group.own(count, list(self._held.values()))
             if not messages:
@@ -210,7 +214,6 @@ class StreamRows(AsyncRows):
 
     async def _is_empty(self) -> bool:
         """Whether all messages are acknowledged. Raises ConfigError if only orphans are left."""
-        assert self._group is not None
         left = await self._group.left()
         if left.pending and left.pending == left.orphans:
             whose = left.whose.decode("utf-8", "replace")
@@ -235,7 +238,6 @@ class StreamRows(AsyncRows):
                     answer.set_exception(error)
 
     async def _mark(self) -> None:
-        assert self._group is not None
         while True:
             await self._marking.wait()
             self._marking.clear()
@@ -253,7 +255,6 @@ class StreamRows(AsyncRows):
             await self._acknowledge_durable()
 
     async def _acknowledge_durable(self) -> None:
-        assert self._group is not None
         durable = list(self._durable)
         if durable:
             await self._group.acknowledge([self._held[key] for key in durable])
@@ -263,7 +264,6 @@ class StreamRows(AsyncRows):
                 del self._held[key]
 
     async def _keep(self) -> None:
-        assert self._group is not None
         while True:
             await asyncio.sleep(self.url.idle_s / 4)
             await self._group.keep(list(self._held.values()))
@@ -285,8 +285,8 @@ class StreamRows(AsyncRows):
     def _row(self, message: Entry, content: bytes) -> Row:
         number = self._number
         size_bytes = sum(map(len, message.fields)) + len(message.fields) - 1
-        if size_bytes > _MAX_ROW_BYTES:
-            return long_row(number, number, content, size_bytes, _MAX_ROW_BYTES)
+        if size_bytes > MAX_ROW_BYTES:
+            return long_row(number, number, content, size_bytes, MAX_ROW_BYTES)
         data, problem = _columns(message.fields, self.url.field.encode())
         row = Row(number, number, data, content, problem)
         if data is not None and custom_id(row) is None:
@@ -302,7 +302,7 @@ class StreamRows(AsyncRows):
 def _content(message: Entry) -> bytes:
     """The bytes that identify a message: its id and fields, or their digest if they are long."""
     fields = b" ".join(message.fields)
-    return message.id + b" " + (fields if len(fields) <= _MAX_ROW_BYTES else digest(fields))
+    return message.id + b" " + (fields if len(fields) <= MAX_ROW_BYTES else digest(fields))
 
 
 def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] | None, str | None]:
@@ -311,7 +311,7 @@ def _columns(fields: list[bytes], json_field: bytes) -> tuple[dict[str, object] 
     if names == [json_field]:
         try:
             data = _decode(texts[0])
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             return None, f"field {json_field.decode()} is not JSON: {error}"
         return (data, None) if type(data) is dict else (None, not_an_object(data))
     columns: dict[str, object] = {}
