@@ -67,14 +67,6 @@ class Target(msgspec.Struct, frozen=True):
     waits_for_slots: Callable[[], bool] = bool
 
 
-class Way(NamedTuple):
-    """A pool, the gate in front of it, and the backend that retries its calls."""
-
-    pool: Pool
-    gate: Gate
-    failover: Failover
-
-
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints that form a pool. unfit: by model name, the endpoints that do not have it.
 
@@ -86,6 +78,15 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     unfit: dict[str, frozenset[str]]
     is_open: bool = False
     name: str = ""
+
+
+class Way(NamedTuple):
+    """A group, its pool, the gate in front of it, and the backend that retries its calls."""
+
+    group: Group
+    pool: Pool
+    gate: Gate
+    failover: Failover
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
@@ -170,20 +171,19 @@ class Lineup:
         self._price = price
         self._intake = intake_of(endpoints) if endpoints else None
         self._outbox = Outbox(do_nothing)
-        self._pools: list[tuple[Group, Pool]] = []
         self._ending = set[Pool]()
         # Changes of endpoints that are not complete: all, and the last one by each of `_keys`.
         self._changes = set[asyncio.Task[None]]()
         self._last: dict[tuple[str, str], asyncio.Task[None]] = {}
         self.attempts: dict[str, Attempts] = {}
-        self.ways: list[Way] = []
         self._gate_of: dict[str, Gate] = {}
         self._slots: dict[str, Slots] = {}
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
-        for group in grouped(endpoints):
-            pool = self._pool([self._seat(one, group) for one in group.endpoints])
-            self._pools.append((group, pool))
+        self.ways = [
+            self._way(group, [self._seat(one, group) for one in group.endpoints])
+            for group in grouped(endpoints)
+        ]
         self._aim()
 
     @property
@@ -194,7 +194,7 @@ class Lineup:
     @property
     def pools(self) -> list[Pool]:
         """The pools, in the order of their first endpoints."""
-        return [pool for _, pool in self._pools]
+        return [way.pool for way in self.ways]
 
     @property
     def names(self) -> list[str]:
@@ -209,22 +209,22 @@ class Lineup:
     def aliases(self) -> list[str]:
         """The names that endpoints give to models."""
         named = dict.fromkeys(name for one in self.endpoints for name in one.models)
-        return [*named] if self._pools else self.names
+        return [*named] if self.ways else self.names
 
     def unnamed(self) -> list[Ask]:
         """Functions that each send a request to one endpoint whose settings name no model."""
         return [
-            partial(pool.ask, member)
-            for group, pool in self._pools
-            if group.is_open
-            for member in pool.members
+            partial(way.pool.ask, member)
+            for way in self.ways
+            if way.group.is_open
+            for member in way.pool.members
             if not member.is_out
         ]
 
     @property
     def endpoints(self) -> Iterator[Endpoint]:
         """The endpoints, as configured."""
-        return (one for group, _ in self._pools for one in group.endpoints)
+        return (one for way in self.ways for one in way.group.endpoints)
 
     def target(self, model: str | None) -> Target | None:
         """The target for this model; None if no endpoint has it."""
@@ -241,40 +241,32 @@ class Lineup:
         An unchanged endpoint keeps its place, its limits and its calls. Raises ConfigError, and
         changes nothing, if the endpoints are not valid.
         """
-        groups = grouped(endpoints)
-        before, gates = self._pools, {id(way.pool): way.gate for way in self.ways}
-        old_of = {id(pool): group for group, pool in before}
-        left, self._pools = [*before], []
-        for group in groups:
-            kept = _predecessor(group, left)
-            if kept is None:
-                self._pools.append((group, self._pool([])))
-            else:
-                left.remove(kept)
-                self._pools.append((msgspec.structs.replace(group, name=kept[0].name), kept[1]))
-        self._pools = _named(self._pools, {id(pool) for _, pool in before})
+        before, followed = self.ways, _followed(grouped(endpoints), self.ways)
+        self.ways = [
+            self._way(group) if old is None else old._replace(group=group)
+            for group, old in followed
+        ]
         self._aim()
         # All removals come first, since an endpoint may leave one pool and join another.
-        new_of = {id(pool): group for group, pool in self._pools}
-        for old, pool in before:
-            new = new_of.get(id(pool))
+        new_of = {way.pool: way.group for way in self.ways}
+        for way in before:
+            new, pool = new_of.get(way.pool), way.pool
             removals = [
                 self._in_turn(one, partial(pool.remove, one.label))
-                for one in old.endpoints
+                for one in way.group.endpoints
                 if new is None or one not in new.endpoints
             ]
             if new is None:
                 self._ending.add(pool)
                 self._later(partial(self._end, pool, removals))
-        for group, pool in self._pools:
-            known = old_of.get(id(pool))
+        for way, (group, old) in zip(self.ways, followed, strict=True):
             for one in group.endpoints:
-                if known is None or one not in known.endpoints:
-                    self._join(pool, one, group)
-        for old, pool in before:
-            new = new_of.get(id(pool))
-            if new is None or new.unfit != old.unfit:
-                gates[id(pool)].move()
+                if old is None or one not in old.group.endpoints:
+                    self._join(way.pool, one, group)
+        for way in before:
+            new = new_of.get(way.pool)
+            if new is None or new.unfit != way.group.unfit:
+                way.gate.move()
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
@@ -286,11 +278,14 @@ class Lineup:
         for pool in [*self._ending, *self.pools]:
             await pool.aclose()
 
-    def _pool(self, seats: Sequence[Seat]) -> Pool:
+    def _way(self, group: Group, seats: Sequence[Seat] = ()) -> Way:
+        """Makes a pool of these seats, and what is in front of it."""
         pooling = self._pooling
         strategy = strategy_of(pooling.balance, random.Random())
         most = pooling.most if pooling.slots is None else None
-        return Pool(seats, strategy, most=most, may_be_empty=True)
+        pool = Pool(seats, strategy, most=most, may_be_empty=True)
+        gate = self._gates.gate(pool, group.name, lambda: self._want(pool, gate))
+        return Way(group, pool, gate, Failover(pool))
 
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
         """Makes the seat of an endpoint. group: of its pool."""
@@ -312,24 +307,17 @@ class Lineup:
 
     def _aim(self) -> None:
         """Maps the names of models to the ways of their pools."""
-        self._targets, self._open = {}, None
-        before = {id(way.pool): way for way in self.ways}
-        self.ways = [before.get(id(pool)) or self._way(group, pool) for group, pool in self._pools]
-        self._gate_of = {}
-        for (group, _), way in zip(self._pools, self.ways, strict=True):
-            self._gate_of.update((one.label, way.gate) for one in group.endpoints)
-            anew = self._gates.gated(way.failover, way.gate)
-            lines = self._gates.gated(way.pool, way.gate)
+        self._targets, self._open, self._gate_of = {}, None, {}
+        for group, pool, gate, failover in self.ways:
+            self._gate_of.update((one.label, gate) for one in group.endpoints)
+            anew = self._gates.gated(failover, gate)
+            lines = self._gates.gated(pool, gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, anew, lines, unfit, way.gate.waits_for_slots)
+                self._targets[name] = Target(backend, anew, lines, unfit, gate.waits_for_slots)
             if group.is_open:
-                self._open = Target(backend, anew, lines, waits_for_slots=way.gate.waits_for_slots)
+                self._open = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
-
-    def _way(self, group: Group, pool: Pool) -> Way:
-        gate = self._gates.gate(pool, group.name, lambda: self._want(pool, gate))
-        return Way(pool, gate, Failover(pool))
 
     def _want(self, pool: Pool, gate: Gate) -> None:
         """Requests slots from other workers at endpoints that waiting calls could use."""
@@ -425,38 +413,44 @@ class FunctionLineup(Lineup):
         self._targets = {function.name: self._open}
 
 
-def _predecessor(group: Group, before: Sequence[tuple[Group, Pool]]) -> tuple[Group, Pool] | None:
-    """The pool that a group continues, with its calls; None if there is none.
+def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group, Way | None]]:
+    """Each group, with the way that it continues and whose name it keeps, if there is one.
+
+    A new group has a name of its own.
+    """
+    left, followed = [*ways], list[tuple[Group, Way | None]]()
+    for group in groups:
+        old = _predecessor(group, left)
+        if old is not None:
+            left.remove(old)
+        followed.append((group, old))
+    taken = {old.group.name for _, old in followed if old is not None}
+    named = list[tuple[Group, Way | None]]()
+    for group, old in followed:
+        if old is not None:
+            name = old.group.name
+        else:
+            others = (f"{group.name} {number}" for number in count(2))
+            names = chain([group.name], sorted(group.unfit), others)
+            name = next(name for name in names if name not in taken)
+            taken.add(name)
+        named.append((msgspec.structs.replace(group, name=name), old))
+    return named
+
+
+def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
+    """The way that a group continues, with its calls; None if there is none.
 
     It has a model in common with the group, otherwise an endpoint.
     """
     models, labels = set(group.unfit), {one.label for one in group.endpoints}
-    for kept in before:
-        if models & set(kept[0].unfit) or (group.is_open and kept[0].is_open):
-            return kept
-    for kept in before:
-        if any(one.label in labels for one in kept[0].endpoints):
-            return kept
+    for way in ways:
+        if models & set(way.group.unfit) or (group.is_open and way.group.is_open):
+            return way
+    for way in ways:
+        if any(one.label in labels for one in way.group.endpoints):
+            return way
     return None
-
-
-def _named(pools: Sequence[tuple[Group, Pool]], kept: Collection[int]) -> list[tuple[Group, Pool]]:
-    """The pools, each new group renamed if another group already has its name.
-
-    kept: the ids of the pools that keep their names.
-    """
-    taken = {group.name for group, pool in pools if id(pool) in kept}
-    named = list[tuple[Group, Pool]]()
-    for group, pool in pools:
-        if id(pool) not in kept:
-            first = group.name
-            others = (f"{first} {number}" for number in count(2))
-            names = chain([first], sorted(group.unfit), others)
-            name = next(name for name in names if name not in taken)
-            group = msgspec.structs.replace(group, name=name)
-            taken.add(name)
-        named.append((group, pool))
-    return named
 
 
 def _keys(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
