@@ -30,26 +30,11 @@ from redline.serve.functions import ServedFunction
 from redline.serve.gateway.failover import Failover
 from redline.serve.gateway.gates import Gates
 from redline.serve.http import CALLS, MESSAGES_CALLS
+from redline.serve.workers import Worker, slots_of
 from redline.waist import Attempts, CacheUse
 
-# Makes the slots of an endpoint. Arguments: the endpoint, the number of its slots, and its pool: a
-# name, and the maximum number of calls at all of its endpoints together.
-SlotsOf = Callable[[Endpoint, int, tuple[str, int | None]], Slots]
 # Sends a request to one endpoint, and to no other.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
-
-
-class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the endpoints of a pool share its calls.
-
-    balance: how the pool chooses among them. most: calls at all of them together, at most; None for
-    the sum of what each allows. slots: makes slots that are shared with other processes, which then
-    keep to `most` together; None for slots of this process alone.
-    """
-
-    balance: str = "p2c"
-    most: int | None = None
-    slots: SlotsOf | None = None
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -150,8 +135,11 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    gates: decide when calls start. stores: where limits of endpoints are kept beyond the process.
-    answers: the cache of interactive calls; closed by its owner. price: see Figures.
+    gates: decide when calls start. balance: how a pool chooses among its endpoints. most: calls at
+    all endpoints of a pool together, at most; None for the sum of what each allows. worker: if
+    there are several, whose endpoints keep to their slots and to `most` together. stores: where
+    limits of endpoints are kept beyond the process. answers: the cache of interactive calls; closed
+    by its owner.
     """
 
     def __init__(
@@ -159,16 +147,18 @@ class Lineup:
         endpoints: Sequence[Endpoint],
         gates: Gates,
         *,
-        pooling: Pooling | None = None,
+        balance: str = "p2c",
+        most: int | None = None,
+        worker: Worker | None = None,
         stores: Stores | None = None,
         answers: Answers | None = None,
-        price: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
         self._gates = gates
-        self._pooling = pooling or Pooling()
+        self._balance = balance
+        self._most = most
+        self._sharer = None if worker is None else worker.sharer(self._demand)
         self._stores = stores or Stores()
         self.answers = answers
-        self._price = price
         self._intake = intake_of(endpoints) if endpoints else None
         self._outbox = Outbox(do_nothing)
         self._ending = set[Pool]()
@@ -230,11 +220,6 @@ class Lineup:
         """The target for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
 
-    def demand(self, label: str) -> Demand:
-        """This worker's demand for slots of an endpoint."""
-        gate = self._gate_of.get(label)
-        return Demand() if gate is None else gate.demand(label)
-
     def change(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the endpoints. Calls in flight end where they are.
 
@@ -280,9 +265,8 @@ class Lineup:
 
     def _way(self, group: Group, seats: Sequence[Seat] = ()) -> Way:
         """Makes a pool of these seats, and what is in front of it."""
-        pooling = self._pooling
-        strategy = strategy_of(pooling.balance, random.Random())
-        most = pooling.most if pooling.slots is None else None
+        strategy = strategy_of(self._balance, random.Random())
+        most = self._most if self._sharer is None else None
         pool = Pool(seats, strategy, most=most, may_be_empty=True)
         gate = self._gates.gate(pool, group.name, lambda: self._want(pool, gate))
         return Way(group, pool, gate, Failover(pool))
@@ -290,20 +274,24 @@ class Lineup:
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
         """Makes the seat of an endpoint. group: of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
-        make, pool = self._pooling.slots, (group.name, self._pooling.most)
-
-        def slots(one: Endpoint, count: int) -> Slots:
-            assert make is not None
-            made = self._slots[one.label] = make(one, count, pool)
-            return made
-
         shared = Shared(
             stores=self._stores,
             intake=self._intake,
             outbox=self._outbox,
-            slots=None if make is None else slots,
+            slots=None if self._sharer is None else partial(self._shared_slots, group.name),
         )
-        return seat_of(endpoint, price=self._price(endpoint), shared=shared, attempts=attempts)
+        return seat_of(endpoint, price=_price(endpoint), shared=shared, attempts=attempts)
+
+    def _shared_slots(self, pool: str, endpoint: Endpoint, count: int) -> Slots:
+        assert self._sharer is not None
+        made = slots_of(self._sharer, endpoint, count, pool=pool, most=self._most)
+        self._slots[endpoint.label] = made
+        return made
+
+    def _demand(self, label: str) -> Demand:
+        """This worker's demand for slots of an endpoint."""
+        gate = self._gate_of.get(label)
+        return Demand() if gate is None else gate.demand(label)
 
     def _aim(self) -> None:
         """Maps the names of models to the ways of their pools."""
@@ -456,3 +444,9 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
 def _keys(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
     """What only one endpoint may have at a time: its name, and its server under its key."""
     return ("name", endpoint.label), ("account", account_of(endpoint))
+
+
+def _price(endpoint: Endpoint) -> float:
+    """The highest price of an input and an output token together there; 0 if it is unknown."""
+    costs = [price.input + price.output for price in endpoint.tariff.values()]
+    return float(max(costs, default=0))

@@ -11,7 +11,6 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from redline.serve.functions import function_backend
 from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.gateway import Gateway, Listening
 from redline.serve.gateway.lines import Lines
-from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup, Pooling, SlotsOf
+from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
 from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants, spending_path
-from redline.serve.workers import Elsewhere, Fellows, Plan, Worker, slots_of, supervise
+from redline.serve.workers import Elsewhere, Fellows, Plan, Worker, supervise
 from redline.waist import CacheUse
 
 _LOOK_S = 1.0
@@ -60,11 +59,7 @@ async def gateway_of(
         tenants = Tenants(settings.tenants, store=store)
         flights = None if worker is None else worker.flights
         gates = Gates(settings.classes, tenants, Meter(settings.price_table), flights)
-        slots = None
-        if worker is not None:
-            sharer = worker.sharer(demand=lambda label: lineup.demand(label))
-            slots = partial(slots_of, sharer)
-        lineup = _lineup(settings, endpoints, gates, answers, slots)
+        lineup = _lineup(settings, endpoints, gates, answers, worker)
         keyring = Keyring(settings.keys, tenants)
         batches = None
         if settings.state is not None:
@@ -76,7 +71,7 @@ async def gateway_of(
             keyring,
             gates,
             _beside(batches, worker),
-            None if worker is None else Fellows(worker.folder, worker.number, worker.workers),
+            None if worker is None else Fellows(worker),
             listening=_listening(settings, worker),
         )
         own = batches if is_first else None
@@ -204,7 +199,7 @@ def serve_gateway(
             _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
             on_url(served.gateway.base_url)
             await stop.wait()
-            who = "" if worker is None else f"worker {worker.number + 1}: "
+            who = "" if worker is None else f"{worker.name}: "
             if in_flight := served.gateway.in_flight:
                 calls = counted(in_flight, "call")
                 on_note(f"{who}ending {calls}, within {settings.drain_s:g} s")
@@ -247,7 +242,7 @@ def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings
     """The settings of a worker: its port, and rates that all workers share."""
     if worker is None:
         return settings
-    state = settings.state or worker.folder
+    state = settings.state or Path(worker.folder)
     endpoints = tuple(worker.sharing(one, state / "limits") for one in settings.endpoints)
     return msgspec.structs.replace(settings, port=worker.port, endpoints=endpoints)
 
@@ -387,7 +382,7 @@ def _lineup(
     endpoints: tuple[Endpoint, ...],
     gates: Gates,
     answers: Answers | None,
-    slots: SlotsOf | None,
+    worker: Worker | None,
 ) -> Lineup:
     """The lineup of endpoints. Raises ConfigError for a function that cannot be loaded."""
     function = settings.function
@@ -398,18 +393,13 @@ def _lineup(
         return FunctionLineup(served, gates)
     # These files record the sends of this process; workers share a ledger instead.
     state = settings.state
-    stores = Stores() if state is None or slots is not None else Stores(recent=state / "limits")
+    stores = None if state is None or worker is not None else Stores(recent=state / "limits")
     return Lineup(
         endpoints,
         gates,
-        pooling=Pooling(balance=settings.balance, most=settings.most, slots=slots),
+        balance=settings.balance,
+        most=settings.most,
+        worker=worker,
         stores=stores,
         answers=answers,
-        price=_price,
     )
-
-
-def _price(endpoint: Endpoint) -> float:
-    """The highest price of an input and an output token together there; 0 if it is unknown."""
-    costs = [price.input + price.output for price in endpoint.tariff.values()]
-    return float(max(costs, default=0))

@@ -16,6 +16,7 @@ from redline.clock import SYSTEM
 from redline.job.monitor import Family
 from redline.serve.dashboard import Snapshot
 from redline.serve.workers.summing import added
+from redline.serve.workers.worker import Worker
 
 # If a worker has not written for longer, only its counters that never decrease are used.
 _FRESH_S = 5.0
@@ -38,11 +39,11 @@ _DECODER = msgspec.msgpack.Decoder(Published)
 
 
 class Fellows:
-    """The other workers. folder: where all of them write. number: of this one, from 0."""
+    """The other workers of this one."""
 
-    def __init__(self, folder: Path, number: int, workers: int) -> None:
-        self._own = folder / f"{number}.figures"
-        self._others = [folder / f"{one}.figures" for one in range(workers) if one != number]
+    def __init__(self, worker: Worker) -> None:
+        self._others = [Path(worker.folder, f"{one}.figures") for one in range(worker.workers)]
+        self._own = self._others.pop(worker.number)
         before = _read(self._own)
         self._before = [] if before is None else growing(before.families)
 
