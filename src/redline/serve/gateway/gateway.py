@@ -8,7 +8,7 @@ import os
 from collections.abc import Coroutine
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -22,7 +22,6 @@ from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
 from redline.serve.gateway.allowed import missing, target_of
-from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
@@ -83,37 +82,29 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     is_anew: bool
 
 
-class Listening(NamedTuple):
-    """Where a gateway listens, and within what bounds. ssl: makes it an HTTPS server."""
-
-    address: Address = Address("127.0.0.1", 0)
-    bounds: Bounds | None = None
-    ssl: SSLContext | None = None
-
-
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. keyring, gates: who may send requests, and when
-    calls start. batches: started and closed by their owner. fellows: other workers behind the same
-    address. totals: its counters.
+    lineup: its endpoints, closed by their owner. keyring: who may send requests. batches: started
+    and closed by their owner. fellows: other workers behind the same address. ssl: makes it an
+    HTTPS server. totals: its counters.
     """
 
     def __init__(
         self,
         lineup: Lineup,
         keyring: Keyring,
-        gates: Gates,
-        batches: Batches | Elsewhere | None = None,
-        fellows: Fellows | None = None,
+        batches: Batches | Elsewhere | None,
+        fellows: Fellows | None,
         *,
-        listening: Listening | None = None,
+        address: Address,
+        bounds: Bounds,
+        ssl: SSLContext | None,
     ) -> None:
-        listening = listening or Listening()
-        self._lineup = lineup
-        self._keyring = keyring
-        self._gates = gates
-        self._tenants, self._meter = gates.tenants, gates.meter
+        self.lineup = lineup
+        self.keyring = keyring
+        self.gates = lineup.gates
+        self._meter = lineup.gates.meter
         self.totals = Totals()
         self._fellows = fellows
         self._metrics = GatewayMetrics(lineup, self.totals, fellows)
@@ -124,14 +115,14 @@ class Gateway(Door):
         }
         super().__init__(
             models=(),
-            address=listening.address,
+            address=address,
             calls=lineup.paths,
             pages=own,
-            bounds=listening.bounds,
+            bounds=bounds,
             routes=Routes(
                 [] if batches is None else batches.routes, lambda each: self.tenant_of(each).name
             ),
-            ssl=listening.ssl,
+            ssl=ssl,
         )
         self._batches = batches
         self._models_known = ModelList(lineup)
@@ -144,8 +135,7 @@ class Gateway(Door):
             on_look=self._publish,
         )
         self._dashboard = Dashboard(self._snapshot, self._check_admin)
-        most = self._bounds.most_held_bytes
-        self._held = HeldBytes(most, has_tenants=keyring.is_asked)
+        self._held = HeldBytes(bounds.most_held_bytes, has_tenants=keyring.is_asked)
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
@@ -186,7 +176,7 @@ class Gateway(Door):
 
     def classes(self) -> list[ClassView]:
         """The classes, summed over all pools."""
-        states = [way.gate.state().classes for way in self._lineup.ways]
+        states = [way.gate.state().classes for way in self.lineup.ways]
         return [
             ClassView(
                 name=alike[0].name,
@@ -207,10 +197,11 @@ class Gateway(Door):
                 calls=counts.calls,
                 refused=counts.refused,
                 tokens=counts.tokens,
-                running=self._tenants.of(name).limits.in_flight,
-                spent_usd=self._tenants.of(name).limits.money.spent / DOLLAR or None,
+                running=limits.in_flight,
+                spent_usd=limits.money.spent / DOLLAR or None,
             )
             for name, counts in self.totals.tenants.items()
+            for limits in (self.gates.tenants.of(name).limits,)
         ]
 
     def batches(self) -> list[BatchView]:
@@ -232,7 +223,7 @@ class Gateway(Door):
     def _check_admin(self, exchange: Exchange) -> None:
         """Raises Refusal for a request whose tenant may not see the state of other tenants."""
         tenant = self.tenant_of(exchange)
-        if self._keyring.is_asked and not tenant.settings.is_admin:
+        if self.keyring.is_asked and not tenant.settings.is_admin:
             message = f"Tenant {tenant.name} may not see this: it needs admin = true."
             raise Refusal(message, status=403, code="not_an_admin")
 
@@ -261,7 +252,7 @@ class Gateway(Door):
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
             found: object = await self._models_known.one(name) if tenant.may_use(name) else None
             if found is None:
-                raise missing(self._lineup, tenant, name)
+                raise missing(self.lineup, tenant, name)
         else:
             entries = await self._models_known.all()
             usable = [entry for entry in entries if tenant.may_use(entry["id"])]
@@ -283,7 +274,7 @@ class Gateway(Door):
         began_s = SYSTEM.now_s()
         # Before the body: a client without a key must not send one.
         caller = exchange.kept
-        if caller is None or caller.readings != self._keyring.readings:
+        if caller is None or caller.readings != self.keyring.readings:
             caller = self._caller(exchange)
         tenant: Tenant = caller.tenant
         raw = await self._whole_body(exchange, tenant)
@@ -291,7 +282,7 @@ class Gateway(Door):
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
-            model=facts.model if self._lineup.has(facts.model) else OTHER,
+            model=facts.model if self.lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
             began_s=began_s,
@@ -301,9 +292,9 @@ class Gateway(Door):
             count_tokens(exchange, raw, request_id=asking.request_id)
             return
         try:
-            target = target_of(self._lineup, tenant, facts, raw)
+            target = target_of(self.lineup, tenant, facts, raw)
             call = Call(
-                priority=self._gates.priorities[asking.klass],
+                priority=self.gates.priorities[asking.klass],
                 avoid=target.unfit,
                 unfit=target.unfit,
                 tenant=tenant.name,
@@ -392,9 +383,9 @@ class Gateway(Door):
 
         Raises Refusal, and cancels what the call has taken, if there are none any more.
         """
-        target = self._lineup.target(asking.asked)
+        target = self.lineup.target(asking.asked)
         if target is None:
-            refusal = missing(self._lineup, asking.tenant, asking.asked or "")
+            refusal = missing(self.lineup, asking.tenant, asking.asked or "")
             way.started.cancel()
             self._refused(asking, refusal)
             raise refusal
@@ -404,11 +395,11 @@ class Gateway(Door):
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""
         header = exchange.header
-        return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
+        return self.keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
     def _caller(self, exchange: Exchange) -> Caller:
         """The caller of a request, read from its head. Raises Refusal without a known key."""
-        header, keyring = exchange.header, self._keyring
+        header, keyring = exchange.header, self.keyring
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
         klass = header(b"x-redline-class")
         caller = Caller(known.tenant, keyring.readings, klass, _asks_anew(exchange))
@@ -457,10 +448,10 @@ class Gateway(Door):
         return msgspec.json.encode({"status": "ok"})
 
     def _trouble(self) -> Refusal | None:
-        if not self._lineup.pools:
+        if not self.lineup.pools:
             return None
         now_s = SYSTEM.now_s()
-        states = {pool.load(now_s).state for pool in self._lineup.pools}
+        states = {pool.load(now_s).state for pool in self.lineup.pools}
         if states <= {Health.GONE}:
             return busy("No endpoint is left.", "no_endpoint")
         if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:

@@ -153,7 +153,7 @@ class Lineup:
         stores: Stores | None = None,
         answers: Answers | None = None,
     ) -> None:
-        self._gates = gates
+        self.gates = gates
         self._balance = balance
         self._most = most
         self._sharer = None if worker is None else worker.sharer(self._demand)
@@ -268,7 +268,7 @@ class Lineup:
         strategy = strategy_of(self._balance, random.Random())
         most = self._most if self._sharer is None else None
         pool = Pool(seats, strategy, most=most, may_be_empty=True)
-        gate = self._gates.gate(pool, group.name, lambda: self._want(pool, gate))
+        gate = self.gates.gate(pool, group.name, lambda: self._want(pool, gate))
         return Way(group, pool, gate, Failover(pool))
 
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
@@ -298,8 +298,8 @@ class Lineup:
         self._targets, self._open, self._gate_of = {}, None, {}
         for group, pool, gate, failover in self.ways:
             self._gate_of.update((one.label, gate) for one in group.endpoints)
-            anew = self._gates.gated(failover, gate)
-            lines = self._gates.gated(pool, gate)
+            anew = self.gates.gated(failover, gate)
+            lines = self.gates.gated(pool, gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
                 self._targets[name] = Target(backend, anew, lines, unfit, gate.waits_for_slots)
