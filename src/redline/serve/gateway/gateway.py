@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from redline.apis.messages import COUNT_TOKENS
-from redline.calls import Backend, Call, Health, Outcome, Request, Sink
+from redline.calls import Call, Health, Outcome, Request, Sink
 from redline.calls.cost import DOLLAR
 from redline.calls.tokens import BodyFacts, facts_of
 from redline.clock import SYSTEM
@@ -28,13 +28,11 @@ from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch, quantile
 from redline.serve.http import (
-    MESSAGES_CALLS,
     Bounds,
     Door,
     HeldBytes,
     Refusal,
     Routes,
-    answer_messages,
     busy,
     count_tokens,
     pass_on,
@@ -51,22 +49,6 @@ if TYPE_CHECKING:
 _MODELS = "/v1/models"
 # OpenAI's values for the urgency of a call.
 _TIERS = {"flex": "low", "priority": "high"}
-
-
-class Way(msgspec.Struct, frozen=True):
-    """The target of a call, the call, and what it has taken from its tenant's limits.
-
-    is_anew: it wants no stored answer.
-    """
-
-    target: Target
-    is_anew: bool
-    call: Call
-    started: Started
-
-    @property
-    def backend(self) -> Backend:
-        return self.target.anew if self.is_anew else self.target.backend
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -277,7 +259,10 @@ class Gateway(Door):
         if caller is None or caller.readings != self.keyring.readings:
             caller = self._caller(exchange)
         tenant: Tenant = caller.tenant
-        raw = await self._whole_body(exchange, tenant)
+        if exchange.is_complete and exchange.error is None:
+            raw = exchange.received()
+        else:
+            raw = await self._until_closed(self._coming_body(exchange, tenant))
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
@@ -286,10 +271,11 @@ class Gateway(Door):
             klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
             began_s=began_s,
+            is_anew=facts.stream or caller.is_anew,
         )
         if exchange.path == COUNT_TOKENS:
             # An estimate, made here.
-            count_tokens(exchange, raw, request_id=asking.request_id)
+            count_tokens(exchange, raw, request_id=request_id)
             return
         try:
             target = target_of(self.lineup, tenant, facts, raw)
@@ -301,34 +287,27 @@ class Gateway(Door):
             )
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
-            self._refused(asking, refusal)
+            self.totals.refused(asking, refusal)
             raise
         exchange.holds(target.waits_for_slots)
-        way = Way(target, facts.stream or caller.is_anew, call, started)
+        send = partial(self._sent, asking, target, call, started)
         try:
-            with started:
-                if exchange.path in MESSAGES_CALLS:
-                    await self._translate(exchange, raw, asking, way)
-                else:
-                    await pass_on(
-                        exchange,
-                        raw,
-                        facts,
-                        partial(self._sent, asking=asking, way=way),
-                        request_id=asking.request_id,
-                    )
+            await pass_on(exchange, raw, facts, send, request_id=request_id)
+        except Refusal as refusal:
+            if not asking.is_over:
+                # It was not sent, such as one that cannot be translated: it costs nothing.
+                started.cancel()
+                self.totals.refused(asking, refusal)
+            raise
         except asyncio.CancelledError:
             # The client has left, or the time for calls in flight is over.
-            self._ended(asking, LEFT if exchange.is_gone or not self.is_draining else CUT)
+            is_cut = self.is_draining and not exchange.is_gone
+            self.totals.answered(asking, CUT if is_cut else LEFT)
             raise
         finally:
+            started.settle(SYSTEM.now_s())
             self._held.release(tenant.name, len(raw))
             call.let_go()
-
-    async def _whole_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
-        if exchange.is_complete and exchange.error is None:
-            return exchange.received()
-        return await self._until_closed(self._coming_body(exchange, tenant))
 
     async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         """The complete body. Received bytes count as held. Raises Refusal."""
@@ -342,55 +321,38 @@ class Gateway(Door):
         finally:
             self._held.release(tenant.name, size)
 
-    async def _translate(self, exchange: Exchange, raw: bytes, asking: Asking, way: Way) -> None:
-        """Answers in the shape of Anthropic's API."""
+    async def _sent(
+        self,
+        asking: Asking,
+        target: Target,
+        call: Call,
+        started: Started,
+        request: Request,
+        sink: Sink | None,
+    ) -> Outcome:
+        """The outcome of the call, settled with its tenant and counted.
 
-        was_sent = False
-
-        async def send(request: Request, sink: Sink | None) -> Outcome:
-            nonlocal was_sent
-            was_sent = True
-            return await self._sent(request, sink, asking, way)
-
-        try:
-            await answer_messages(exchange, raw, send, request_id=asking.request_id)
-        except Refusal as refusal:
-            if not was_sent:
-                # The request was not sent, such as one that cannot be translated: it costs nothing.
-                way.started.cancel()
-                self._refused(asking, refusal)
-            raise
-
-    async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
-        """The outcome of the call, settled with its tenant and counted."""
+        Raises Refusal if no endpoint has its model any more, or if the gateway closes first.
+        """
         while True:
+            backend = target.anew if asking.is_anew else target.backend
             try:
-                outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+                outcome = await self._until_closed(backend.send(request, call, sink))
             except Refusal:
                 # The time for calls in flight is over.
-                self._ended(asking, CUT)
+                self.totals.answered(asking, CUT)
                 raise
             if not isinstance(outcome.error, Withdrawn):
                 break
-            way = self._elsewhere(asking, way)
+            found = self.lineup.target(asking.asked)
+            if found is None:
+                raise missing(self.lineup, asking.tenant, asking.asked or "")
+            target = found
+            call.avoid = call.unfit = target.unfit
         used = self._meter.used(asking.asked, outcome)
-        way.started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
+        started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome
-
-    def _elsewhere(self, asking: Asking, way: Way) -> Way:
-        """The call's way to the endpoints that have its model now.
-
-        Raises Refusal, and cancels what the call has taken, if there are none any more.
-        """
-        target = self.lineup.target(asking.asked)
-        if target is None:
-            refusal = missing(self.lineup, asking.tenant, asking.asked or "")
-            way.started.cancel()
-            self._refused(asking, refusal)
-            raise refusal
-        way.call.avoid = way.call.unfit = target.unfit
-        return msgspec.structs.replace(way, target=target)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""
@@ -424,25 +386,14 @@ class Gateway(Door):
     def _request_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
 
-    def _ended(self, asking: Asking, how: str) -> None:
-        """Counts a call without an outcome of its own, unless it has been counted."""
-        if not asking.is_over:
-            self.totals.answered(asking, how, SYSTEM.now_s() - asking.began_s)
-
     def _count(self, asking: Asking, outcome: Outcome) -> None:
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
-        totals.answered(asking, status, SYSTEM.now_s() - asking.began_s)
+        totals.answered(asking, status)
         if reply is not None:
             totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
         totals.failed(asking, status, outcome.error.what, outcome.endpoint)
-
-    def _refused(self, asking: Asking, refusal: Refusal) -> None:
-        """Counts a call that was refused before it was passed on."""
-        self.totals.answered(asking, refusal.status, SYSTEM.now_s() - asking.began_s)
-        self.totals.refused(asking)
-        self.totals.failed(asking, refusal.status, str(refusal))
 
     def _is_alive(self) -> bytes:
         return msgspec.json.encode({"status": "ok"})

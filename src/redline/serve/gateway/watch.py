@@ -134,18 +134,7 @@ class GatewayWatch:
             tenants=self._sources.tenants(),
             batches=self._sources.batches(),
             changes=[*self._changes],
-            faults=[
-                Event(
-                    at_s=one.at_s,
-                    what=one.what,
-                    status=one.status,
-                    endpoint=one.endpoint,
-                    tenant=one.tenant,
-                    model=one.model,
-                    request_id=one.request_id,
-                )
-                for one in self._totals.faults
-            ],
+            faults=[*self._totals.faults],
             history=[*self._history],
         )
 

@@ -73,17 +73,8 @@ class Relay(Door):
         raw = await self._body(exchange)
         facts = facts_of(raw)
         call = Call(priority=facts.priority or 0)
-        if exchange.path in MESSAGES_CALLS:
-            await self._answer_messages(exchange, raw, call)
-            return
         try:
             await pass_on(exchange, raw, facts, partial(self._send, call=call))
-        finally:
-            call.let_go()
-
-    async def _answer_messages(self, exchange: Exchange, raw: bytes, call: Call) -> None:
-        try:
-            await answer_messages(exchange, raw, partial(self._send, call=call))
         finally:
             call.let_go()
 
@@ -158,10 +149,13 @@ class Passed(Sink):
 async def pass_on(
     exchange: Exchange, raw: bytes, facts: BodyFacts, send: Send, *, request_id: str = ""
 ) -> None:
-    """Answers a call as `send` has it answered, whole or as a stream.
+    """Answers a call as `send` has it answered, whole or as a stream; messages are translated.
 
     raw: its body. request_id: see Passed. Raises Refusal unless the answer has begun.
     """
+    if exchange.path in MESSAGES_CALLS:
+        await answer_messages(exchange, raw, send, request_id=request_id)
+        return
     request = Request.read(raw, exchange.path, facts.model)
     keep_facts(request, facts)
     stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
