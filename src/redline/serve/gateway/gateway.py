@@ -14,19 +14,18 @@ import msgspec
 
 from redline.apis.messages import COUNT_TOKENS
 from redline.calls import Call, Health, Outcome, Request, Sink
-from redline.calls.cost import DOLLAR
 from redline.calls.tokens import BodyFacts, facts_of
 from redline.clock import SYSTEM
 from redline.errors import Withdrawn
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
-from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
+from redline.serve.dashboard import Dashboard
 from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
-from redline.serve.gateway.watch import GatewayWatch, quantile
+from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
     Bounds,
     Door,
@@ -40,7 +39,7 @@ from redline.serve.http import (
     status_of,
 )
 from redline.serve.keys import Keyring, Refused, Started, Tenant
-from redline.serve.workers import Elsewhere, Fellows, Published, together
+from redline.serve.workers import Elsewhere, Fellows
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -88,12 +87,11 @@ class Gateway(Door):
         self.gates = lineup.gates
         self._meter = lineup.gates.meter
         self.totals = Totals()
-        self._fellows = fellows
-        self._metrics = GatewayMetrics(lineup, self.totals, fellows)
+        metrics = GatewayMetrics(lineup, self.totals, fellows)
         own = {
             "/healthz": self._is_alive,
             "/readyz": self._health,
-            "/metrics": self._metrics.page,
+            "/metrics": metrics.page,
         }
         super().__init__(
             models=(),
@@ -106,17 +104,16 @@ class Gateway(Door):
             ),
             ssl=ssl,
         )
-        self._batches = batches
         self._models_known = ModelList(lineup)
         self.watch = GatewayWatch(
             lineup,
             self.totals,
-            self,
-            waiting=lambda: sum(way.gate.state().waiting for way in lineup.ways),
+            batches,
+            fellows,
+            metrics=metrics,
             is_draining=lambda: self.is_draining,
-            on_look=self._publish,
         )
-        self._dashboard = Dashboard(self._snapshot, self._check_admin)
+        self._dashboard = Dashboard(self.watch.of_all, self._check_admin)
         self._held = HeldBytes(bounds.most_held_bytes, has_tenants=keyring.is_asked)
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
@@ -131,76 +128,6 @@ class Gateway(Door):
         finally:
             await self.watch.aclose()
             await self._models_known.aclose()
-
-    def _publish(self) -> None:
-        """Publishes this worker's figures to the other workers."""
-        if self._fellows is not None:
-            published = Published(
-                at_s=SYSTEM.now_s(),
-                families=self._metrics.families(),
-                snapshot=self.watch.snapshot(),
-                buckets=self.watch.buckets(),
-            )
-            self._fellows.publish(published)
-
-    def _snapshot(self) -> Snapshot:
-        """The present state of all workers."""
-        own = self.watch.snapshot()
-        if self._fellows is None or not (others := self._fellows.fresh()):
-            return own
-        buckets = [self.watch.buckets(), *(one.buckets for one in others)]
-        counts = [sum(each) for each in zip(*buckets, strict=True)]
-        return msgspec.structs.replace(
-            together([own, *(one.snapshot for one in others)]),
-            latency_p50_s=quantile(counts, 0.5),
-            latency_p95_s=quantile(counts, 0.95),
-        )
-
-    def classes(self) -> list[ClassView]:
-        """The classes, summed over all pools."""
-        states = [way.gate.state().classes for way in self.lineup.ways]
-        return [
-            ClassView(
-                name=alike[0].name,
-                running=sum(one.in_flight for one in alike),
-                waiting=sum(one.waiting for one in alike),
-                oldest_s=max(one.oldest_wait_s for one in alike),
-                admitted=sum(one.admitted for one in alike),
-                refused=sum(sum(one.refused.values()) for one in alike),
-            )
-            for alike in zip(*states, strict=True)
-        ]
-
-    def tenants(self) -> list[TenantView]:
-        """The tenants that have made requests."""
-        return [
-            TenantView(
-                name=name,
-                calls=counts.calls,
-                refused=counts.refused,
-                tokens=counts.tokens,
-                running=limits.in_flight,
-                spent_usd=limits.money.spent / DOLLAR or None,
-            )
-            for name, counts in self.totals.tenants.items()
-            for limits in (self.gates.tenants.of(name).limits,)
-        ]
-
-    def batches(self) -> list[BatchView]:
-        """The unfinished batches."""
-        if self._batches is None:
-            return []
-        return [
-            BatchView(
-                id=one.id,
-                tenant=one.tenant,
-                state=one.trouble or one.status,
-                done=one.completed,
-                failed=one.failed,
-                total=one.total,
-            )
-            for one in self._batches.snapshot().batches
-        ]
 
     def _check_admin(self, exchange: Exchange) -> None:
         """Raises Refusal for a request whose tenant may not see the state of other tenants."""

@@ -24,7 +24,7 @@ from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
 from redline.limits import Slots
 from redline.limits.shared import Demand
-from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
+from redline.route import Pool, PoolMember, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
 from redline.serve.gateway.failover import Failover
@@ -185,6 +185,11 @@ class Lineup:
     def pools(self) -> list[Pool]:
         """The pools, in the order of their first endpoints."""
         return [way.pool for way in self.ways]
+
+    @property
+    def members(self) -> list[PoolMember]:
+        """The endpoints in the pools, including lost and leaving ones."""
+        return [member for pool in self.pools for member in pool.members]
 
     @property
     def names(self) -> list[str]:

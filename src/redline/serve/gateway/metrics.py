@@ -124,7 +124,6 @@ class GatewayMetrics:
 
     def _about_endpoints(self) -> Iterator[Family]:
         now_s = SYSTEM.now_s()
-        members = [member for pool in self._lineup.pools for member in pool.members]
         attempts = self._lineup.attempts.items()
         yield Family(
             name="redline_requests",
@@ -154,7 +153,7 @@ class GatewayMetrics:
             about="1 for the state of each endpoint, 0 for the others.",
             samples=[
                 ({"endpoint": member.name, "kind": state.value}, float(found is state))
-                for member in members
+                for member in self._lineup.members
                 for found in (member.health(now_s),)
                 for state in Health
             ],
