@@ -73,8 +73,7 @@ def binding_of(facts: Facts) -> Binding:
 
 def _full(facts: Facts, working: int) -> Binding:
     """The binding cause when the endpoints work but have no room."""
-    rate = facts.answers_per_s
-    more = rate / working if working else 0.0
+    more = facts.answers_per_s / working
     gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
     binds = next((one.binds for one in facts.loads if one.binds), "")
     if any(facts.full):
