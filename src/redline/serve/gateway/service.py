@@ -64,8 +64,7 @@ async def gateway_of(
         stack.push_async_callback(lineup.aclose)
         own = None
         if settings.state is not None:
-            lines = Lines(lineup, tenants, gates.meter)
-            own = Batches(settings.state / "batches", lines, settings.batches)
+            own = Batches(settings.state / "batches", Lines(lineup), settings.batches)
         batches: Batches | Elsewhere | None = own
         if own is not None and worker is not None and not worker.is_first:
             # Only the first worker has files and batches; the others forward requests to it.
