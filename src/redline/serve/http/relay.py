@@ -10,12 +10,13 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from redline.apis import APIS, EventParser, event_bytes, is_usage_event
+from redline.apis import APIS, EventParser, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.calls.tokens import BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
-from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
+from redline.httpserver import JSON, TEXT, Exchange, header_lines
 from redline.serve.http.door import Door, Page
+from redline.serve.http.event_stream import ClientStream
 from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.requests import Bounds
@@ -99,7 +100,7 @@ class Relay(Door):
             del self._held[wait]
 
 
-class Passed(Sink):
+class Passed(ClientStream):
     """Forwards the bytes of a stream to the client of an exchange.
 
     has_usage: the client itself states whether it wants the event with the usage. request_id: for
@@ -112,7 +113,6 @@ class Passed(Sink):
         self._exchange = exchange
         self.request_id = request_id
         self._has_usage = has_usage
-        self.has_begun = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.has_begun = True
@@ -131,19 +131,6 @@ class Passed(Sink):
 
     def outlet(self) -> Outlet | None:
         return self._exchange.outlet
-
-    async def fail(self, refusal: Refusal) -> None:
-        """Breaks off the stream, so that it does not pass for a whole one."""
-        await self._write(event_bytes(refusal.body))
-        self._exchange.break_off()
-
-    async def _write(self, data: bytes) -> None:
-        try:
-            await self._exchange.write(data)
-        except ClientGoneError:
-            # The call is being cancelled. Raised here, the error would be taken for a failure of
-            # what the backend itself reads from.
-            await asyncio.sleep(0)
 
 
 async def pass_on(
