@@ -110,7 +110,7 @@ class Gateway(Door):
             self.totals,
             batches,
             fellows,
-            metrics=metrics,
+            families=metrics.families,
             is_draining=lambda: self.is_draining,
         )
         self._dashboard = Dashboard(self.watch.of_all, self._check_admin)

@@ -29,7 +29,7 @@ from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
 from redline.serve.gateway.failover import Failover
 from redline.serve.gateway.gates import Gates
-from redline.serve.http import CALLS, MESSAGES_CALLS
+from redline.serve.http import CALLS
 from redline.serve.workers import Worker, slots_of
 from redline.waist import Attempts, CacheUse
 
@@ -179,7 +179,7 @@ class Lineup:
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of calls."""
-        return (*CALLS, *MESSAGES_CALLS)
+        return CALLS
 
     @property
     def pools(self) -> list[Pool]:

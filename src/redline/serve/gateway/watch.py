@@ -12,7 +12,7 @@ import msgspec
 from redline._version import __version__
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
-from redline.job.monitor import BOUNDS_S
+from redline.job.monitor import BOUNDS_S, Family
 from redline.route import PoolMember
 from redline.serve.batches import Batches
 from redline.serve.dashboard import (
@@ -27,7 +27,6 @@ from redline.serve.dashboard import (
 )
 from redline.serve.gateway.binding import Facts, binding_of
 from redline.serve.gateway.lineup import Lineup
-from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.totals import Totals
 from redline.serve.workers import Elsewhere, Fellows, Published, together
 from redline.waist import Health, Load
@@ -59,7 +58,7 @@ class _Look(msgspec.Struct, frozen=True):
 class GatewayWatch:
     """The state of a gateway. Once a second, it is sampled, and published to the other workers.
 
-    batches, fellows, metrics: those of the gateway. is_draining: it takes no new calls.
+    batches, fellows: those of the gateway. families: returns its metrics. is_draining: it takes no new calls.
     """
 
     def __init__(
@@ -69,14 +68,14 @@ class GatewayWatch:
         batches: Batches | Elsewhere | None,
         fellows: Fellows | None,
         *,
-        metrics: GatewayMetrics,
+        families: Callable[[], list[Family]],
         is_draining: Callable[[], bool],
     ) -> None:
         self._lineup = lineup
         self._totals = totals
         self._batches = batches
         self._fellows = fellows
-        self._metrics = metrics
+        self._families = families
         self._is_draining = is_draining
         self._since_s = SYSTEM.now_s()
         self._looks = deque[_Look](maxlen=61)
@@ -149,7 +148,7 @@ class GatewayWatch:
             if self._fellows is not None:
                 published = Published(
                     at_s=SYSTEM.now_s(),
-                    families=self._metrics.families(),
+                    families=self._families(),
                     snapshot=self.snapshot(),
                     buckets=self._buckets(),
                 )

@@ -22,7 +22,7 @@ from redline.errors import nearest
 from redline.httpserver import JSON, PROMETHEUS, Address, Exchange, HttpBounds, HttpServer, State
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model, shortened
-from redline.serve.http.requests import Bounds, read_body
+from redline.serve.http.requests import CALLS, Bounds, read_body
 from redline.serve.http.routes import Answer, Found, Routes, wrong_method
 
 if TYPE_CHECKING:
@@ -50,9 +50,9 @@ class Door(HttpServer):
         *,
         models: Sequence[str],
         address: tuple[str, int] | Address,
-        calls: Collection[str],
         pages: Mapping[str, Page],
         bounds: Bounds | None,
+        calls: Collection[str] = CALLS,
         routes: Routes | None = None,
         ssl: SSLContext | None = None,
     ) -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from redline.apis import APIS
 from redline.calls import Backend, Call, Health, Outcome, Reply, Request, Sink
 from redline.calls.tokens import facts_of
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.http.door import Door
 from redline.serve.http.event_stream import EventStream
-from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
+from redline.serve.http.messages import answer_messages
 from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
 from redline.serve.http.replies import body_of
-from redline.serve.http.requests import Bounds, read_call
+from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
 from redline.serve.http.routes import Routes
-
-CALLS = tuple(api.path for api in APIS)
 
 
 class Front(Door):
@@ -44,7 +42,6 @@ class Front(Door):
         super().__init__(
             models=models,
             address=(host, port),
-            calls=(*CALLS, *MESSAGES_CALLS),
             pages=pages,
             bounds=bounds,
             routes=routes,
@@ -60,14 +57,14 @@ class Front(Door):
         call = Call(priority=asked.priority)
         try:
             if not asked.is_stream:
-                reply = await self._send(asked.request, call)
+                reply = _reply(await self._send(call, asked.request))
                 exchange.respond(reply.status, body_of(asked, reply))
                 # In flight until its client has taken it.
                 await exchange.drained()
                 return
             stream = EventStream(exchange, asked)
             try:
-                reply = await self._send(asked.request, call, stream)
+                reply = _reply(await self._send(call, asked.request, stream))
             except Refusal as refusal:
                 if not stream.has_begun:
                     raise
@@ -82,12 +79,8 @@ class Front(Door):
         if facts.model and self._models and facts.model not in self._models:
             raise no_model(facts.model, self._models)
         call = Call(priority=facts.priority or 0)
-
-        async def send(request: Request, sink: Sink | None) -> Outcome:
-            return await self._until_closed(self._backend.send(request, call, sink))
-
         try:
-            await answer_messages(exchange, raw, send)
+            await answer_messages(exchange, raw, partial(self._send, call))
         finally:
             call.let_go()
 
@@ -96,10 +89,13 @@ class Front(Door):
             return busy("The backend is down.", "backend_down")
         return None
 
-    async def _send(self, request: Request, call: Call, sink: Sink | None = None) -> Reply:
-        """The backend's reply. Raises Refusal if there is none."""
-        outcome = await self._until_closed(self._backend.send(request, call, sink))
-        if outcome.error is not None:
-            raise refusal_of(outcome.error)
-        assert outcome.reply is not None
-        return outcome.reply
+    async def _send(self, call: Call, request: Request, sink: Sink | None = None) -> Outcome:
+        return await self._until_closed(self._backend.send(request, call, sink))
+
+
+def _reply(outcome: Outcome) -> Reply:
+    """The backend's reply. Raises Refusal if there is none."""
+    if outcome.error is not None:
+        raise refusal_of(outcome.error)
+    assert outcome.reply is not None
+    return outcome.reply

@@ -17,7 +17,6 @@ from redline.apis import chat, event_bytes, loose_json
 from redline.apis.errors import read_error
 from redline.apis.messages import (
     COUNT_TOKENS,
-    MESSAGES,
     MessageStream,
     UntranslatableError,
     chat_of,
@@ -34,8 +33,6 @@ from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Asked
 
-# The paths that `answer_messages` answers.
-MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
 # Sends the chat request, and its stream to the sink if there is one.
 Send = Callable[[Request, Sink | None], Awaitable[Outcome]]
 # Learns nothing from replies, so one is enough for all.

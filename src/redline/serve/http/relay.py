@@ -10,19 +10,18 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from redline.apis import APIS, EventParser, is_usage_event
+from redline.apis import EventParser, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.calls.tokens import BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, Exchange, header_lines
 from redline.serve.http.door import Door, Page
 from redline.serve.http.event_stream import ClientStream
-from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages
+from redline.serve.http.messages import Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
-from redline.serve.http.requests import Bounds
+from redline.serve.http.requests import MESSAGES_CALLS, Bounds
 from redline.serve.http.routes import Routes
 
-CALLS = tuple(api.path for api in APIS)
 _CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
@@ -52,7 +51,6 @@ class Relay(Door):
         super().__init__(
             models=models,
             address=address,
-            calls=(*CALLS, *MESSAGES_CALLS),
             pages=pages or {},
             bounds=bounds,
             routes=routes,
