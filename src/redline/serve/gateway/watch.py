@@ -58,7 +58,8 @@ class _Look(msgspec.Struct, frozen=True):
 class GatewayWatch:
     """The state of a gateway. Once a second, it is sampled, and published to the other workers.
 
-    batches, fellows: those of the gateway. families: returns its metrics. is_draining: it takes no new calls.
+    batches, fellows: those of the gateway. families: returns its metrics. is_draining: it takes no
+    new calls.
     """
 
     def __init__(
