@@ -7,7 +7,6 @@ shape of the Messages API: those of the endpoint keep their status and their tex
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -29,7 +28,7 @@ from redline.calls.tokens import TokenEstimator
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, Exchange, header_lines
 from redline.serve.http.event_stream import STREAM_HEADERS, ClientStream
-from redline.serve.http.refusals import Refusal, own_status, refusal_of
+from redline.serve.http.refusals import Refusal, new_request_id, own_status, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Asked
 
@@ -69,11 +68,6 @@ def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") -> Non
     counted = msgspec.json.encode({"input_tokens": cost.input_tokens})
     fields = header_lines({"request-id": request_id or new_request_id()})
     exchange.respond(200, counted, JSON + fields)
-
-
-def new_request_id() -> str:
-    """An id as no other answer has it."""
-    return f"req_{uuid.uuid4().hex}"
 
 
 def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
