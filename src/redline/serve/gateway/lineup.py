@@ -162,9 +162,8 @@ class Lineup:
         self._intake = intake_of(endpoints) if endpoints else None
         self._outbox = Outbox(do_nothing)
         self._ending = set[Pool]()
-        # Changes of endpoints that are not complete: all, and the last one by each of `_keys`.
-        self._changes = set[asyncio.Task[None]]()
-        self._last: dict[tuple[str, str], asyncio.Task[None]] = {}
+        # Changes that are not complete, each with the `_keys` of its endpoint.
+        self._changes: dict[asyncio.Task[None], frozenset[tuple[str, str]]] = {}
         self.attempts: dict[str, Attempts] = {}
         self._gate_of: dict[str, Gate] = {}
         self._slots: dict[str, Slots] = {}
@@ -347,28 +346,21 @@ class Lineup:
 
     def _before(self, endpoint: Endpoint) -> set[asyncio.Task[None]]:
         """The incomplete changes for which a change of this endpoint must wait."""
-        return {self._last[key] for key in _keys(endpoint) if key in self._last}
+        keys = _keys(endpoint)
+        return {task for task, held in self._changes.items() if held & keys}
 
     def _in_turn(
         self, endpoint: Endpoint, change: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
         """Starts the task of a change of an endpoint, which waits for those before it."""
-        before, keys = self._before(endpoint), _keys(endpoint)
+        before = self._before(endpoint)
 
         async def make() -> None:
             if before:
                 await asyncio.wait(before)
             await change()
 
-        def forget(task: asyncio.Task[None]) -> None:
-            for key in keys:
-                if self._last.get(key) is task:
-                    del self._last[key]
-
-        task = self._later(make)
-        self._last.update(dict.fromkeys(keys, task))
-        task.add_done_callback(forget)
-        return task
+        return self._later(make, _keys(endpoint))
 
     async def _end(self, pool: Pool, removals: Collection[asyncio.Task[None]]) -> None:
         """Closes a pool to which no model leads any more, once its endpoints have left."""
@@ -377,11 +369,15 @@ class Lineup:
         await pool.aclose()
         self._ending.discard(pool)
 
-    def _later(self, change: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    def _later(
+        self,
+        change: Callable[[], Coroutine[Any, Any, None]],
+        keys: frozenset[tuple[str, str]] = frozenset(),
+    ) -> asyncio.Task[None]:
         """Starts the task of a change; `aclose` cancels it if it is not complete by then."""
         task = asyncio.get_running_loop().create_task(change())
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
+        self._changes[task] = keys
+        task.add_done_callback(self._changes.pop)
         return task
 
 
@@ -446,9 +442,9 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
     return None
 
 
-def _keys(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:
     """What only one endpoint may have at a time: its name, and its server under its key."""
-    return ("name", endpoint.label), ("account", account_of(endpoint))
+    return frozenset({("name", endpoint.label), ("account", account_of(endpoint))})
 
 
 def _price(endpoint: Endpoint) -> float:
