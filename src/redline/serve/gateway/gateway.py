@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Coroutine
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -136,24 +135,13 @@ class Gateway(Door):
             message = f"Tenant {tenant.name} may not see this: it needs admin = true."
             raise Refusal(message, status=403, code="not_an_admin")
 
-    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
-        # Most requests are calls: answering them here saves a coroutine.
-        is_call = exchange.path in self._calls
-        return super()._handle(exchange) if is_call else self._handle_other(exchange)
-
-    async def _handle_other(self, exchange: Exchange) -> None:
-        """Answers requests other than calls."""
-        try:
-            if exchange.path in self._dashboard.paths:
-                await self._dashboard.answer(exchange)
-                return
-            if exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
-                await self._show_models(exchange)
-                return
-        except Refusal as refusal:
-            refusal.send(exchange)
-            return
-        await super()._handle(exchange)
+    async def _answer_other(self, exchange: Exchange) -> None:
+        if exchange.path in self._dashboard.paths:
+            await self._dashboard.answer(exchange)
+        elif exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
+            await self._show_models(exchange)
+        else:
+            await super()._answer_other(exchange)
 
     async def _show_models(self, exchange: Exchange) -> None:
         """The models that a tenant may use, or the one that the path names. Raises Refusal."""
