@@ -117,15 +117,10 @@ class Gateway(Door):
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
 
-    async def start(self) -> None:
-        await super().start()
-        self.watch.start()
-
     async def aclose(self) -> None:
         try:
             await super().aclose()
         finally:
-            await self.watch.aclose()
             await self._models_known.aclose()
 
     def _check_admin(self, exchange: Exchange) -> None:

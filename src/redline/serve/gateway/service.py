@@ -62,13 +62,12 @@ async def gateway_of(
         gates = Gates(settings.classes, tenants, Meter(settings.price_table), flights)
         lineup = _lineup(settings, endpoints, gates, answers, worker)
         stack.push_async_callback(lineup.aclose)
-        own = None
+        batches: Batches | Elsewhere | None = None
         if settings.state is not None:
-            own = Batches(settings.state / "batches", Lines(lineup), settings.batches)
-        batches: Batches | Elsewhere | None = own
-        if own is not None and worker is not None and not worker.is_first:
-            # Only the first worker has files and batches; the others forward requests to it.
-            batches, own = Elsewhere(worker.door, own.routes), None
+            batches = Batches(settings.state / "batches", Lines(lineup), settings.batches)
+            if worker is not None and not worker.is_first:
+                # Only the first worker has files and batches; the others forward requests to it.
+                batches = Elsewhere(worker.door, batches.routes)
         certificate = settings.certificate
         gateway = Gateway(
             lineup,
@@ -84,11 +83,14 @@ async def gateway_of(
             if worker is None or worker.is_first:
                 keeper = _keeper(settings.keys, gateway)
                 await stack.enter_async_context(_beside_it(keeper.run()))
-        if own is not None:
-            await stack.enter_async_context(own)
+        ending = [gateway.aclose]
+        if isinstance(batches, Batches):
+            await stack.enter_async_context(batches)
+            ending.append(batches.drain)
+        await stack.enter_async_context(_beside_it(gateway.watch.run()))
         yield Served(settings, await stack.enter_async_context(gateway))
-        # Both at once: batches stop while interactive calls end.
-        await asyncio.gather(gateway.aclose(), *([own.drain()] if own else []))
+        # All at once: batches stop while interactive calls end.
+        await asyncio.gather(*(end() for end in ending))
 
 
 def _address(settings: GatewaySettings, worker: Worker | None) -> Address:
@@ -174,7 +176,7 @@ def serve_gateway(
         raise_limit_fully()
         async with gateway_of(_worked(settings, worker), worker) as served:
             # All workers read the same settings: only one reports the notes.
-            told = on_note if worker is None or worker.is_first else _forget
+            told = on_note if worker is None or worker.is_first else lambda _: None
             _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
             on_url(served.gateway.base_url)
             await stop.wait()
@@ -224,10 +226,6 @@ def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings
     state = settings.state or Path(worker.folder)
     endpoints = tuple(worker.sharing(one, state / "limits") for one in settings.endpoints)
     return msgspec.structs.replace(settings, port=worker.port, endpoints=endpoints)
-
-
-def _forget(_: str) -> None:
-    """Says nothing."""
 
 
 def _reread(

@@ -56,7 +56,7 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class GatewayWatch:
-    """The state of a gateway. Once a second, it is sampled, and published to the other workers.
+    """The state of a gateway, which `run` samples and publishes to the other workers.
 
     batches, fellows: those of the gateway. families: returns its metrics. is_draining: it takes no
     new calls.
@@ -85,18 +85,7 @@ class GatewayWatch:
         self._states: dict[str, str] = {}
         self._binding = Binding(cause="nothing", sentence="")
         self._bound_s = self._since_s
-        self._watching: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts sampling."""
         self._look()
-        self._watching = asyncio.create_task(self._watch())
-
-    async def aclose(self) -> None:
-        """Stops sampling."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
 
     def note(self, what: str) -> None:
         """Adds an entry to the list of changes."""
@@ -142,7 +131,8 @@ class GatewayWatch:
             latency_p95_s=_quantile(counts, 0.95),
         )
 
-    async def _watch(self) -> None:
+    async def run(self) -> None:
+        """Samples the gateway, and publishes it, until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             self._look()
@@ -257,8 +247,8 @@ class GatewayWatch:
         ]
 
     def _batch_views(self) -> list[BatchView]:
-        """The unfinished batches."""
-        if self._batches is None:
+        """The unfinished batches; none if another worker has them."""
+        if not isinstance(self._batches, Batches):
             return []
         return [
             BatchView(

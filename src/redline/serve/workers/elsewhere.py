@@ -10,7 +10,6 @@ import httptools
 
 from redline.errors import Disconnected
 from redline.httpserver import BodyError, Exchange
-from redline.serve.batches import Snapshot
 from redline.serve.http import Refusal, Route, busy
 
 _CONNECT_S = 5.0
@@ -34,10 +33,6 @@ class Elsewhere:
             Route(route.method, route.pattern, self._answer, route.most_body_bytes)
             for route in routes
         ]
-
-    def snapshot(self) -> Snapshot:
-        """An empty snapshot: the other worker has the batches."""
-        return Snapshot(batches=[], in_flight=0, stored={})
 
     async def _answer(self, exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
