@@ -131,15 +131,12 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
     """The seconds of the first snapshot, with the other workers' figures of each added."""
-    others: dict[int, Second] = {}
-    for one in snapshots[1:]:
+    found: dict[int, Second] = {}
+    for one in snapshots:
         for second in one.history:
             at = int(second.at_s)
-            others[at] = _second(second, others[at]) if at in others else second
-    return [
-        _second(second, others[at]) if (at := int(second.at_s)) in others else second
-        for second in snapshots[0].history
-    ]
+            found[at] = _second(found[at], second) if at in found else second
+    return [found[int(second.at_s)] for second in snapshots[0].history]
 
 
 def _second(one: Second, other: Second) -> Second:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -125,11 +125,9 @@ class _Child:
 
     def tell(self, number: int) -> None:
         """Sends a signal to the worker, if it runs."""
-        if self._process is not None and self._process.returncode is None:
-            try:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
                 self._process.send_signal(number)
-            except ProcessLookupError:
-                pass
 
 
 class _Supervisor:
