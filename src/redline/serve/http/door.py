@@ -57,8 +57,8 @@ class Door(HttpServer):
         ssl: SSLContext | None = None,
     ) -> None:
         self._models = tuple(models)
-        self._bounds = bounds if bounds is not None else Bounds()
-        self._routes = routes if routes is not None else Routes()
+        self._bounds = bounds or Bounds()
+        self._routes = routes or Routes()
         http_bounds = HttpBounds(
             most_body_bytes=self._bounds.most_body_bytes,
             bodies_by_path=self._routes.bodies_by_path,

@@ -15,14 +15,13 @@ from redline.serve.http.messages import answer_messages
 from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
-from redline.serve.http.routes import Routes
 
 
 class Front(Door):
     """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names, and all that a call may name; empty for any.
-    metrics: the text of GET /metrics, for Prometheus. routes: see Door. Messages are translated.
+    metrics: the text of GET /metrics, for Prometheus. Messages are translated.
     Runs inside the loop that starts it. The backend is closed by its owner, and not here.
     """
 
@@ -35,17 +34,10 @@ class Front(Door):
         port: int = 0,
         metrics: Callable[[], str] | None = None,
         bounds: Bounds | None = None,
-        routes: Routes | None = None,
     ) -> None:
         pages = {} if metrics is None else {"/metrics": lambda: metrics().encode()}
         self._backend = backend
-        super().__init__(
-            models=models,
-            address=(host, port),
-            pages=pages,
-            bounds=bounds,
-            routes=routes,
-        )
+        super().__init__(models=models, address=(host, port), pages=pages, bounds=bounds)
 
     async def _answer(self, exchange: Exchange) -> None:
         raw = await self._body(exchange)
