@@ -17,7 +17,7 @@ from redline.job.monitor import Family, Histogram
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
-from redline.serve.workers import Fellows, added
+from redline.serve.workers import Fellows
 from redline.waist import Health
 
 _Samples = list[tuple[Mapping[str, str], float | Histogram]]
@@ -50,7 +50,7 @@ class GatewayMetrics:
                 raise Refusal(message, status=501, code="not_installed") from error
         found = self.families()
         if self._fellows is not None:
-            found = added([self._fellows.whole(found), *self._fellows.families()])
+            found = self._fellows.added_to(found)
         return self._page.of(found)
 
     def families(self) -> list[Family]:

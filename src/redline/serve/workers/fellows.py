@@ -44,12 +44,14 @@ class Fellows:
     def __init__(self, worker: Worker) -> None:
         self._others = [Path(worker.folder, f"{one}.figures") for one in range(worker.workers)]
         self._own = self._others.pop(worker.number)
+        # The counts of lost workers that this worker replaces.
         before = _read(self._own)
         self._before = [] if before is None else growing(before.families)
 
     def publish(self, published: Published) -> None:
         """Publishes this worker's figures."""
-        published = msgspec.structs.replace(published, families=self.whole(published.families))
+        families = added([self._before, published.families])
+        published = msgspec.structs.replace(published, families=families)
         beside = self._own.with_suffix(".new")
         try:
             beside.write_bytes(_ENCODE(published))
@@ -58,16 +60,13 @@ class Fellows:
             # The other workers show their own figures.
             return
 
-    def whole(self, families: Sequence[Family]) -> list[Family]:
-        """The metrics, plus the counts of lost workers that this worker replaces."""
-        return added([self._before, families])
-
-    def families(self) -> list[list[Family]]:
-        """The metrics of the other workers."""
+    def added_to(self, own: Sequence[Family]) -> list[Family]:
+        """The metrics of all workers, from those of this one."""
         horizon_s = SYSTEM.now_s() - _FRESH_S
-        return [
+        others = [
             one.families if one.at_s > horizon_s else growing(one.families) for one in self._read()
         ]
+        return added([self._before, own, *others])
 
     def fresh(self) -> list[Published]:
         """The figures of the other workers that are serving."""
