@@ -157,10 +157,12 @@ class Lineup:
         self._balance = balance
         self._most = most
         self._sharer = None if worker is None else worker.sharer(self._demand)
-        self._stores = stores or Stores()
+        self._shared = Shared(
+            stores=stores or Stores(),
+            intake=intake_of(endpoints) if endpoints else None,
+            outbox=Outbox(do_nothing),
+        )
         self.answers = answers
-        self._intake = intake_of(endpoints) if endpoints else None
-        self._outbox = Outbox(do_nothing)
         self._ending = set[Pool]()
         # Changes that are not complete, each with the `_keys` of its endpoint.
         self._changes: dict[asyncio.Task[None], frozenset[tuple[str, str]]] = {}
@@ -278,12 +280,8 @@ class Lineup:
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
         """Makes the seat of an endpoint. group: of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
-        shared = Shared(
-            stores=self._stores,
-            intake=self._intake,
-            outbox=self._outbox,
-            slots=None if self._sharer is None else partial(self._shared_slots, group.name),
-        )
+        slots = None if self._sharer is None else partial(self._shared_slots, group.name)
+        shared = msgspec.structs.replace(self._shared, slots=slots)
         return seat_of(endpoint, price=_price(endpoint), shared=shared, attempts=attempts)
 
     def _shared_slots(self, pool: str, endpoint: Endpoint, count: int) -> Slots:
