@@ -173,11 +173,9 @@ async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> No
 def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
     """The header lines of an answer that came with these headers."""
     try:
-        if "x-request-id" in headers:
-            return _type_line(headers.get("content-type")) + header_lines(
-                {"x-request-id": headers["x-request-id"]}
-            )
         fields = _type_line(headers.get("content-type"))
+        if "x-request-id" in headers:
+            return fields + header_lines({"x-request-id": headers["x-request-id"]})
     except ValueError:
         return JSON
     return fields + _ID_LINE % request_id.encode() if request_id else fields
