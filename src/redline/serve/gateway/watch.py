@@ -184,7 +184,7 @@ class GatewayWatch:
         pools = self._lineup.pools
         facts = Facts(
             loads=[pool.load(now_s) for pool in pools],
-            full=[pool.is_full for pool in pools],
+            is_full=any(pool.is_full for pool in pools),
             states=[member.health(now_s) for member in self._lineup.members],
             waiting=self._waits(),
             answers_per_s=self._rates()[0],
