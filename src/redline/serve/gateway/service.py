@@ -32,7 +32,7 @@ from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
 from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants, spending_path
-from redline.serve.workers import Elsewhere, Fellows, Plan, Worker, supervise
+from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 from redline.waist import CacheUse
 
 _LOOK_S = 1.0
@@ -203,17 +203,18 @@ def serve_workers(
     flags: of the command line, from which each process makes its settings.
     """
     status = 0
-    plan = Plan(
-        workers=settings.workers,
-        host=settings.host,
-        port=settings.port,
-        embedded=settings.embedded,
-        flags=dict(flags),
-    )
 
     async def main(stop: asyncio.Event) -> None:
         nonlocal status
-        status = await supervise(plan, stop, on_url, on_note)
+        status = await supervise(
+            stop,
+            on_url,
+            on_note,
+            workers=settings.workers,
+            address=(settings.host, settings.port),
+            embedded=settings.embedded,
+            flags=dict(flags),
+        )
 
     run_until_told(main)
     return status

@@ -23,8 +23,6 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from typing import Any
 
-import msgspec
-
 from redline.clock import SYSTEM
 from redline.job.settings import Embedded
 from redline.process import SharedTable, on_signals
@@ -37,48 +35,41 @@ _SETTLED_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How workers are started.
-
-    workers: how many. embedded: a server that all of them use, and this process runs.
-
-    flags: of the command line.
-    """
-
-    workers: int
-    host: str
-    port: int
-    embedded: Embedded | None
-    flags: dict[str, Any]
-
-
 async def supervise(
-    plan: Plan, stop: asyncio.Event, on_url: Callable[[str], None], on_note: Callable[[str], None]
+    stop: asyncio.Event,
+    on_url: Callable[[str], None],
+    on_note: Callable[[str], None],
+    *,
+    workers: int,
+    address: tuple[str, int],
+    embedded: Embedded | None,
+    flags: dict[str, Any],
 ) -> int:
     """The exit status of the workers once `stop` is set, or one cannot be started at all.
 
-    on_url: called with the base URL once all of them listen. on_note: called with each notice. A
-    signal after the first one ends all at once, and this process. Raises ConfigError.
+    on_url: called with the base URL once all of them listen. on_note: called with each notice.
+    workers: their number. embedded: a server that all of them use, and this process runs. flags: of
+    the command line. A signal after the first one ends all at once, and this process. Raises
+    ConfigError.
     """
-    table = SharedTable.make(plan.workers)
+    table = SharedTable.make(workers)
     folder = tempfile.mkdtemp(prefix="redline-")
     try:
-        with reserved(plan.host, plan.port) as port:
-            embedded = plan.embedded
+        with reserved(*address) as port:
             async with nullcontext() if embedded is None else embedded.open() as inside:
-                workers = [
+                described = [
                     Worker(
                         number=number,
-                        workers=plan.workers,
+                        workers=workers,
                         fd=table.fd,
                         folder=folder,
                         port=port,
                         inside=inside,
-                        flags=plan.flags,
+                        flags=flags,
                     )
-                    for number in range(plan.workers)
+                    for number in range(workers)
                 ]
-                return await _Supervisor(workers, table, stop, on_note).run(on_url)
+                return await _Supervisor(described, table, stop, on_note).run(on_url)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
