@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from redline.calls import Backend, Call, Health, Outcome, Reply, Request, Sink
+from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.tokens import facts_of
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
@@ -47,22 +47,23 @@ class Front(Door):
         asked = read_call(exchange.path, raw, self._models)
         del raw
         call = Call(priority=asked.priority)
+        stream = EventStream(exchange, asked) if asked.is_stream else None
         try:
-            if not asked.is_stream:
-                reply = _reply(await self._send(call, asked.request))
+            outcome = await self._send(call, asked.request, stream)
+            if outcome.error is not None:
+                raise refusal_of(outcome.error)
+            reply = outcome.reply
+            assert reply is not None
+            if stream is not None:
+                await stream.finish(reply)
+            else:
                 exchange.respond(reply.status, body_of(asked, reply))
                 # In flight until its client has taken it.
                 await exchange.drained()
-                return
-            stream = EventStream(exchange, asked)
-            try:
-                reply = _reply(await self._send(call, asked.request, stream))
-            except Refusal as refusal:
-                if not stream.has_begun:
-                    raise
-                await stream.fail(refusal)
-                return
-            await stream.finish(reply)
+        except Refusal as refusal:
+            if stream is None or not stream.has_begun:
+                raise
+            await stream.fail(refusal)
         finally:
             call.let_go()
 
@@ -81,13 +82,5 @@ class Front(Door):
             return busy("The backend is down.", "backend_down")
         return None
 
-    async def _send(self, call: Call, request: Request, sink: Sink | None = None) -> Outcome:
+    async def _send(self, call: Call, request: Request, sink: Sink | None) -> Outcome:
         return await self._until_closed(self._backend.send(request, call, sink))
-
-
-def _reply(outcome: Outcome) -> Reply:
-    """The backend's reply. Raises Refusal if there is none."""
-    if outcome.error is not None:
-        raise refusal_of(outcome.error)
-    assert outcome.reply is not None
-    return outcome.reply
