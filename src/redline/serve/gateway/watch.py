@@ -28,7 +28,7 @@ from redline.serve.dashboard import (
 from redline.serve.gateway.binding import Facts, binding_of
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.totals import Totals
-from redline.serve.workers import Elsewhere, Fellows, Published, together
+from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
 from redline.waist import Health, Load
 
 _EVERY_S = 1.0
@@ -218,18 +218,20 @@ class GatewayWatch:
 
     def _classes(self) -> list[ClassView]:
         """The classes, summed over all pools."""
-        states = [way.gate.state().classes for way in self._lineup.ways]
-        return [
-            ClassView(
-                name=alike[0].name,
-                running=sum(one.in_flight for one in alike),
-                waiting=sum(one.waiting for one in alike),
-                oldest_s=max(one.oldest_wait_s for one in alike),
-                admitted=sum(one.admitted for one in alike),
-                refused=sum(sum(one.refused.values()) for one in alike),
-            )
-            for alike in zip(*states, strict=True)
-        ]
+        return joined_classes(
+            [
+                ClassView(
+                    name=one.name,
+                    running=one.in_flight,
+                    waiting=one.waiting,
+                    oldest_s=one.oldest_wait_s,
+                    admitted=one.admitted,
+                    refused=sum(one.refused.values()),
+                )
+                for one in way.gate.state().classes
+            ]
+            for way in self._lineup.ways
+        )
 
     def _tenants(self) -> list[TenantView]:
         """The tenants that have made requests."""

@@ -66,7 +66,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         tokens_per_s=sum(one.tokens_per_s for one in snapshots),
         running=sum(one.running for one in snapshots),
         waiting=sum(one.waiting for one in snapshots),
-        classes=_joined([one.classes for one in snapshots], _class),
+        classes=joined_classes(one.classes for one in snapshots),
         endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
         tenants=_joined([one.tenants for one in snapshots], _tenant),
         batches=[batch for one in snapshots for batch in one.batches],
@@ -74,6 +74,11 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         faults=_latest([one.faults for one in snapshots]),
         history=_history(snapshots),
     )
+
+
+def joined_classes(parts: Iterable[Sequence[ClassView]]) -> list[ClassView]:
+    """The classes, summed over the parts."""
+    return _joined(parts, _class)
 
 
 def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
