@@ -58,8 +58,7 @@ async def gateway_of(
         answers = await _answers(settings, stack)
         store = OWN if worker is None else SharedStore(worker.table, worker.number)
         tenants = Tenants(settings.tenants, store=store)
-        flights = None if worker is None else worker.flights
-        gates = Gates(settings.classes, tenants, Meter(settings.price_table), flights)
+        gates = Gates(settings.classes, tenants, Meter(settings.price_table), worker)
         lineup = _lineup(settings, endpoints, gates, answers, worker)
         stack.push_async_callback(lineup.aclose)
         batches: Batches | Elsewhere | None = None
