@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +144,7 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
             command=shlex.split(command) if isinstance(command, str) else command,
             model=top.model,
             trial=started.trial,
-            endpoint=_endpoint(settings_in(rest, _OF_REPLICA, where), os.environ),
+            endpoint=_endpoint(settings_in(rest, _OF_REPLICA, where)),
             env=started.env,
             cwd=folder / Path(started.cwd).expanduser(),
             logs=folder / Path(started.logs or f"{path.stem}.logs").expanduser(),
@@ -160,10 +159,10 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
         raise
 
 
-def _endpoint(stated: dict[str, Any], environ: Mapping[str, str]) -> Endpoint:
+def _endpoint(stated: dict[str, Any]) -> Endpoint:
     """The limits, key, headers and timeouts of every replica."""
     variable = stated.get("api_key_env")
-    if variable is not None and not environ.get(variable):
+    if variable is not None and not os.environ.get(variable):
         raise ConfigError(
             f"api_key_env names {variable}, which is not set", hint=f"export {variable}=..."
         )
@@ -171,7 +170,7 @@ def _endpoint(stated: dict[str, Any], environ: Mapping[str, str]) -> Endpoint:
         options_in(stated),
         base_url=_ANY_URL,
         # The key of another account must not be sent to a server of one's own.
-        api_key=environ[variable] if variable is not None else "",
+        api_key=os.environ[variable] if variable is not None else "",
         headers=stated.get("headers"),
     )
     return endpoint_of(options, Environment(environ={}))

@@ -11,7 +11,6 @@ import msgspec
 
 from redline.apis import DONE_EVENT, event_bytes
 from redline.calls import (
-    BatchBounds,
     BatchFigures,
     Call,
     Chunk,
@@ -51,18 +50,13 @@ class ServedFunction:
         max_batch_size: int = 32,
         max_wait_s: float = 0.01,
         max_in_flight: int | None = None,
-        bounds: BatchBounds | None = None,
     ) -> None:
         self.name = self.label = name
         self._forms = forms_of(name)
         self.paths = tuple(self._forms)
         self._takes = _options_of(function, name)
         self._batcher = DynamicBatcher(
-            function,
-            max_batch_size,
-            max_wait_s,
-            max_in_flight=max_in_flight,
-            bounds=bounds,
+            function, max_batch_size, max_wait_s, max_in_flight=max_in_flight
         )
 
     def figures(self) -> BatchFigures:
@@ -101,7 +95,17 @@ class ServedFunction:
     async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
         """The outcome of each item."""
         size = len(request.raw or b"") // len(question.items)
-        writing = _Writing(call)
+        is_written = False
+
+        def written() -> None:
+            """Reports the write once the first item is sent."""
+            nonlocal is_written
+            if not is_written:
+                if call.on_write is not None:
+                    call.on_write()
+                is_written = True
+                call.requests += 1
+
         sends = [
             self._batcher.send(
                 Request(body=Item(value, question.options, size), url=request.url),
@@ -109,7 +113,7 @@ class ServedFunction:
                     deadline_s=call.deadline_s,
                     priority=call.priority,
                     tenant=call.tenant,
-                    on_write=writing,
+                    on_write=written,
                 ),
             )
             for value in question.items
@@ -118,22 +122,6 @@ class ServedFunction:
             return await asyncio.gather(*sends) if len(sends) > 1 else [await sends[0]]
         finally:
             call.sent_s = None
-
-
-class _Writing:
-    """Reports the write once the first of a request's items is sent."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._is_written = False
-
-    def __call__(self) -> None:
-        if self._is_written:
-            return
-        if self._call.on_write is not None:
-            self._call.on_write()
-        self._is_written = True
-        self._call.requests += 1
 
 
 def function_backend(

@@ -26,13 +26,13 @@ BUSY = 0.9
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway in the last second.
 
-    loads: of its pools. full: for each pool, whether -c is the bound that is reached. states: of
+    loads: of its pools. is_full: -c is the bound that is reached, in a pool. states: of
     its endpoints. waiting: calls that wait. answers_per_s: mean of the last minute. busy: share of
     the time in which its process computed. now_s: monotonic.
     """
 
     loads: Sequence[Load]
-    full: Sequence[bool]
+    is_full: bool
     states: Sequence[Health]
     waiting: int
     answers_per_s: float
@@ -73,11 +73,10 @@ def binding_of(facts: Facts) -> Binding:
 
 def _full(facts: Facts, working: int) -> Binding:
     """The binding cause when the endpoints work but have no room."""
-    rate = facts.answers_per_s
-    more = rate / working if working else 0.0
+    more = facts.answers_per_s / working
     gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
     binds = next((one.binds for one in facts.loads if one.binds), "")
-    if any(facts.full):
+    if facts.is_full:
         return Binding(
             cause="concurrency",
             sentence=f"As many calls are in flight as -c allows: {binds}. {_waiting(facts)}",

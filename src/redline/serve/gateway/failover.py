@@ -1,7 +1,7 @@
 """Calls of people who wait: another endpoint at once, or the answer of the one that failed.
 
 an attempt failed               and the call
-before its answer had begun     goes to another endpoint that works, at most `most` times, while
+before its answer had begun     goes to another endpoint that works, at most MOST times, while
                                 the retry budget allows it
 and no other endpoint works     ends with that endpoint's own answer, which says when to ask again
 after its answer had begun      ends
@@ -10,7 +10,7 @@ after its answer had begun      ends
 from __future__ import annotations
 
 from redline.calls.client import RetryBudget, RetryPolicy
-from redline.clock import SYSTEM, Clock
+from redline.clock import SYSTEM
 from redline.errors import Retryable
 from redline.waist import Backend, Call, Load, Outcome, Request, Sink
 
@@ -20,15 +20,12 @@ MOST = 2
 class Failover:
     """A backend that sends a failed call again without waiting.
 
-    pool: records in `Call.avoid` that another endpoint works. most: attempts after the first.
-    failovers: so far.
+    pool: records in `Call.avoid` that another endpoint works. failovers: so far.
     """
 
-    def __init__(self, pool: Backend, *, most: int = MOST, clock: Clock = SYSTEM) -> None:
+    def __init__(self, pool: Backend) -> None:
         self.pool = pool
-        self._most = most
-        self._clock = clock
-        self._budget = RetryBudget(RetryPolicy(max_retries=most))
+        self._budget = RetryBudget(RetryPolicy(max_retries=MOST))
         self._calls = 0
         self.failovers = 0
 
@@ -41,26 +38,24 @@ class Failover:
         outcome = await self.pool.send(request, call, sink)
         if outcome.error is None:
             return outcome
-        for _ in range(self._most):
-            error = outcome.error
-            if call.committed or not isinstance(error, Retryable):
-                break
-            if outcome.endpoint not in call.avoid or not self._may_repeat(call):
+        for _ in range(MOST):
+            if not self._may_repeat(outcome, call):
                 break
             self.failovers += 1
             call.attempts += 1
             tried = outcome.tried
             outcome = await self.pool.send(request, call, sink)
             outcome.tried = tried + outcome.tried
-            if outcome.error is None:
-                break
         outcome.attempts = call.attempts
         return outcome
 
     async def aclose(self) -> None:
         await self.pool.aclose()
 
-    def _may_repeat(self, call: Call) -> bool:
-        """Whether the deadline and the retry budget allow another attempt now."""
-        now_s = self._clock.now_s()
-        return now_s < call.deadline_s and self._budget.take(now_s, self._calls)
+    def _may_repeat(self, outcome: Outcome, call: Call) -> bool:
+        """Whether another endpoint may answer, and deadline and retry budget allow it now."""
+        if call.committed or not isinstance(outcome.error, Retryable):
+            return False
+        now_s = SYSTEM.now_s()
+        is_elsewhere = outcome.endpoint in call.avoid
+        return is_elsewhere and now_s < call.deadline_s and self._budget.take(now_s, self._calls)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from redline.limits.shared import Flights
 from redline.route import Pool
 from redline.serve.admission import ClassSettings, Gate, Gated
 from redline.serve.gateway.metering import Meter, read_request
 from redline.serve.keys import Tenants
+from redline.serve.workers import Worker
 from redline.waist import Backend, Request
 
 
 class Gates:
     """A call states its class by `Call.priority`. priorities: by class name.
 
-    flights: returns, by name, the calls in flight in all workers; None for a single worker.
+    worker: if there are several, which count the calls in flight together.
     """
 
     def __init__(
@@ -23,21 +23,24 @@ class Gates:
         classes: Sequence[ClassSettings],
         tenants: Tenants,
         meter: Meter,
-        flights: Callable[[str], Flights] | None = None,
+        worker: Worker | None = None,
     ) -> None:
         self.classes = tuple(classes)
         self.priorities = {one.name: one.priority for one in classes}
         self.tenants = tenants
         self.meter = meter
-        self._flights = flights
+        self._worker = worker
 
     def gate(self, pool: Pool, name: str, want: Callable[[], None]) -> Gate:
         """The gate in front of a pool. name: of the pool, equal in all workers. want: see Gate."""
-        flights = self._flights
-        if flights is None:
+        worker = self._worker
+        if worker is None:
             return Gate(pool, self.classes)
         return Gate(
-            pool, self.classes, want=want, flights=lambda one: flights(f"class/{name}/{one}")
+            pool,
+            self.classes,
+            want=want,
+            flights=lambda klass: worker.flights(f"class/{name}/{klass}"),
         )
 
     def gated(self, backend: Backend, gate: Gate) -> Gated:

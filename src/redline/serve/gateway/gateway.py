@@ -5,37 +5,32 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from collections.abc import Coroutine
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from redline.apis.messages import COUNT_TOKENS
-from redline.calls import Backend, Call, Health, Outcome, Request, Sink
-from redline.calls.cost import DOLLAR
+from redline.calls import Call, Health, Outcome, Request, Sink
 from redline.calls.tokens import BodyFacts, facts_of
 from redline.clock import SYSTEM
 from redline.errors import Withdrawn
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
-from redline.serve.dashboard import BatchView, ClassView, Dashboard, Snapshot, TenantView
+from redline.serve.dashboard import Dashboard
 from redline.serve.gateway.allowed import missing, target_of
-from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
 from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
-from redline.serve.gateway.watch import GatewayWatch, quantile
+from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
-    MESSAGES_CALLS,
     Bounds,
     Door,
     HeldBytes,
     Refusal,
     Routes,
-    answer_messages,
     busy,
     count_tokens,
     pass_on,
@@ -43,7 +38,7 @@ from redline.serve.http import (
     status_of,
 )
 from redline.serve.keys import Keyring, Refused, Started, Tenant
-from redline.serve.workers import Elsewhere, Fellows, Published, together
+from redline.serve.workers import Elsewhere, Fellows
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -52,22 +47,6 @@ if TYPE_CHECKING:
 _MODELS = "/v1/models"
 # OpenAI's values for the urgency of a call.
 _TIERS = {"flex": "low", "priority": "high"}
-
-
-class Way(msgspec.Struct, frozen=True):
-    """The target of a call, the call, and what it has taken from its tenant's limits.
-
-    is_anew: it wants no stored answer.
-    """
-
-    target: Target
-    is_anew: bool
-    call: Call
-    started: Started
-
-    @property
-    def backend(self) -> Backend:
-        return self.target.anew if self.is_anew else self.target.backend
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -83,177 +62,81 @@ class Caller(msgspec.Struct, frozen=True, gc=False):
     is_anew: bool
 
 
-class Listening(NamedTuple):
-    """Where a gateway listens, and within what bounds. ssl: makes it an HTTPS server."""
-
-    address: Address = Address("127.0.0.1", 0)
-    bounds: Bounds | None = None
-    ssl: SSLContext | None = None
-
-
 class Gateway(Door):
     """Serves while it is entered, or from `start` to `aclose`; starts once.
 
-    lineup: its endpoints, closed by their owner. keyring, gates: who may send requests, and when
-    calls start. batches: started and closed by their owner. fellows: other workers behind the same
-    address. totals: its counters.
+    lineup: its endpoints, closed by their owner. keyring: who may send requests. batches: started
+    and closed by their owner. fellows: other workers behind the same address. ssl: makes it an
+    HTTPS server. totals: its counters.
     """
 
     def __init__(
         self,
         lineup: Lineup,
         keyring: Keyring,
-        gates: Gates,
-        batches: Batches | Elsewhere | None = None,
-        fellows: Fellows | None = None,
+        batches: Batches | Elsewhere | None,
+        fellows: Fellows | None,
         *,
-        listening: Listening | None = None,
+        address: Address,
+        bounds: Bounds,
+        ssl: SSLContext | None,
     ) -> None:
-        listening = listening or Listening()
-        self._lineup = lineup
-        self._keyring = keyring
-        self._gates = gates
-        self._tenants, self._meter = gates.tenants, gates.meter
+        self.lineup = lineup
+        self.keyring = keyring
+        self.gates = lineup.gates
+        self._meter = lineup.gates.meter
         self.totals = Totals()
-        self._fellows = fellows
-        self._metrics = GatewayMetrics(lineup, self.totals, fellows)
+        metrics = GatewayMetrics(lineup, self.totals, fellows)
         own = {
             "/healthz": self._is_alive,
             "/readyz": self._health,
-            "/metrics": self._metrics.page,
+            "/metrics": metrics.page,
         }
         super().__init__(
             models=(),
-            address=listening.address,
+            address=address,
             calls=lineup.paths,
             pages=own,
-            bounds=listening.bounds,
+            bounds=bounds,
             routes=Routes(
                 [] if batches is None else batches.routes, lambda each: self.tenant_of(each).name
             ),
-            ssl=listening.ssl,
+            ssl=ssl,
         )
-        self._batches = batches
         self._models_known = ModelList(lineup)
         self.watch = GatewayWatch(
             lineup,
             self.totals,
-            self,
-            waiting=lambda: sum(way.gate.state().waiting for way in lineup.ways),
+            batches,
+            fellows,
+            families=metrics.families,
             is_draining=lambda: self.is_draining,
-            on_look=self._publish,
         )
-        self._dashboard = Dashboard(self._snapshot, self._check_admin)
-        most = self._bounds.most_held_bytes
-        self._held = HeldBytes(most, has_tenants=keyring.is_asked)
+        self._dashboard = Dashboard(self.watch.of_all, self._check_admin)
+        self._held = HeldBytes(bounds.most_held_bytes, has_tenants=keyring.is_asked)
         # Unique over processes and restarts, and cheap.
         self._prefix, self._numbers = f"req_{os.urandom(6).hex()}", count(1)
-
-    async def start(self) -> None:
-        await super().start()
-        self.watch.start()
 
     async def aclose(self) -> None:
         try:
             await super().aclose()
         finally:
-            await self.watch.aclose()
             await self._models_known.aclose()
-
-    def _publish(self) -> None:
-        """Publishes this worker's figures to the other workers."""
-        if self._fellows is not None:
-            published = Published(
-                at_s=SYSTEM.now_s(),
-                families=self._metrics.families(),
-                snapshot=self.watch.snapshot(),
-                buckets=self.watch.buckets(),
-            )
-            self._fellows.publish(published)
-
-    def _snapshot(self) -> Snapshot:
-        """The present state of all workers."""
-        own = self.watch.snapshot()
-        if self._fellows is None or not (others := self._fellows.fresh()):
-            return own
-        buckets = [self.watch.buckets(), *(one.buckets for one in others)]
-        counts = [sum(each) for each in zip(*buckets, strict=True)]
-        return msgspec.structs.replace(
-            together([own, *(one.snapshot for one in others)]),
-            latency_p50_s=quantile(counts, 0.5),
-            latency_p95_s=quantile(counts, 0.95),
-        )
-
-    def classes(self) -> list[ClassView]:
-        """The classes, summed over all pools."""
-        states = [way.gate.state().classes for way in self._lineup.ways]
-        return [
-            ClassView(
-                name=alike[0].name,
-                running=sum(one.in_flight for one in alike),
-                waiting=sum(one.waiting for one in alike),
-                oldest_s=max(one.oldest_wait_s for one in alike),
-                admitted=sum(one.admitted for one in alike),
-                refused=sum(sum(one.refused.values()) for one in alike),
-            )
-            for alike in zip(*states, strict=True)
-        ]
-
-    def tenants(self) -> list[TenantView]:
-        """The tenants that have made requests."""
-        return [
-            TenantView(
-                name=name,
-                calls=counts.calls,
-                refused=counts.refused,
-                tokens=counts.tokens,
-                running=self._tenants.of(name).limits.in_flight,
-                spent_usd=self._tenants.of(name).limits.money.spent / DOLLAR or None,
-            )
-            for name, counts in self.totals.tenants.items()
-        ]
-
-    def batches(self) -> list[BatchView]:
-        """The unfinished batches."""
-        if self._batches is None:
-            return []
-        return [
-            BatchView(
-                id=one.id,
-                tenant=one.tenant,
-                state=one.trouble or one.status,
-                done=one.completed,
-                failed=one.failed,
-                total=one.total,
-            )
-            for one in self._batches.snapshot().batches
-        ]
 
     def _check_admin(self, exchange: Exchange) -> None:
         """Raises Refusal for a request whose tenant may not see the state of other tenants."""
         tenant = self.tenant_of(exchange)
-        if self._keyring.is_asked and not tenant.settings.is_admin:
+        if self.keyring.is_asked and not tenant.settings.is_admin:
             message = f"Tenant {tenant.name} may not see this: it needs admin = true."
             raise Refusal(message, status=403, code="not_an_admin")
 
-    def _handle(self, exchange: Exchange) -> Coroutine[Any, Any, None]:
-        # Most requests are calls: answering them here saves a coroutine.
-        is_call = exchange.path in self._calls
-        return super()._handle(exchange) if is_call else self._handle_other(exchange)
-
-    async def _handle_other(self, exchange: Exchange) -> None:
-        """Answers requests other than calls."""
-        try:
-            if exchange.path in self._dashboard.paths:
-                await self._dashboard.answer(exchange)
-                return
-            if exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
-                await self._show_models(exchange)
-                return
-        except Refusal as refusal:
-            refusal.send(exchange)
-            return
-        await super()._handle(exchange)
+    async def _answer_other(self, exchange: Exchange) -> None:
+        if exchange.path in self._dashboard.paths:
+            await self._dashboard.answer(exchange)
+        elif exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
+            await self._show_models(exchange)
+        else:
+            await super()._answer_other(exchange)
 
     async def _show_models(self, exchange: Exchange) -> None:
         """The models that a tenant may use, or the one that the path names. Raises Refusal."""
@@ -261,7 +144,7 @@ class Gateway(Door):
         if name := exchange.path.removeprefix(_MODELS).removeprefix("/"):
             found: object = await self._models_known.one(name) if tenant.may_use(name) else None
             if found is None:
-                raise missing(self._lineup, tenant, name)
+                raise missing(self.lineup, tenant, name)
         else:
             entries = await self._models_known.all()
             usable = [entry for entry in entries if tenant.may_use(entry["id"])]
@@ -283,61 +166,58 @@ class Gateway(Door):
         began_s = SYSTEM.now_s()
         # Before the body: a client without a key must not send one.
         caller = exchange.kept
-        if caller is None or caller.readings != self._keyring.readings:
+        if caller is None or caller.readings != self.keyring.readings:
             caller = self._caller(exchange)
         tenant: Tenant = caller.tenant
-        raw = await self._whole_body(exchange, tenant)
+        if exchange.is_complete and exchange.error is None:
+            raw = exchange.received()
+        else:
+            raw = await self._until_closed(self._coming_body(exchange, tenant))
         facts = facts_of(raw)
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
-            model=facts.model if self._lineup.has(facts.model) else OTHER,
+            model=facts.model if self.lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
             began_s=began_s,
+            is_anew=facts.stream or caller.is_anew,
         )
         if exchange.path == COUNT_TOKENS:
             # An estimate, made here.
-            count_tokens(exchange, raw, request_id=asking.request_id)
+            count_tokens(exchange, raw, request_id=request_id)
             return
         try:
-            target = target_of(self._lineup, tenant, facts, raw)
+            target = target_of(self.lineup, tenant, facts, raw)
             call = Call(
-                priority=self._gates.priorities[asking.klass],
+                priority=self.gates.priorities[asking.klass],
                 avoid=target.unfit,
                 unfit=target.unfit,
                 tenant=tenant.name,
             )
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
-            self._refused(asking, refusal)
+            self.totals.refused(asking, refusal)
             raise
         exchange.holds(target.waits_for_slots)
-        way = Way(target, facts.stream or caller.is_anew, call, started)
+        send = partial(self._sent, asking, target, call, started)
         try:
-            with started:
-                if exchange.path in MESSAGES_CALLS:
-                    await self._translate(exchange, raw, asking, way)
-                else:
-                    await pass_on(
-                        exchange,
-                        raw,
-                        facts,
-                        partial(self._sent, asking=asking, way=way),
-                        request_id=asking.request_id,
-                    )
+            await pass_on(exchange, raw, facts, send, request_id=request_id)
+        except Refusal as refusal:
+            if not asking.is_over:
+                # It was not sent, such as one that cannot be translated: it costs nothing.
+                started.cancel()
+                self.totals.refused(asking, refusal)
+            raise
         except asyncio.CancelledError:
             # The client has left, or the time for calls in flight is over.
-            self._ended(asking, LEFT if exchange.is_gone or not self.is_draining else CUT)
+            is_cut = self.is_draining and not exchange.is_gone
+            self.totals.answered(asking, CUT if is_cut else LEFT)
             raise
         finally:
+            started.settle(SYSTEM.now_s())
             self._held.release(tenant.name, len(raw))
             call.let_go()
-
-    async def _whole_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
-        if exchange.is_complete and exchange.error is None:
-            return exchange.received()
-        return await self._until_closed(self._coming_body(exchange, tenant))
 
     async def _coming_body(self, exchange: Exchange, tenant: Tenant) -> bytes:
         """The complete body. Received bytes count as held. Raises Refusal."""
@@ -351,64 +231,47 @@ class Gateway(Door):
         finally:
             self._held.release(tenant.name, size)
 
-    async def _translate(self, exchange: Exchange, raw: bytes, asking: Asking, way: Way) -> None:
-        """Answers in the shape of Anthropic's API."""
+    async def _sent(
+        self,
+        asking: Asking,
+        target: Target,
+        call: Call,
+        started: Started,
+        request: Request,
+        sink: Sink | None,
+    ) -> Outcome:
+        """The outcome of the call, settled with its tenant and counted.
 
-        was_sent = False
-
-        async def send(request: Request, sink: Sink | None) -> Outcome:
-            nonlocal was_sent
-            was_sent = True
-            return await self._sent(request, sink, asking, way)
-
-        try:
-            await answer_messages(exchange, raw, send, request_id=asking.request_id)
-        except Refusal as refusal:
-            if not was_sent:
-                # The request was not sent, such as one that cannot be translated: it costs nothing.
-                way.started.cancel()
-                self._refused(asking, refusal)
-            raise
-
-    async def _sent(self, request: Request, sink: Sink | None, asking: Asking, way: Way) -> Outcome:
-        """The outcome of the call, settled with its tenant and counted."""
+        Raises Refusal if no endpoint has its model any more, or if the gateway closes first.
+        """
         while True:
+            backend = target.anew if asking.is_anew else target.backend
             try:
-                outcome = await self._until_closed(way.backend.send(request, way.call, sink))
+                outcome = await self._until_closed(backend.send(request, call, sink))
             except Refusal:
                 # The time for calls in flight is over.
-                self._ended(asking, CUT)
+                self.totals.answered(asking, CUT)
                 raise
             if not isinstance(outcome.error, Withdrawn):
                 break
-            way = self._elsewhere(asking, way)
+            found = self.lineup.target(asking.asked)
+            if found is None:
+                raise missing(self.lineup, asking.tenant, asking.asked or "")
+            target = found
+            call.avoid = call.unfit = target.unfit
         used = self._meter.used(asking.asked, outcome)
-        way.started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
+        started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome
-
-    def _elsewhere(self, asking: Asking, way: Way) -> Way:
-        """The call's way to the endpoints that have its model now.
-
-        Raises Refusal, and cancels what the call has taken, if there are none any more.
-        """
-        target = self._lineup.target(asking.asked)
-        if target is None:
-            refusal = missing(self._lineup, asking.tenant, asking.asked or "")
-            way.started.cancel()
-            self._refused(asking, refusal)
-            raise refusal
-        way.call.avoid = way.call.unfit = target.unfit
-        return msgspec.structs.replace(way, target=target)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""
         header = exchange.header
-        return self._keyring.tenant(header(b"authorization"), header(b"x-api-key"))
+        return self.keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
     def _caller(self, exchange: Exchange) -> Caller:
         """The caller of a request, read from its head. Raises Refusal without a known key."""
-        header, keyring = exchange.header, self._keyring
+        header, keyring = exchange.header, self.keyring
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
         klass = header(b"x-redline-class")
         caller = Caller(known.tenant, keyring.readings, klass, _asks_anew(exchange))
@@ -433,34 +296,23 @@ class Gateway(Door):
     def _request_id(self) -> str:
         return f"{self._prefix}{next(self._numbers):x}"
 
-    def _ended(self, asking: Asking, how: str) -> None:
-        """Counts a call without an outcome of its own, unless it has been counted."""
-        if not asking.is_over:
-            self.totals.answered(asking, how, SYSTEM.now_s() - asking.began_s)
-
     def _count(self, asking: Asking, outcome: Outcome) -> None:
         totals, reply, status = self.totals, outcome.reply, status_of(outcome)
-        totals.answered(asking, status, SYSTEM.now_s() - asking.began_s)
+        totals.answered(asking, status)
         if reply is not None:
             totals.used(asking, reply.input_tokens or 0, reply.output_tokens or 0)
             return
         assert outcome.error is not None
         totals.failed(asking, status, outcome.error.what, outcome.endpoint)
 
-    def _refused(self, asking: Asking, refusal: Refusal) -> None:
-        """Counts a call that was refused before it was passed on."""
-        self.totals.answered(asking, refusal.status, SYSTEM.now_s() - asking.began_s)
-        self.totals.refused(asking)
-        self.totals.failed(asking, refusal.status, str(refusal))
-
     def _is_alive(self) -> bytes:
         return msgspec.json.encode({"status": "ok"})
 
     def _trouble(self) -> Refusal | None:
-        if not self._lineup.pools:
+        if not self.lineup.pools:
             return None
         now_s = SYSTEM.now_s()
-        states = {pool.load(now_s).state for pool in self._lineup.pools}
+        states = {pool.load(now_s).state for pool in self.lineup.pools}
         if states <= {Health.GONE}:
             return busy("No endpoint is left.", "no_endpoint")
         if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:

@@ -24,32 +24,17 @@ from redline.calls.wire import Outbox, do_nothing
 from redline.errors import ConfigError
 from redline.limits import Slots
 from redline.limits.shared import Demand
-from redline.route import Pool, Seat, intake_of, seat_of, strategy_of
+from redline.route import Pool, PoolMember, Seat, intake_of, seat_of, strategy_of
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
 from redline.serve.gateway.failover import Failover
 from redline.serve.gateway.gates import Gates
-from redline.serve.http import CALLS, MESSAGES_CALLS
+from redline.serve.http import CALLS
+from redline.serve.workers import Worker, slots_of
 from redline.waist import Attempts, CacheUse
 
-# Makes the slots of an endpoint. Arguments: the endpoint, the number of its slots, and its pool: a
-# name, and the maximum number of calls at all of its endpoints together.
-SlotsOf = Callable[[Endpoint, int, tuple[str, int | None]], Slots]
 # Sends a request to one endpoint, and to no other.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
-
-
-class Pooling(msgspec.Struct, frozen=True, kw_only=True):
-    """How the endpoints of a pool share its calls.
-
-    balance: how the pool chooses among them. most: calls at all of them together, at most; None for
-    the sum of what each allows. slots: makes slots that are shared with other processes, which then
-    keep to `most` together; None for slots of this process alone.
-    """
-
-    balance: str = "p2c"
-    most: int | None = None
-    slots: SlotsOf | None = None
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -67,14 +52,6 @@ class Target(msgspec.Struct, frozen=True):
     waits_for_slots: Callable[[], bool] = bool
 
 
-class Way(NamedTuple):
-    """A pool, the gate in front of it, and the backend that retries its calls."""
-
-    pool: Pool
-    gate: Gate
-    failover: Failover
-
-
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Endpoints that form a pool. unfit: by model name, the endpoints that do not have it.
 
@@ -86,6 +63,15 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     unfit: dict[str, frozenset[str]]
     is_open: bool = False
     name: str = ""
+
+
+class Way(NamedTuple):
+    """A group, its pool, the gate in front of it, and the backend that retries its calls."""
+
+    group: Group
+    pool: Pool
+    gate: Gate
+    failover: Failover
 
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
@@ -149,8 +135,11 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
-    gates: decide when calls start. stores: where limits of endpoints are kept beyond the process.
-    answers: the cache of interactive calls; closed by its owner. price: see Figures.
+    gates: decide when calls start. balance: how a pool chooses among its endpoints. most: calls at
+    all endpoints of a pool together, at most; None for the sum of what each allows. worker: if
+    there are several, whose endpoints keep to their slots and to `most` together. stores: where
+    limits of endpoints are kept beyond the process. answers: the cache of interactive calls; closed
+    by its owner.
     """
 
     def __init__(
@@ -158,43 +147,50 @@ class Lineup:
         endpoints: Sequence[Endpoint],
         gates: Gates,
         *,
-        pooling: Pooling | None = None,
+        balance: str = "p2c",
+        most: int | None = None,
+        worker: Worker | None = None,
         stores: Stores | None = None,
         answers: Answers | None = None,
-        price: Callable[[Endpoint], float] = lambda _: 0.0,
     ) -> None:
-        self._gates = gates
-        self._pooling = pooling or Pooling()
-        self._stores = stores or Stores()
+        self.gates = gates
+        self._balance = balance
+        self._most = most
+        self._sharer = None if worker is None else worker.sharer(self._demand)
+        self._shared = Shared(
+            stores=stores or Stores(),
+            intake=intake_of(endpoints) if endpoints else None,
+            outbox=Outbox(do_nothing),
+        )
         self.answers = answers
-        self._price = price
-        self._intake = intake_of(endpoints) if endpoints else None
-        self._outbox = Outbox(do_nothing)
-        self._pools: list[tuple[Group, Pool]] = []
         self._ending = set[Pool]()
-        # Changes of endpoints that are not complete: all, and the last one by each of `_keys`.
-        self._changes = set[asyncio.Task[None]]()
-        self._last: dict[tuple[str, str], asyncio.Task[None]] = {}
+        # Changes that are not complete, each with the `_keys` of its endpoint.
+        self._changes: dict[asyncio.Task[None], frozenset[tuple[str, str]]] = {}
         self.attempts: dict[str, Attempts] = {}
-        self.ways: list[Way] = []
         self._gate_of: dict[str, Gate] = {}
         self._slots: dict[str, Slots] = {}
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
-        for group in grouped(endpoints):
-            pool = self._pool([self._seat(one, group) for one in group.endpoints])
-            self._pools.append((group, pool))
+        self.ways = [
+            self._way(group, [self._seat(one, group) for one in group.endpoints])
+            for group in grouped(endpoints)
+        ]
         self._aim()
 
     @property
     def paths(self) -> tuple[str, ...]:
         """The paths of calls."""
-        return (*CALLS, *MESSAGES_CALLS)
+        return CALLS
 
     @property
     def pools(self) -> list[Pool]:
         """The pools, in the order of their first endpoints."""
-        return [pool for _, pool in self._pools]
+        return [way.pool for way in self.ways]
+
+    @property
+    def members(self) -> list[PoolMember]:
+        """The endpoints in the pools, including lost and leaving ones."""
+        return [member for pool in self.pools for member in pool.members]
 
     @property
     def names(self) -> list[str]:
@@ -209,31 +205,26 @@ class Lineup:
     def aliases(self) -> list[str]:
         """The names that endpoints give to models."""
         named = dict.fromkeys(name for one in self.endpoints for name in one.models)
-        return [*named] if self._pools else self.names
+        return [*named] if self.ways else self.names
 
     def unnamed(self) -> list[Ask]:
         """Functions that each send a request to one endpoint whose settings name no model."""
         return [
-            partial(pool.ask, member)
-            for group, pool in self._pools
-            if group.is_open
-            for member in pool.members
+            partial(way.pool.ask, member)
+            for way in self.ways
+            if way.group.is_open
+            for member in way.pool.members
             if not member.is_out
         ]
 
     @property
     def endpoints(self) -> Iterator[Endpoint]:
         """The endpoints, as configured."""
-        return (one for group, _ in self._pools for one in group.endpoints)
+        return (one for way in self.ways for one in way.group.endpoints)
 
     def target(self, model: str | None) -> Target | None:
         """The target for this model; None if no endpoint has it."""
         return self._targets.get(model or "", self._open)
-
-    def demand(self, label: str) -> Demand:
-        """This worker's demand for slots of an endpoint."""
-        gate = self._gate_of.get(label)
-        return Demand() if gate is None else gate.demand(label)
 
     def change(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the endpoints. Calls in flight end where they are.
@@ -241,40 +232,32 @@ class Lineup:
         An unchanged endpoint keeps its place, its limits and its calls. Raises ConfigError, and
         changes nothing, if the endpoints are not valid.
         """
-        groups = grouped(endpoints)
-        before, gates = self._pools, {id(way.pool): way.gate for way in self.ways}
-        old_of = {id(pool): group for group, pool in before}
-        left, self._pools = [*before], []
-        for group in groups:
-            kept = _predecessor(group, left)
-            if kept is None:
-                self._pools.append((group, self._pool([])))
-            else:
-                left.remove(kept)
-                self._pools.append((msgspec.structs.replace(group, name=kept[0].name), kept[1]))
-        self._pools = _named(self._pools, {id(pool) for _, pool in before})
+        before, followed = self.ways, _followed(grouped(endpoints), self.ways)
+        self.ways = [
+            self._way(group) if old is None else old._replace(group=group)
+            for group, old in followed
+        ]
         self._aim()
         # All removals come first, since an endpoint may leave one pool and join another.
-        new_of = {id(pool): group for group, pool in self._pools}
-        for old, pool in before:
-            new = new_of.get(id(pool))
+        new_of = {way.pool: way.group for way in self.ways}
+        for way in before:
+            new, pool = new_of.get(way.pool), way.pool
             removals = [
                 self._in_turn(one, partial(pool.remove, one.label))
-                for one in old.endpoints
+                for one in way.group.endpoints
                 if new is None or one not in new.endpoints
             ]
             if new is None:
                 self._ending.add(pool)
                 self._later(partial(self._end, pool, removals))
-        for group, pool in self._pools:
-            known = old_of.get(id(pool))
+        for way, (group, old) in zip(self.ways, followed, strict=True):
             for one in group.endpoints:
-                if known is None or one not in known.endpoints:
-                    self._join(pool, one, group)
-        for old, pool in before:
-            new = new_of.get(id(pool))
-            if new is None or new.unfit != old.unfit:
-                gates[id(pool)].move()
+                if old is None or one not in old.group.endpoints:
+                    self._join(way.pool, one, group)
+        for way in before:
+            new = new_of.get(way.pool)
+            if new is None or new.unfit != way.group.unfit:
+                way.gate.move()
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
@@ -286,50 +269,45 @@ class Lineup:
         for pool in [*self._ending, *self.pools]:
             await pool.aclose()
 
-    def _pool(self, seats: Sequence[Seat]) -> Pool:
-        pooling = self._pooling
-        strategy = strategy_of(pooling.balance, random.Random())
-        most = pooling.most if pooling.slots is None else None
-        return Pool(seats, strategy, most=most, may_be_empty=True)
+    def _way(self, group: Group, seats: Sequence[Seat] = ()) -> Way:
+        """Makes a pool of these seats, and what is in front of it."""
+        strategy = strategy_of(self._balance, random.Random())
+        most = self._most if self._sharer is None else None
+        pool = Pool(seats, strategy, most=most, may_be_empty=True)
+        gate = self.gates.gate(pool, group.name, lambda: self._want(pool, gate))
+        return Way(group, pool, gate, Failover(pool))
 
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
         """Makes the seat of an endpoint. group: of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
-        make, pool = self._pooling.slots, (group.name, self._pooling.most)
+        slots = None if self._sharer is None else partial(self._shared_slots, group.name)
+        shared = msgspec.structs.replace(self._shared, slots=slots)
+        return seat_of(endpoint, price=_price(endpoint), shared=shared, attempts=attempts)
 
-        def slots(one: Endpoint, count: int) -> Slots:
-            assert make is not None
-            made = self._slots[one.label] = make(one, count, pool)
-            return made
+    def _shared_slots(self, pool: str, endpoint: Endpoint, count: int) -> Slots:
+        assert self._sharer is not None
+        made = slots_of(self._sharer, endpoint, count, pool=pool, most=self._most)
+        self._slots[endpoint.label] = made
+        return made
 
-        shared = Shared(
-            stores=self._stores,
-            intake=self._intake,
-            outbox=self._outbox,
-            slots=None if make is None else slots,
-        )
-        return seat_of(endpoint, price=self._price(endpoint), shared=shared, attempts=attempts)
+    def _demand(self, label: str) -> Demand:
+        """This worker's demand for slots of an endpoint."""
+        gate = self._gate_of.get(label)
+        return Demand() if gate is None else gate.demand(label)
 
     def _aim(self) -> None:
         """Maps the names of models to the ways of their pools."""
-        self._targets, self._open = {}, None
-        before = {id(way.pool): way for way in self.ways}
-        self.ways = [before.get(id(pool)) or self._way(group, pool) for group, pool in self._pools]
-        self._gate_of = {}
-        for (group, _), way in zip(self._pools, self.ways, strict=True):
-            self._gate_of.update((one.label, way.gate) for one in group.endpoints)
-            anew = self._gates.gated(way.failover, way.gate)
-            lines = self._gates.gated(way.pool, way.gate)
+        self._targets, self._open, self._gate_of = {}, None, {}
+        for group, pool, gate, failover in self.ways:
+            self._gate_of.update((one.label, gate) for one in group.endpoints)
+            anew = self.gates.gated(failover, gate)
+            lines = self.gates.gated(pool, gate)
             backend = self._remembering(anew, group)
             for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, anew, lines, unfit, way.gate.waits_for_slots)
+                self._targets[name] = Target(backend, anew, lines, unfit, gate.waits_for_slots)
             if group.is_open:
-                self._open = Target(backend, anew, lines, waits_for_slots=way.gate.waits_for_slots)
+                self._open = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
-
-    def _way(self, group: Group, pool: Pool) -> Way:
-        gate = self._gates.gate(pool, group.name, lambda: self._want(pool, gate))
-        return Way(pool, gate, Failover(pool))
 
     def _want(self, pool: Pool, gate: Gate) -> None:
         """Requests slots from other workers at endpoints that waiting calls could use."""
@@ -366,28 +344,21 @@ class Lineup:
 
     def _before(self, endpoint: Endpoint) -> set[asyncio.Task[None]]:
         """The incomplete changes for which a change of this endpoint must wait."""
-        return {self._last[key] for key in _keys(endpoint) if key in self._last}
+        keys = _keys(endpoint)
+        return {task for task, held in self._changes.items() if held & keys}
 
     def _in_turn(
         self, endpoint: Endpoint, change: Callable[[], Coroutine[Any, Any, None]]
     ) -> asyncio.Task[None]:
         """Starts the task of a change of an endpoint, which waits for those before it."""
-        before, keys = self._before(endpoint), _keys(endpoint)
+        before = self._before(endpoint)
 
         async def make() -> None:
             if before:
                 await asyncio.wait(before)
             await change()
 
-        def forget(task: asyncio.Task[None]) -> None:
-            for key in keys:
-                if self._last.get(key) is task:
-                    del self._last[key]
-
-        task = self._later(make)
-        self._last.update(dict.fromkeys(keys, task))
-        task.add_done_callback(forget)
-        return task
+        return self._later(make, _keys(endpoint))
 
     async def _end(self, pool: Pool, removals: Collection[asyncio.Task[None]]) -> None:
         """Closes a pool to which no model leads any more, once its endpoints have left."""
@@ -396,11 +367,15 @@ class Lineup:
         await pool.aclose()
         self._ending.discard(pool)
 
-    def _later(self, change: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    def _later(
+        self,
+        change: Callable[[], Coroutine[Any, Any, None]],
+        keys: frozenset[tuple[str, str]] = frozenset(),
+    ) -> asyncio.Task[None]:
         """Starts the task of a change; `aclose` cancels it if it is not complete by then."""
         task = asyncio.get_running_loop().create_task(change())
-        self._changes.add(task)
-        task.add_done_callback(self._changes.discard)
+        self._changes[task] = keys
+        task.add_done_callback(self._changes.pop)
         return task
 
 
@@ -425,40 +400,52 @@ class FunctionLineup(Lineup):
         self._targets = {function.name: self._open}
 
 
-def _predecessor(group: Group, before: Sequence[tuple[Group, Pool]]) -> tuple[Group, Pool] | None:
-    """The pool that a group continues, with its calls; None if there is none.
+def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group, Way | None]]:
+    """Each group, with the way that it continues and whose name it keeps, if there is one.
+
+    A new group has a name of its own.
+    """
+    left, followed = [*ways], list[tuple[Group, Way | None]]()
+    for group in groups:
+        old = _predecessor(group, left)
+        if old is not None:
+            left.remove(old)
+        followed.append((group, old))
+    taken = {old.group.name for _, old in followed if old is not None}
+    named = list[tuple[Group, Way | None]]()
+    for group, old in followed:
+        if old is not None:
+            name = old.group.name
+        else:
+            others = (f"{group.name} {number}" for number in count(2))
+            names = chain([group.name], sorted(group.unfit), others)
+            name = next(name for name in names if name not in taken)
+            taken.add(name)
+        named.append((msgspec.structs.replace(group, name=name), old))
+    return named
+
+
+def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
+    """The way that a group continues, with its calls; None if there is none.
 
     It has a model in common with the group, otherwise an endpoint.
     """
     models, labels = set(group.unfit), {one.label for one in group.endpoints}
-    for kept in before:
-        if models & set(kept[0].unfit) or (group.is_open and kept[0].is_open):
-            return kept
-    for kept in before:
-        if any(one.label in labels for one in kept[0].endpoints):
-            return kept
+    for way in ways:
+        if models & set(way.group.unfit) or (group.is_open and way.group.is_open):
+            return way
+    for way in ways:
+        if any(one.label in labels for one in way.group.endpoints):
+            return way
     return None
 
 
-def _named(pools: Sequence[tuple[Group, Pool]], kept: Collection[int]) -> list[tuple[Group, Pool]]:
-    """The pools, each new group renamed if another group already has its name.
-
-    kept: the ids of the pools that keep their names.
-    """
-    taken = {group.name for group, pool in pools if id(pool) in kept}
-    named = list[tuple[Group, Pool]]()
-    for group, pool in pools:
-        if id(pool) not in kept:
-            first = group.name
-            others = (f"{first} {number}" for number in count(2))
-            names = chain([first], sorted(group.unfit), others)
-            name = next(name for name in names if name not in taken)
-            group = msgspec.structs.replace(group, name=name)
-            taken.add(name)
-        named.append((group, pool))
-    return named
-
-
-def _keys(endpoint: Endpoint) -> tuple[tuple[str, str], ...]:
+def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:
     """What only one endpoint may have at a time: its name, and its server under its key."""
-    return ("name", endpoint.label), ("account", account_of(endpoint))
+    return frozenset({("name", endpoint.label), ("account", account_of(endpoint))})
+
+
+def _price(endpoint: Endpoint) -> float:
+    """The highest price of an input and an output token together there; 0 if it is unknown."""
+    costs = [price.input + price.output for price in endpoint.tariff.values()]
+    return float(max(costs, default=0))

@@ -7,18 +7,28 @@ Label values for models are the names in the settings, and `other`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from redline._version import __version__
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
-from redline.job.monitor import Family
+from redline.job.monitor import Family, Histogram
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
-from redline.serve.workers import Fellows, added
+from redline.serve.workers import Fellows
 from redline.waist import Health
+
+_Samples = list[tuple[Mapping[str, str], float | Histogram]]
+
+
+def _counter(name: str, about: str, samples: _Samples) -> Family:
+    return Family(name=name, kind="counter", about=about, samples=samples)
+
+
+def _gauge(name: str, about: str, samples: _Samples) -> Family:
+    return Family(name=name, kind="gauge", about=about, samples=samples)
 
 
 class GatewayMetrics:
@@ -40,7 +50,7 @@ class GatewayMetrics:
                 raise Refusal(message, status=501, code="not_installed") from error
         found = self.families()
         if self._fellows is not None:
-            found = added([self._fellows.whole(found), *self._fellows.families()])
+            found = self._fellows.added_to(found)
         return self._page.of(found)
 
     def families(self) -> list[Family]:
@@ -50,20 +60,18 @@ class GatewayMetrics:
 
     def _about_calls(self) -> Iterator[Family]:
         totals = self._totals
-        yield Family(
-            name="redline_serve_requests",
-            kind="counter",
-            about="Finished calls, by the status of the answer.",
-            samples=[
+        yield _counter(
+            "redline_serve_requests",
+            "Finished calls, by the status of the answer.",
+            [
                 ({"model": model, "class": klass, "kind": status}, count)
                 for (model, klass, status), count in totals.answers.items()
             ],
         )
-        yield Family(
-            name="redline_serve_tokens",
-            kind="counter",
-            about="Tokens that answers report, by direction.",
-            samples=[
+        yield _counter(
+            "redline_serve_tokens",
+            "Tokens that answers report, by direction.",
+            [
                 ({"model": model, "kind": kind}, count)
                 for (model, kind), count in totals.tokens.items()
             ],
@@ -87,21 +95,19 @@ class GatewayMetrics:
             counts = Counter[str]()
             for one in classes:
                 counts[one.name] += getattr(one, name)
-            yield Family(
-                name=f"redline_serve_{name}",
-                kind="gauge",
-                about=about,
-                samples=[({"class": klass}, count) for klass, count in counts.items()],
+            yield _gauge(
+                f"redline_serve_{name}",
+                about,
+                [({"class": klass}, count) for klass, count in counts.items()],
             )
         refused = Counter[tuple[str, str]]()
         for one in classes:
             for reason, count in one.refused.items():
                 refused[one.name, reason] += count
-        yield Family(
-            name="redline_serve_refused",
-            kind="counter",
-            about="Calls refused admission, by reason.",
-            samples=[({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
+        yield _counter(
+            "redline_serve_refused",
+            "Calls refused admission, by reason.",
+            [({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
         )
 
     def _about_batching(self) -> Iterator[Family]:
@@ -109,75 +115,64 @@ class GatewayMetrics:
             return
         figures = self._lineup.function.figures()
         name = {"model": self._lineup.function.name}
-        for key, about, value in (
-            ("redline_batches", "Batches that the function was called with.", figures.batches),
-            ("redline_batch_items", "Items in them.", figures.items),
-        ):
-            yield Family(name=key, kind="counter", about=about, samples=[(name, value)])
+        about = "Batches that the function was called with."
+        yield _counter("redline_batches", about, [(name, figures.batches)])
+        yield _counter("redline_batch_items", "Items in them.", [(name, figures.items)])
         efficiency = figures.batch_efficiency
-        yield Family(
-            name="redline_batch_efficiency_ratio",
-            kind="gauge",
-            about="Share of the places in batches that were used.",
-            samples=[] if efficiency is None else [(name, efficiency)],
+        yield _gauge(
+            "redline_batch_efficiency_ratio",
+            "Share of the places in batches that were used.",
+            [] if efficiency is None else [(name, efficiency)],
         )
 
     def _about_endpoints(self) -> Iterator[Family]:
         now_s = SYSTEM.now_s()
-        members = [member for pool in self._lineup.pools for member in pool.members]
         attempts = self._lineup.attempts.items()
-        yield Family(
-            name="redline_requests",
-            kind="counter",
-            about="Requests written to an endpoint, including failovers.",
-            samples=[({"endpoint": name}, one.attempts) for name, one in attempts],
+        yield _counter(
+            "redline_requests",
+            "Requests written to an endpoint, including failovers.",
+            [({"endpoint": name}, one.attempts) for name, one in attempts],
         )
-        yield Family(
-            name="redline_request_errors",
-            kind="counter",
-            about="Failed attempts, by the kind of the error.",
-            samples=[
+        yield _counter(
+            "redline_request_errors",
+            "Failed attempts, by the kind of the error.",
+            [
                 ({"endpoint": name, "kind": kind}, count)
                 for name, one in attempts
                 for kind, count in one.errors.items()
             ],
         )
-        yield Family(
-            name="redline_requests_running",
-            kind="gauge",
-            about="Requests in flight.",
-            samples=[({"endpoint": name}, one.in_flight) for name, one in attempts],
+        yield _gauge(
+            "redline_requests_running",
+            "Requests in flight.",
+            [({"endpoint": name}, one.in_flight) for name, one in attempts],
         )
-        yield Family(
-            name="redline_endpoint_state",
-            kind="gauge",
-            about="1 for the state of each endpoint, 0 for the others.",
-            samples=[
+        yield _gauge(
+            "redline_endpoint_state",
+            "1 for the state of each endpoint, 0 for the others.",
+            [
                 ({"endpoint": member.name, "kind": state.value}, float(found is state))
-                for member in members
+                for member in self._lineup.members
                 for found in (member.health(now_s),)
                 for state in Health
             ],
         )
-        yield Family(
-            name="redline_serve_failovers",
-            kind="counter",
-            about="Calls that went to another endpoint after one had failed.",
-            samples=[({}, sum(way.failover.failovers for way in self._lineup.ways))],
+        yield _counter(
+            "redline_serve_failovers",
+            "Calls that went to another endpoint after one had failed.",
+            [({}, sum(way.failover.failovers for way in self._lineup.ways))],
         )
         yield from self._about_classes()
         yield from self._about_batching()
         if (answers := self._lineup.answers) is not None:
             found = ("hits", "hit"), ("shared", "shared"), ("misses", "miss"), ("passed", "passed")
-            yield Family(
-                name="redline_cache_lookups",
-                kind="counter",
-                about="Calls looked up in the answer cache.",
-                samples=[({"kind": kind}, getattr(answers.use, name)) for name, kind in found],
+            yield _counter(
+                "redline_cache_lookups",
+                "Calls looked up in the answer cache.",
+                [({"kind": kind}, getattr(answers.use, name)) for name, kind in found],
             )
-        yield Family(
-            name="redline_build_info",
-            kind="gauge",
-            about="1, with the version.",
-            samples=[({"version": __version__}, 1)],
+        yield _gauge(
+            "redline_build_info",
+            "1, with the version.",
+            [({"version": __version__}, 1)],
         )

@@ -11,6 +11,7 @@ import msgspec
 from redline.calls import Call, Request
 from redline.clock import SYSTEM
 from redline.serve.gateway.lineup import Ask, Lineup
+from redline.serve.http import model_entry
 
 _PATH = "/v1/models"
 # Servers load and unload models; each server is queried at most once in this time.
@@ -35,13 +36,13 @@ class ModelList:
                 self._asking = asyncio.create_task(self._ask())
             # Shielded: a client that leaves does not cancel the query for the others.
             await asyncio.shield(self._asking)
-        stated = {name: self._entry(name) for name in self._lineup.aliases}
+        stated = {name: model_entry(name, self._since) for name in self._lineup.aliases}
         return [*{**self._found, **stated}.values()]
 
     async def one(self, name: str) -> dict[str, Any] | None:
         """The entry with this name; None if no endpoint is known to have the model."""
         if name in self._lineup.names:
-            return self._entry(name)
+            return model_entry(name, self._since)
         return next((entry for entry in await self.all() if entry["id"] == name), None)
 
     async def aclose(self) -> None:
@@ -49,9 +50,6 @@ class ModelList:
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait([self._asking])
-
-    def _entry(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._since, "owned_by": "redline"}
 
     async def _ask(self) -> None:
         """Queries every server whose models the settings do not name."""

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, nullcontext
-from functools import partial
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,18 @@ from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
 from redline.httpserver import Address
 from redline.job.settings import Flags
-from redline.process import counted, end_at_once, on_signals, raise_limit_fully, run_until_told
+from redline.process import counted, raise_limit_fully, run_until_told, stop_on_signals
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
 from redline.serve.gateway.gates import Gates
-from redline.serve.gateway.gateway import Gateway, Listening
+from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lines import Lines
-from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup, Pooling, SlotsOf
+from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
 from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants, spending_path
-from redline.serve.workers import Elsewhere, Fellows, Plan, Worker, slots_of, supervise
+from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 from redline.waist import CacheUse
 
 _LOOK_S = 1.0
@@ -54,86 +53,66 @@ async def gateway_of(
 
     Raises ConfigError.
     """
-    inside = None if worker is None else worker.inside
-    async with _answering(settings, inside) as endpoints, _remembering(settings) as answers:
+    async with AsyncExitStack() as stack:
+        endpoints = await stack.enter_async_context(_answering(settings, worker))
+        answers = await _answers(settings, stack)
         store = OWN if worker is None else SharedStore(worker.table, worker.number)
         tenants = Tenants(settings.tenants, store=store)
-        flights = None if worker is None else worker.flights
-        gates = Gates(settings.classes, tenants, Meter(settings.price_table), flights)
-        slots = None
-        if worker is not None:
-            sharer = worker.sharer(demand=lambda label: lineup.demand(label))
-            slots = partial(slots_of, sharer)
-        lineup = _lineup(settings, endpoints, gates, answers, slots)
-        keyring = Keyring(settings.keys, tenants)
-        batches = None
+        gates = Gates(settings.classes, tenants, Meter(settings.price_table), worker)
+        lineup = _lineup(settings, endpoints, gates, answers, worker)
+        stack.push_async_callback(lineup.aclose)
+        batches: Batches | Elsewhere | None = None
         if settings.state is not None:
-            lines = Lines(lineup, tenants, gates.meter)
-            batches = Batches(settings.state / "batches", lines, settings.batches)
-        is_first = worker is None or worker.is_first
+            batches = Batches(settings.state / "batches", Lines(lineup), settings.batches)
+            if worker is not None and not worker.is_first:
+                # Only the first worker has files and batches; the others forward requests to it.
+                batches = Elsewhere(worker.door, batches.routes)
+        certificate = settings.certificate
         gateway = Gateway(
             lineup,
-            keyring,
-            gates,
-            _beside(batches, worker),
-            None if worker is None else Fellows(worker.folder, worker.number, worker.workers),
-            listening=_listening(settings, worker),
+            Keyring(settings.keys, tenants),
+            batches,
+            None if worker is None else Fellows(worker),
+            address=_address(settings, worker),
+            bounds=_bounds(settings),
+            ssl=None if certificate is None else certificate.context(),
         )
-        own = batches if is_first else None
-        try:
-            async with (
-                _following(keyring, settings, gateway),
-                _keeping(settings if is_first else None, gateway, tenants),
-                _begun(own),
-                gateway,
-            ):
-                yield Served(settings, gateway, lineup, keyring, gates)
-                # Both at once: batches stop while interactive calls end.
-                await asyncio.gather(gateway.aclose(), *([own.drain()] if own else []))
-        finally:
-            await lineup.aclose()
+        if settings.keys is not None:
+            await stack.enter_async_context(_beside_it(_follow_keys(gateway)))
+            if worker is None or worker.is_first:
+                keeper = _keeper(settings.keys, gateway)
+                await stack.enter_async_context(_beside_it(keeper.run()))
+        ending = [gateway.aclose]
+        if isinstance(batches, Batches):
+            await stack.enter_async_context(batches)
+            ending.append(batches.drain)
+        await stack.enter_async_context(_beside_it(gateway.watch.run()))
+        yield Served(settings, await stack.enter_async_context(gateway))
+        # All at once: batches stop while interactive calls end.
+        await asyncio.gather(*(end() for end in ending))
 
 
-def _beside(batches: Batches | None, worker: Worker | None) -> Batches | Elsewhere | None:
-    """Files and batches, which only the first worker owns; the others forward requests to it."""
-    if batches is None or worker is None or worker.is_first:
-        return batches
-    return Elsewhere(worker.door, batches.routes)
+def _address(settings: GatewaySettings, worker: Worker | None) -> Address:
+    if worker is None:
+        return Address(settings.host, settings.port)
+    door = str(worker.door) if worker.is_first else ""
+    return Address(settings.host, settings.port, is_shared=True, door=door)
 
 
-def _listening(settings: GatewaySettings, worker: Worker | None) -> Listening:
-    certificate = settings.certificate
-    address = Address(settings.host, settings.port)
-    if worker is not None:
-        door = str(worker.door) if worker.is_first else ""
-        address = Address(settings.host, settings.port, is_shared=True, door=door)
-    return Listening(
-        address,
-        Bounds(
-            most_requests=_MOST_REQUESTS,
-            grace_s=settings.drain_s,
-            most_body_bytes=settings.most_body_bytes,
-            most_held_bytes=settings.most_held_bytes,
-        ),
-        None if certificate is None else certificate.context(),
+def _bounds(settings: GatewaySettings) -> Bounds:
+    return Bounds(
+        most_requests=_MOST_REQUESTS,
+        grace_s=settings.drain_s,
+        most_body_bytes=settings.most_body_bytes,
+        most_held_bytes=settings.most_held_bytes,
     )
 
 
 class Served:
     """A serving gateway, and its present settings."""
 
-    def __init__(
-        self,
-        settings: GatewaySettings,
-        gateway: Gateway,
-        lineup: Lineup,
-        keyring: Keyring,
-        gates: Gates,
-    ) -> None:
+    def __init__(self, settings: GatewaySettings, gateway: Gateway) -> None:
         self._settings = settings
-        self._lineup = lineup
-        self._keyring = keyring
-        self._gates = gates
         self.gateway = gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
@@ -141,15 +120,15 @@ class Served:
 
         Raises ConfigError, and then changes nothing.
         """
-        before = self._settings
+        before, gateway = self._settings, self.gateway
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
-        self._keyring.reload()
+        gateway.keyring.reload()
         if not (settings.embedded or before.embedded or settings.function or before.function):
-            self._lineup.change(settings.endpoints)
-        self._gates.tenants.replace(settings.tenants)
-        self._gates.meter.change(settings.price_table)
+            gateway.lineup.change(settings.endpoints)
+        gateway.gates.tenants.replace(settings.tenants)
+        gateway.gates.meter.change(settings.price_table)
         self._settings = msgspec.structs.replace(
             settings, **{name: getattr(before, name) for name in _FIXED}
         )
@@ -164,7 +143,7 @@ class Served:
 
     def _check_classes(self, settings: GatewaySettings) -> None:
         """Raises ConfigError for a tenant with a class that needs a restart."""
-        known = self._gates.priorities
+        known = self.gateway.gates.priorities
         for name, tenant in settings.tenants.items():
             for klass in (tenant.default_class, *tenant.classes):
                 if klass not in known:
@@ -190,21 +169,17 @@ def serve_gateway(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        def close(_: int) -> None:
-            on_signals(end_at_once)
-            stop.set()
-
-        on_signals(close)
+        stop_on_signals(stop)
         if worker is not None:
             worker.on_orphaned(stop.set)
         raise_limit_fully()
         async with gateway_of(_worked(settings, worker), worker) as served:
             # All workers read the same settings: only one reports the notes.
-            told = on_note if worker is None or worker.is_first else _forget
+            told = on_note if worker is None or worker.is_first else lambda _: None
             _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
             on_url(served.gateway.base_url)
             await stop.wait()
-            who = "" if worker is None else f"worker {worker.number + 1}: "
+            who = "" if worker is None else f"{worker.name}: "
             if in_flight := served.gateway.in_flight:
                 calls = counted(in_flight, "call")
                 on_note(f"{who}ending {calls}, within {settings.drain_s:g} s")
@@ -227,17 +202,18 @@ def serve_workers(
     flags: of the command line, from which each process makes its settings.
     """
     status = 0
-    plan = Plan(
-        workers=settings.workers,
-        host=settings.host,
-        port=settings.port,
-        embedded=settings.embedded,
-        flags=dict(flags),
-    )
 
     async def main(stop: asyncio.Event) -> None:
         nonlocal status
-        status = await supervise(plan, stop, on_url, on_note)
+        status = await supervise(
+            stop,
+            on_url,
+            on_note,
+            workers=settings.workers,
+            address=(settings.host, settings.port),
+            embedded=settings.embedded,
+            flags=dict(flags),
+        )
 
     run_until_told(main)
     return status
@@ -247,13 +223,9 @@ def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings
     """The settings of a worker: its port, and rates that all workers share."""
     if worker is None:
         return settings
-    state = settings.state or worker.folder
+    state = settings.state or Path(worker.folder)
     endpoints = tuple(worker.sharing(one, state / "limits") for one in settings.endpoints)
     return msgspec.structs.replace(settings, port=worker.port, endpoints=endpoints)
-
-
-def _forget(_: str) -> None:
-    """Says nothing."""
 
 
 def _reread(
@@ -279,71 +251,47 @@ def _on_hangup(told: Callable[[], None]) -> None:
 
 @asynccontextmanager
 async def _answering(
-    settings: GatewaySettings, inside: str | None
+    settings: GatewaySettings, worker: Worker | None
 ) -> AsyncIterator[tuple[Endpoint, ...]]:
-    """The endpoints, while the embedded server, if there is one, runs.
-
-    inside: its URL if it runs already.
-    """
-    if settings.embedded is None:
+    """The endpoints, while the embedded server, if there is one, runs; workers share one."""
+    embedded = settings.embedded
+    if embedded is None:
         yield settings.endpoints
         return
-    async with nullcontext(inside) if inside else settings.embedded.open() as base_url:
+    inside = None if worker is None else worker.inside
+    async with nullcontext(inside) if inside else embedded.open() as base_url:
         # Its port differs at each start; cached answers are identified by the group.
-        whose = settings.embedded.identity()
+        whose = embedded.identity()
         stated = settings.endpoints[0]
         yield (msgspec.structs.replace(stated, base_url=base_url, proxy="", group=whose),)
 
 
-@asynccontextmanager
-async def _remembering(settings: GatewaySettings) -> AsyncIterator[Answers | None]:
-    """The cache of answers while it is entered; None if no cache is configured."""
+async def _answers(settings: GatewaySettings, stack: AsyncExitStack) -> Answers | None:
+    """The cache of answers, open until the stack is closed; None if no cache is configured."""
     cache = settings.cache
     if cache is None:
-        yield None
-        return
+        return None
     assert cache.folder is not None
     store = AnswerStore(Path(cache.folder), cache.max_bytes)
     await asyncio.to_thread(store.open)
-    try:
-        yield Answers(
-            store=store,
-            use=CacheUse(),
-            includes_sampled=cache.includes_sampled,
-            ttl_s=settings.cache_ttl_s,
-        )
-    finally:
-        await store.aclose()
+    stack.push_async_callback(store.aclose)
+    return Answers(
+        store=store,
+        use=CacheUse(),
+        includes_sampled=cache.includes_sampled,
+        ttl_s=settings.cache_ttl_s,
+    )
 
 
-@asynccontextmanager
-async def _keeping(
-    settings: GatewaySettings | None, gateway: Gateway, tenants: Tenants
-) -> AsyncIterator[None]:
-    """Saves tenants' spending beside the key file for the next start, if keys are configured."""
-    if settings is None or settings.keys is None:
-        yield
-        return
+def _keeper(keys: Path, gateway: Gateway) -> SpendingKeeper:
+    """Saves tenants' spending beside the key file for the next start; reads it now."""
 
     def on_error(error: RedlineError) -> None:
         gateway.watch.note(f"spending cannot be saved: {error.what}")
 
-    keeper = SpendingKeeper(spending_path(settings.keys), tenants, on_error)
+    keeper = SpendingKeeper(spending_path(keys), gateway.gates.tenants, on_error)
     keeper.keep()
-    async with _beside_it(keeper.run()):
-        yield
-
-
-@asynccontextmanager
-async def _following(
-    keyring: Keyring, settings: GatewaySettings, gateway: Gateway
-) -> AsyncIterator[None]:
-    """Follows the key file, if there is one."""
-    if settings.keys is None:
-        yield
-        return
-    async with _beside_it(_follow_keys(keyring, gateway)):
-        yield
+    return keeper
 
 
 @asynccontextmanager
@@ -357,13 +305,13 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.wait([task])
 
 
-async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
+async def _follow_keys(gateway: Gateway) -> None:
     """Reads the key file again when it has changed; a damaged file changes nothing."""
     said = ""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
-            if keyring.reload_if_changed():
+            if gateway.keyring.reload_if_changed():
                 gateway.watch.note("keys read")
             said = ""
         except ConfigError as error:
@@ -372,22 +320,12 @@ async def _follow_keys(keyring: Keyring, gateway: Gateway) -> None:
                 gateway.watch.note(f"the keys are unchanged: {said}")
 
 
-@asynccontextmanager
-async def _begun(batches: Batches | None) -> AsyncIterator[None]:
-    """Runs batches while it is entered, if there are any."""
-    if batches is None:
-        yield
-        return
-    async with batches:
-        yield
-
-
 def _lineup(
     settings: GatewaySettings,
     endpoints: tuple[Endpoint, ...],
     gates: Gates,
     answers: Answers | None,
-    slots: SlotsOf | None,
+    worker: Worker | None,
 ) -> Lineup:
     """The lineup of endpoints. Raises ConfigError for a function that cannot be loaded."""
     function = settings.function
@@ -398,18 +336,13 @@ def _lineup(
         return FunctionLineup(served, gates)
     # These files record the sends of this process; workers share a ledger instead.
     state = settings.state
-    stores = Stores() if state is None or slots is not None else Stores(recent=state / "limits")
+    stores = None if state is None or worker is not None else Stores(recent=state / "limits")
     return Lineup(
         endpoints,
         gates,
-        pooling=Pooling(balance=settings.balance, most=settings.most, slots=slots),
+        balance=settings.balance,
+        most=settings.most,
+        worker=worker,
         stores=stores,
         answers=answers,
-        price=_price,
     )
-
-
-def _price(endpoint: Endpoint) -> float:
-    """The highest price of an input and an output token together there; 0 if it is unknown."""
-    costs = [price.input + price.output for price in endpoint.tariff.values()]
-    return float(max(costs, default=0))

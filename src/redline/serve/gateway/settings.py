@@ -144,13 +144,9 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-CLASS_KEYS = {
-    "priority": Kind.TEXT,
-    "reserved": Kind.TEXT,
-    "most_waiting": Kind.TEXT,
-    "most_waiting_each": Kind.TEXT,
-    "longest_wait": Kind.TEXT,
-}
+CLASS_KEYS = dict.fromkeys(
+    ("priority", "reserved", "most_waiting", "most_waiting_each", "longest_wait"), Kind.TEXT
+)
 
 
 def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
+from itertools import accumulate
 
 import msgspec
 
 from redline.clock import SYSTEM
 from redline.job.monitor import BOUNDS_S, Histogram
+from redline.serve.dashboard import Event
+from redline.serve.http import Refusal
 from redline.serve.keys import Tenant
 
 # Shown on the dashboard.
@@ -22,49 +25,28 @@ LEFT = "499"
 CUT = "cut"
 
 
-class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """A call that failed. at_s: seconds since the epoch. endpoint: empty if none had it."""
-
-    at_s: float
-    status: int
-    what: str
-    request_id: str = ""
-    model: str = ""
-    tenant: str = ""
-    endpoint: str = ""
-
-
 class Durations:
-    """Durations by the bounds of a histogram."""
+    """Durations by the bounds of a histogram. counts: of each bucket."""
 
     def __init__(self) -> None:
-        self._counts = [0] * (len(BOUNDS_S) + 1)
+        self.counts = [0] * (len(BOUNDS_S) + 1)
         self._sum_s = 0.0
 
     def add(self, value_s: float) -> None:
         """Adds one value."""
-        self._counts[bisect_left(BOUNDS_S, value_s)] += 1
+        self.counts[bisect_left(BOUNDS_S, value_s)] += 1
         self._sum_s += value_s
-
-    @property
-    def counts(self) -> list[int]:
-        """The count of each bucket; not to be modified."""
-        return self._counts
 
     def histogram(self) -> Histogram:
         """The histogram in Prometheus' form: each bound counts all values up to it."""
-        counts, so_far = [], 0
-        for count in self._counts:
-            so_far += count
-            counts.append(so_far)
-        return Histogram(tuple(counts), self._sum_s)
+        return Histogram(tuple(accumulate(self.counts)), self._sum_s)
 
 
 class Asking(msgspec.Struct, kw_only=True):
     """One call, as it is counted.
 
     asked: the model that the client named. model: the same if the settings name it, otherwise
-    `other`. is_over: it has been counted.
+    `other`. is_anew: it wants no stored answer. is_over: it has been counted.
     """
 
     tenant: Tenant
@@ -73,6 +55,7 @@ class Asking(msgspec.Struct, kw_only=True):
     klass: str
     request_id: str
     began_s: float
+    is_anew: bool
     is_over: bool = False
 
 
@@ -95,34 +78,35 @@ class Totals:
     def __init__(self) -> None:
         self.answers = Counter[tuple[str, str, str]]()
         self.tokens = Counter[tuple[str, str]]()
-        self.durations: dict[str, Durations] = {}
-        self.tenants: dict[str, TenantCounts] = {}
-        self.faults = deque[Fault](maxlen=_KEPT_FAULTS)
+        self.durations = defaultdict[str, Durations](Durations)
+        self.tenants = defaultdict[str, TenantCounts](TenantCounts)
+        self.faults = deque[Event](maxlen=_KEPT_FAULTS)
 
-    def answered(self, asking: Asking, status: int | str, took_s: float) -> None:
-        """Counts a call that ended with this HTTP status, or with LEFT or CUT."""
+    def answered(self, asking: Asking, status: int | str) -> None:
+        """Counts a call, once, that ended with this HTTP status, or with LEFT or CUT."""
+        if asking.is_over:
+            return
         asking.is_over = True
         klass = asking.klass
         self.answers[asking.model, klass, str(status)] += 1
-        durations = self.durations.get(klass)
-        if durations is None:
-            durations = self.durations[klass] = Durations()
-        durations.add(took_s)
-        self._of(asking).calls += 1
+        self.durations[klass].add(SYSTEM.now_s() - asking.began_s)
+        self.tenants[asking.tenant.name].calls += 1
 
     def used(self, asking: Asking, read: int, written: int) -> None:
         """Adds the tokens of an answer. read: input tokens. written: output tokens."""
         self.tokens[asking.model, "input"] += read
         self.tokens[asking.model, "output"] += written
-        self._of(asking).tokens += read + written
+        self.tenants[asking.tenant.name].tokens += read + written
 
-    def refused(self, asking: Asking) -> None:
+    def refused(self, asking: Asking, refusal: Refusal) -> None:
         """Counts a call that was not passed on."""
-        self._of(asking).refused += 1
+        self.answered(asking, refusal.status)
+        self.tenants[asking.tenant.name].refused += 1
+        self.failed(asking, refusal.status, str(refusal))
 
     def failed(self, asking: Asking, status: int, what: str, endpoint: str = "") -> None:
         """Keeps the call in the list of the last failed ones."""
-        fault = Fault(
+        fault = Event(
             at_s=SYSTEM.wall_s(),
             status=status,
             what=what[:_LONGEST_FAULT],
@@ -132,13 +116,6 @@ class Totals:
             endpoint=endpoint,
         )
         self.faults.append(fault)
-
-    def _of(self, asking: Asking) -> TenantCounts:
-        name = asking.tenant.name
-        counts = self.tenants.get(name)
-        if counts is None:
-            counts = self.tenants[name] = TenantCounts()
-        return counts
 
     @property
     def cut(self) -> int:

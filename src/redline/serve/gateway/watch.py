@@ -6,15 +6,15 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import msgspec
 
 from redline._version import __version__
-from redline.calls.wire import do_nothing
+from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
-from redline.job.monitor import BOUNDS_S
+from redline.job.monitor import BOUNDS_S, Family
 from redline.route import PoolMember
+from redline.serve.batches import Batches
 from redline.serve.dashboard import (
     BatchView,
     Binding,
@@ -28,23 +28,16 @@ from redline.serve.dashboard import (
 from redline.serve.gateway.binding import Facts, binding_of
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.totals import Totals
-from redline.waist import Health
+from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
+from redline.waist import Health, Load
 
 _EVERY_S = 1.0
 _KEPT_S = 300
 _KEPT_CHANGES = 50
 # Rates are means over this many seconds.
 _MEAN_S = 10
-
-
-class Sources(Protocol):
-    """The sources of the rest of the snapshot."""
-
-    def classes(self) -> list[ClassView]: ...
-
-    def tenants(self) -> list[TenantView]: ...
-
-    def batches(self) -> list[BatchView]: ...
+# Two looks may be closer to each other than that, or the same.
+_LEAST_S = 0.1
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -63,28 +56,28 @@ class _Look(msgspec.Struct, frozen=True):
 
 
 class GatewayWatch:
-    """The state of a gateway.
+    """The state of a gateway, which `run` samples and publishes to the other workers.
 
-    waiting: calls that wait, besides those in pools. is_draining: it takes no new calls. on_look:
-    called once a second.
+    batches, fellows: those of the gateway. families: returns its metrics. is_draining: it takes no
+    new calls.
     """
 
     def __init__(
         self,
         lineup: Lineup,
         totals: Totals,
-        sources: Sources,
+        batches: Batches | Elsewhere | None,
+        fellows: Fellows | None,
         *,
-        waiting: Callable[[], int],
+        families: Callable[[], list[Family]],
         is_draining: Callable[[], bool],
-        on_look: Callable[[], None] = do_nothing,
     ) -> None:
         self._lineup = lineup
         self._totals = totals
-        self._sources = sources
-        self._waiting = waiting
+        self._batches = batches
+        self._fellows = fellows
+        self._families = families
         self._is_draining = is_draining
-        self._on_look = on_look
         self._since_s = SYSTEM.now_s()
         self._looks = deque[_Look](maxlen=61)
         self._history = deque[Second](maxlen=_KEPT_S)
@@ -92,18 +85,7 @@ class GatewayWatch:
         self._states: dict[str, str] = {}
         self._binding = Binding(cause="nothing", sentence="")
         self._bound_s = self._since_s
-        self._watching: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts sampling."""
         self._look()
-        self._watching = asyncio.create_task(self._watch())
-
-    async def aclose(self) -> None:
-        """Stops sampling."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait([self._watching])
 
     def note(self, what: str) -> None:
         """Adds an entry to the list of changes."""
@@ -114,50 +96,58 @@ class GatewayWatch:
         now_s = SYSTEM.now_s()
         endpoints = self._endpoints(now_s)
         answers, tokens = self._rates()
-        waiting = self._waits()
-        binding = self._bound(now_s)
-        p50_s, p95_s = self._quantiles()
+        counts = self._buckets()
         return Snapshot(
             at_s=SYSTEM.wall_s(),
             up_s=now_s - self._since_s,
             version=__version__,
             is_draining=self._is_draining(),
-            binding=binding,
+            binding=self._bound(now_s),
             answers_per_s=answers,
             tokens_per_s=tokens,
             running=sum(one.in_flight for one in endpoints),
-            waiting=waiting,
-            latency_p50_s=p50_s,
-            latency_p95_s=p95_s,
-            classes=self._sources.classes(),
+            waiting=self._waits(),
+            latency_p50_s=_quantile(counts, 0.5),
+            latency_p95_s=_quantile(counts, 0.95),
+            classes=self._classes(),
             endpoints=endpoints,
-            tenants=self._sources.tenants(),
-            batches=self._sources.batches(),
+            tenants=self._tenants(),
+            batches=self._batch_views(),
             changes=[*self._changes],
-            faults=[
-                Event(
-                    at_s=one.at_s,
-                    what=one.what,
-                    status=one.status,
-                    endpoint=one.endpoint,
-                    tenant=one.tenant,
-                    model=one.model,
-                    request_id=one.request_id,
-                )
-                for one in self._totals.faults
-            ],
+            faults=[*self._totals.faults],
             history=[*self._history],
         )
 
-    async def _watch(self) -> None:
+    def of_all(self) -> Snapshot:
+        """The present state of all workers."""
+        own = self.snapshot()
+        if self._fellows is None or not (others := self._fellows.fresh()):
+            return own
+        buckets = [self._buckets(), *(one.buckets for one in others)]
+        counts = [sum(each) for each in zip(*buckets, strict=True)]
+        return msgspec.structs.replace(
+            together([own, *(one.snapshot for one in others)]),
+            latency_p50_s=_quantile(counts, 0.5),
+            latency_p95_s=_quantile(counts, 0.95),
+        )
+
+    async def run(self) -> None:
+        """Samples the gateway, and publishes it, until cancelled."""
         while True:
             await asyncio.sleep(_EVERY_S)
             self._look()
-            self._on_look()
+            if self._fellows is not None:
+                published = Published(
+                    at_s=SYSTEM.now_s(),
+                    families=self._families(),
+                    snapshot=self.snapshot(),
+                    buckets=self._buckets(),
+                )
+                self._fellows.publish(published)
 
     def _look(self) -> None:
         """Samples the counts, and notes changes."""
-        totals, members, attempts = self._totals, self._members(), self._lineup.attempts
+        totals, members, attempts = self._totals, self._lineup.members, self._lineup.attempts
         look = _Look(
             SYSTEM.now_s(),
             time.thread_time(),
@@ -168,7 +158,7 @@ class GatewayWatch:
         )
         if self._looks:
             before = self._looks[-1]
-            took_s = max(0.1, look.at_s - before.at_s)
+            took_s = max(_LEAST_S, look.at_s - before.at_s)
             self._history.append(
                 Second(
                     SYSTEM.wall_s(),
@@ -186,19 +176,16 @@ class GatewayWatch:
         self._states = states
         self._bound(look.at_s)
 
-    def _members(self) -> list[PoolMember]:
-        return [member for pool in self._lineup.pools for member in pool.members]
-
     def _waits(self) -> int:
-        queued = sum(pool.load(SYSTEM.now_s()).waiting for pool in self._lineup.pools)
-        return self._waiting() + queued
+        now_s, ways = SYSTEM.now_s(), self._lineup.ways
+        return sum(way.gate.state().waiting + way.pool.load(now_s).waiting for way in ways)
 
     def _bound(self, now_s: float) -> Binding:
         pools = self._lineup.pools
         facts = Facts(
             loads=[pool.load(now_s) for pool in pools],
-            full=[pool.is_full for pool in pools],
-            states=[member.health(now_s) for member in self._members()],
+            is_full=any(pool.is_full for pool in pools),
+            states=[member.health(now_s) for member in self._lineup.members],
             waiting=self._waits(),
             answers_per_s=self._rates()[0],
             busy=self._busy(),
@@ -210,49 +197,84 @@ class GatewayWatch:
         self._binding = msgspec.structs.replace(found, since_s=now_s - self._bound_s)
         return self._binding
 
-    def _mean(self) -> tuple[_Look, _Look] | None:
-        """Two looks, the last one and one _MEAN_S before it."""
-        if len(self._looks) < 2:
-            return None
-        return self._looks[max(0, len(self._looks) - 1 - _MEAN_S)], self._looks[-1]
+    def _before(self, seconds: int) -> _Look:
+        """The look this many seconds before the last one, or the first one."""
+        return self._looks[max(0, len(self._looks) - 1 - seconds)]
 
     def _rates(self) -> tuple[float, float]:
         """Answers per second and tokens per second."""
-        if (pair := self._mean()) is None:
-            return 0.0, 0.0
-        before, now = pair
-        took_s = now.at_s - before.at_s
+        before, now = self._before(_MEAN_S), self._looks[-1]
+        took_s = max(_LEAST_S, now.at_s - before.at_s)
         return (now.answers - before.answers) / took_s, (now.tokens - before.tokens) / took_s
 
     def _busy(self) -> float:
-        if len(self._looks) < 2:
-            return 0.0
-        before, now = self._looks[-2], self._looks[-1]
-        return (now.cpu_s - before.cpu_s) / max(0.1, now.at_s - before.at_s)
+        before, now = self._before(1), self._looks[-1]
+        return (now.cpu_s - before.cpu_s) / max(_LEAST_S, now.at_s - before.at_s)
 
-    def _quantiles(self) -> tuple[float | None, float | None]:
-        """Median and 95th percentile of the last minute, by the bounds of the histogram."""
-        counts = self.buckets()
-        return quantile(counts, 0.5), quantile(counts, 0.95)
-
-    def buckets(self) -> list[int]:
+    def _buckets(self) -> list[int]:
         """The number of calls of the last minute in each bucket of the histogram."""
         first, last = self._looks[0].buckets, self._looks[-1].buckets
         return [now - before for before, now in zip(first, last, strict=True)]
 
+    def _classes(self) -> list[ClassView]:
+        """The classes, summed over all pools."""
+        return joined_classes(
+            [
+                ClassView(
+                    name=one.name,
+                    running=one.in_flight,
+                    waiting=one.waiting,
+                    oldest_s=one.oldest_wait_s,
+                    admitted=one.admitted,
+                    refused=sum(one.refused.values()),
+                )
+                for one in way.gate.state().classes
+            ]
+            for way in self._lineup.ways
+        )
+
+    def _tenants(self) -> list[TenantView]:
+        """The tenants that have made requests."""
+        return [
+            TenantView(
+                name=name,
+                calls=counts.calls,
+                refused=counts.refused,
+                tokens=counts.tokens,
+                running=limits.in_flight,
+                spent_usd=limits.money.spent / DOLLAR or None,
+            )
+            for name, counts in self._totals.tenants.items()
+            for limits in (self._lineup.gates.tenants.of(name).limits,)
+        ]
+
+    def _batch_views(self) -> list[BatchView]:
+        """The unfinished batches; none if another worker has them."""
+        if not isinstance(self._batches, Batches):
+            return []
+        return [
+            BatchView(
+                id=one.id,
+                tenant=one.tenant,
+                state=one.trouble or one.status,
+                done=one.completed,
+                failed=one.failed,
+                total=one.total,
+            )
+            for one in self._batches.snapshot().batches
+        ]
+
     def _endpoints(self, now_s: float) -> list[EndpointView]:
         stated = {one.label: one for one in self._lineup.endpoints}
-        pair = self._mean()
+        before = self._before(_MEAN_S)
+        took_s = max(_LEAST_S, now_s - before.at_s)
         found = []
-        for member in self._members():
+        for member in self._lineup.members:
             endpoint = stated.get(member.name)
             load = member.backend.load(now_s)
-            state, reason = _state(member, now_s)
-            attempts = self._lineup.attempts.get(member.name)
-            per_s = 0.0
-            if pair is not None and attempts is not None:
-                over = attempts.attempts - attempts.in_flight
-                per_s = (over - pair[0].answered.get(member.name, 0)) / (now_s - pair[0].at_s)
+            state, reason = _state(member, load, now_s)
+            attempts = self._lineup.attempts[member.name]
+            over = attempts.attempts - attempts.in_flight
             found.append(
                 EndpointView(
                     name=member.name,
@@ -262,17 +284,17 @@ class GatewayWatch:
                     models=[] if endpoint is None else [*endpoint.models],
                     in_flight=member.in_flight,
                     slots=load.slots,
-                    per_s=per_s,
+                    per_s=(over - before.answered.get(member.name, 0)) / took_s,
                     latency_s=member.latency_s,
-                    errors=0 if attempts is None else attempts.errors.total(),
+                    errors=attempts.errors.total(),
                 )
             )
         return found
 
 
-def _state(member: PoolMember, now_s: float) -> tuple[str, str]:
+def _state(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
     """The state of an endpoint and why, if it is not ready."""
-    health, load = member.health(now_s), member.backend.load(now_s)
+    health = member.health(now_s, load)
     if health in (Health.READY, Health.WARMING) and load.parked_until_s > now_s:
         return "parked", f"it asked to wait for another {load.parked_until_s - now_s:.0f} s"
     if member.error is not None:
@@ -282,7 +304,7 @@ def _state(member: PoolMember, now_s: float) -> tuple[str, str]:
     return health.value, ""
 
 
-def quantile(counts: Sequence[int], q: float) -> float | None:
+def _quantile(counts: Sequence[int], q: float) -> float | None:
     """A quantile of durations in the buckets of BOUNDS_S: linear within a bucket, as Prometheus."""
     total = sum(counts)
     if not total:

@@ -1,13 +1,14 @@
 """Any backend as an HTTP server with the OpenAI API."""
 
-from redline.serve.http.door import Door, Page
+from redline.serve.http.door import Door, model_entry
 from redline.serve.http.front import Front
 from redline.serve.http.held_bytes import HeldBytes
-from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages, count_tokens
-from redline.serve.http.refusals import Refusal, busy, come_back, no_model, refusal_of
-from redline.serve.http.relay import CALLS, Relay, pass_on, status_of
+from redline.serve.http.messages import count_tokens
+from redline.serve.http.refusals import Refusal, busy, come_back, no_model
+from redline.serve.http.relay import Relay, pass_on, status_of
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import (
+    CALLS,
     Asked,
     Bounds,
     malformed,

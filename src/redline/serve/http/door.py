@@ -22,7 +22,7 @@ from redline.errors import nearest
 from redline.httpserver import JSON, PROMETHEUS, Address, Exchange, HttpBounds, HttpServer, State
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model, shortened
-from redline.serve.http.requests import Bounds, read_body
+from redline.serve.http.requests import CALLS, Bounds, read_body
 from redline.serve.http.routes import Answer, Found, Routes, wrong_method
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ class Door(HttpServer):
         *,
         models: Sequence[str],
         address: tuple[str, int] | Address,
-        calls: Collection[str],
         pages: Mapping[str, Page],
         bounds: Bounds | None,
+        calls: Collection[str] = CALLS,
         routes: Routes | None = None,
         ssl: SSLContext | None = None,
     ) -> None:
         self._models = tuple(models)
-        self._bounds = bounds if bounds is not None else Bounds()
-        self._routes = routes if routes is not None else Routes()
+        self._bounds = bounds or Bounds()
+        self._routes = routes or Routes()
         http_bounds = HttpBounds(
             most_body_bytes=self._bounds.most_body_bytes,
             bodies_by_path=self._routes.bodies_by_path,
@@ -110,9 +110,7 @@ class Door(HttpServer):
             elif (found := self._routes.find(exchange)) is not None:
                 await self._take(exchange, self._answer_route, found)
             else:
-                page = self._page(exchange)
-                fields = PROMETHEUS if exchange.path == "/metrics" else JSON
-                exchange.respond(200, page, fields)
+                await self._answer_other(exchange)
         except Refusal as refusal:
             if exchange.state is State.WAITING:
                 refusal.send(exchange, self._request_id())
@@ -127,7 +125,8 @@ class Door(HttpServer):
         """The request id for an answer without one of its endpoint's; empty for none."""
         return ""
 
-    def _page(self, exchange: Exchange) -> bytes:
+    async def _answer_other(self, exchange: Exchange) -> None:
+        """Answers a request that is no call and has no route. Raises Refusal."""
         path = exchange.path
         page = self._pages.get(path)
         if page is None and (name := path.removeprefix(_ONE_MODEL)) != path:
@@ -138,7 +137,7 @@ class Door(HttpServer):
             raise Refusal(message, status=404, code="unknown_url")
         if exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")
-        return page()
+        exchange.respond(200, page(), PROMETHEUS if path == "/metrics" else JSON)
 
     async def _take(self, exchange: Exchange, answer: Answer, *asked: Found) -> None:
         """Answers one request, if there is room for it. asked: further arguments of `answer`."""
@@ -189,16 +188,13 @@ class Door(HttpServer):
         return await self._until_closed(read_body(exchange))
 
     def _list_models(self) -> bytes:
-        models = [self._about(name) for name in self._models]
+        models = [model_entry(name, self._since) for name in self._models]
         return msgspec.json.encode({"object": "list", "data": models})
 
     def _show_model(self, name: str) -> bytes:
         if name not in self._models:
             raise no_model(name, self._models)
-        return msgspec.json.encode(self._about(name))
-
-    def _about(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._since, "owned_by": "redline"}
+        return msgspec.json.encode(model_entry(name, self._since))
 
     def _health(self) -> bytes:
         if self.is_draining:
@@ -210,6 +206,11 @@ class Door(HttpServer):
     @abstractmethod
     def _trouble(self) -> Refusal | None:
         """The reason why no call can be answered; None if calls can be."""
+
+
+def model_entry(name: str, since: int) -> dict[str, Any]:
+    """An entry of `GET /v1/models`. since: seconds since 1970."""
+    return {"id": name, "object": "model", "created": since, "owned_by": "redline"}
 
 
 def _closing() -> Refusal:

@@ -30,7 +30,39 @@ STREAM_HEADERS = header_lines(
 )
 
 
-class EventStream(Sink):
+class ClientStream(Sink):
+    """Writes a stream to the client of an exchange."""
+
+    _exchange: Exchange
+    has_begun = False
+
+    async def fail(self, refusal: Refusal) -> None:
+        """Breaks off the stream, which has begun, so that it does not pass for a whole one."""
+        await self._write(self._error(refusal))
+        self._exchange.break_off()
+
+    async def _write(self, data: bytes) -> None:
+        """Writes, and returns once the client can take more."""
+        try:
+            if not self.has_begun:
+                self.has_begun = True
+                await self._exchange.begin(200, self._fields())
+            await self._exchange.write(data)
+        except ClientGoneError:
+            # The call is being cancelled. Raised here, the error would be taken for a failure of
+            # what the backend itself reads from.
+            await asyncio.sleep(0)
+
+    def _fields(self) -> bytes:
+        """The header lines of a stream that a write begins."""
+        return STREAM_HEADERS
+
+    def _error(self, refusal: Refusal) -> bytes:
+        """The event of a failure."""
+        return event_bytes(refusal.body)
+
+
+class EventStream(ClientStream):
     """The sink of one request."""
 
     def __init__(self, exchange: Exchange, asked: Asked) -> None:
@@ -38,7 +70,6 @@ class EventStream(Sink):
         self._asked = asked
         # /v1/responses names its events, and its last event states that it is the last.
         self._is_named = asked.request.url == responses.API.path
-        self.has_begun = False
 
     async def put(self, chunk: Chunk) -> None:
         for event in events_of(chunk.data, wants_usage=self._asked.wants_usage):
@@ -50,24 +81,6 @@ class EventStream(Sink):
             await self.put(Chunk("", msgspec.json.decode(body_of(self._asked, reply))))
         await self._exchange.end(b"" if self._is_named else DONE_EVENT)
 
-    async def fail(self, refusal: Refusal) -> None:
-        """Breaks off the stream, which has begun."""
-        await self._write(self._encoded(refusal.body))
-        self._exchange.break_off()
-
     def _encoded(self, event: Any) -> bytes:
         name = event.get("type") if self._is_named and isinstance(event, dict) else None
         return event_bytes(event, name if isinstance(name, str) and name.isprintable() else "")
-
-    async def _write(self, data: bytes) -> None:
-        """Writes, and returns once the client can take more."""
-        try:
-            if self.has_begun:
-                await self._exchange.write(data)
-            else:
-                self.has_begun = True
-                await self._exchange.begin(200, STREAM_HEADERS, data)
-        except ClientGoneError:
-            # The call is being cancelled. Raised here, the error would be taken for a failure of
-            # what the backend itself reads from.
-            await asyncio.sleep(0)

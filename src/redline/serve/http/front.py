@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from redline.apis import APIS
-from redline.calls import Backend, Call, Health, Outcome, Reply, Request, Sink
+from redline.calls import Backend, Call, Health, Outcome, Request, Sink
 from redline.calls.tokens import facts_of
 from redline.clock import SYSTEM
 from redline.httpserver import Exchange
 from redline.serve.http.door import Door
 from redline.serve.http.event_stream import EventStream
-from redline.serve.http.messages import MESSAGES_CALLS, answer_messages
+from redline.serve.http.messages import answer_messages
 from redline.serve.http.refusals import Refusal, busy, no_model, refusal_of
 from redline.serve.http.replies import body_of
-from redline.serve.http.requests import Bounds, read_call
-from redline.serve.http.routes import Routes
-
-CALLS = tuple(api.path for api in APIS)
+from redline.serve.http.requests import MESSAGES_CALLS, Bounds, read_call
 
 
 class Front(Door):
     """Publishes `backend` while it is entered, or from `start` to `aclose`; starts once.
 
     models: what GET /v1/models names, and all that a call may name; empty for any.
-    metrics: the text of GET /metrics, for Prometheus. routes: see Door. Messages are translated.
+    metrics: the text of GET /metrics, for Prometheus. Messages are translated.
     Runs inside the loop that starts it. The backend is closed by its owner, and not here.
     """
 
@@ -37,18 +34,10 @@ class Front(Door):
         port: int = 0,
         metrics: Callable[[], str] | None = None,
         bounds: Bounds | None = None,
-        routes: Routes | None = None,
     ) -> None:
         pages = {} if metrics is None else {"/metrics": lambda: metrics().encode()}
         self._backend = backend
-        super().__init__(
-            models=models,
-            address=(host, port),
-            calls=(*CALLS, *MESSAGES_CALLS),
-            pages=pages,
-            bounds=bounds,
-            routes=routes,
-        )
+        super().__init__(models=models, address=(host, port), pages=pages, bounds=bounds)
 
     async def _answer(self, exchange: Exchange) -> None:
         raw = await self._body(exchange)
@@ -58,22 +47,23 @@ class Front(Door):
         asked = read_call(exchange.path, raw, self._models)
         del raw
         call = Call(priority=asked.priority)
+        stream = EventStream(exchange, asked) if asked.is_stream else None
         try:
-            if not asked.is_stream:
-                reply = await self._send(asked.request, call)
+            outcome = await self._send(call, asked.request, stream)
+            if outcome.error is not None:
+                raise refusal_of(outcome.error)
+            reply = outcome.reply
+            assert reply is not None
+            if stream is not None:
+                await stream.finish(reply)
+            else:
                 exchange.respond(reply.status, body_of(asked, reply))
                 # In flight until its client has taken it.
                 await exchange.drained()
-                return
-            stream = EventStream(exchange, asked)
-            try:
-                reply = await self._send(asked.request, call, stream)
-            except Refusal as refusal:
-                if not stream.has_begun:
-                    raise
-                await stream.fail(refusal)
-                return
-            await stream.finish(reply)
+        except Refusal as refusal:
+            if stream is None or not stream.has_begun:
+                raise
+            await stream.fail(refusal)
         finally:
             call.let_go()
 
@@ -82,12 +72,8 @@ class Front(Door):
         if facts.model and self._models and facts.model not in self._models:
             raise no_model(facts.model, self._models)
         call = Call(priority=facts.priority or 0)
-
-        async def send(request: Request, sink: Sink | None) -> Outcome:
-            return await self._until_closed(self._backend.send(request, call, sink))
-
         try:
-            await answer_messages(exchange, raw, send)
+            await answer_messages(exchange, raw, partial(self._send, call))
         finally:
             call.let_go()
 
@@ -96,10 +82,5 @@ class Front(Door):
             return busy("The backend is down.", "backend_down")
         return None
 
-    async def _send(self, request: Request, call: Call, sink: Sink | None = None) -> Reply:
-        """The backend's reply. Raises Refusal if there is none."""
-        outcome = await self._until_closed(self._backend.send(request, call, sink))
-        if outcome.error is not None:
-            raise refusal_of(outcome.error)
-        assert outcome.reply is not None
-        return outcome.reply
+    async def _send(self, call: Call, request: Request, sink: Sink | None) -> Outcome:
+        return await self._until_closed(self._backend.send(request, call, sink))

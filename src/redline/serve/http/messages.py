@@ -6,9 +6,7 @@ shape of the Messages API: those of the endpoint keep their status and their tex
 
 from __future__ import annotations
 
-import asyncio
 import math
-import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -18,7 +16,6 @@ from redline.apis import chat, event_bytes, loose_json
 from redline.apis.errors import read_error
 from redline.apis.messages import (
     COUNT_TOKENS,
-    MESSAGES,
     MessageStream,
     UntranslatableError,
     chat_of,
@@ -29,14 +26,12 @@ from redline.apis.messages import (
 from redline.calls import Chunk, Outcome, Reply, Request, Sink
 from redline.calls.tokens import TokenEstimator
 from redline.errors import CallError, NoEndpoint, Retryable
-from redline.httpserver import JSON, ClientGoneError, Exchange, header_lines
-from redline.serve.http.event_stream import STREAM_HEADERS
-from redline.serve.http.refusals import Refusal, own_status, refusal_of
+from redline.httpserver import JSON, Exchange, header_lines
+from redline.serve.http.event_stream import STREAM_HEADERS, ClientStream
+from redline.serve.http.refusals import Refusal, new_request_id, own_status, refusal_of
 from redline.serve.http.replies import body_of
 from redline.serve.http.requests import Asked
 
-# The paths that `answer_messages` answers.
-MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
 # Sends the chat request, and its stream to the sink if there is one.
 Send = Callable[[Request, Sink | None], Awaitable[Outcome]]
 # Learns nothing from replies, so one is enough for all.
@@ -73,11 +68,6 @@ def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") -> Non
     counted = msgspec.json.encode({"input_tokens": cost.input_tokens})
     fields = header_lines({"request-id": request_id or new_request_id()})
     exchange.respond(200, counted, JSON + fields)
-
-
-def new_request_id() -> str:
-    """An id as no other answer has it."""
-    return f"req_{uuid.uuid4().hex}"
 
 
 def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
@@ -137,7 +127,7 @@ class _Answer:
             raise Refusal(f"the answer is not JSON: {error}", status=502) from error
 
 
-class _Stream(Sink):
+class _Stream(ClientStream):
     """The sink of a message that is streamed.
 
     relays: the bytes are read here, and nowhere else. Events of backends that have no bytes are
@@ -150,7 +140,6 @@ class _Stream(Sink):
         self._exchange = exchange
         self._translation = translation
         self._request_id = request_id
-        self.has_begun = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self._request_id = _id_of(headers, self._request_id)
@@ -175,24 +164,11 @@ class _Stream(Sink):
             await self._write(self._translation.take(whole))
         await self._exchange.end(self._translation.end())
 
-    async def fail(self, refusal: Refusal) -> None:
-        """Breaks off the stream, so that it does not pass for a whole one."""
-        error = messages_error(refusal.status, str(refusal), self._request_id)
-        await self._write(event_bytes(error, "error"))
-        self._exchange.break_off()
+    def _fields(self) -> bytes:
+        return STREAM_HEADERS + header_lines({"request-id": self._request_id})
 
-    async def _write(self, data: bytes) -> None:
-        try:
-            if self.has_begun:
-                await self._exchange.write(data)
-            else:
-                self.has_begun = True
-                fields = STREAM_HEADERS + header_lines({"request-id": self._request_id})
-                await self._exchange.begin(200, fields, data)
-        except ClientGoneError:
-            # The call is being cancelled. Raised here, the error would be taken for a failure of
-            # what the backend itself reads from.
-            await asyncio.sleep(0)
+    def _error(self, refusal: Refusal) -> bytes:
+        return event_bytes(messages_error(refusal.status, str(refusal), self._request_id), "error")
 
 
 def _id_of(headers: Mapping[str, str], otherwise: str) -> str:

@@ -76,13 +76,18 @@ class Refusal(Exception):
         fields = JSON + header_lines(self.headers) if self.headers else JSON
         error = self.body
         if is_messages_path(exchange.path):
-            request_id = request_id or f"req_{uuid.uuid4().hex}"
+            request_id = request_id or new_request_id()
             error = messages_error(self.status, str(self), request_id)
             fields += header_lines({"request-id": request_id})
         elif request_id:
             fields += header_lines({"x-request-id": request_id})
         body = msgspec.json.encode(error)
         exchange.respond(self.status, body, fields, is_last=self.status in _CLOSING)
+
+
+def new_request_id() -> str:
+    """An id as no other answer has it."""
+    return f"req_{uuid.uuid4().hex}"
 
 
 def hinted(what: str, hint: str) -> str:

@@ -10,18 +10,18 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from redline.apis import APIS, EventParser, event_bytes, is_usage_event
+from redline.apis import EventParser, is_usage_event
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
-from redline.httpserver import JSON, TEXT, ClientGoneError, Exchange, header_lines
+from redline.httpserver import JSON, TEXT, Exchange, header_lines
 from redline.serve.http.door import Door, Page
-from redline.serve.http.messages import MESSAGES_CALLS, Send, answer_messages
+from redline.serve.http.event_stream import ClientStream
+from redline.serve.http.messages import Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
-from redline.serve.http.requests import Bounds, not_json
+from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
 from redline.serve.http.routes import Routes
 
-CALLS = tuple(api.path for api in APIS)
 _CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
@@ -51,7 +51,6 @@ class Relay(Door):
         super().__init__(
             models=models,
             address=address,
-            calls=(*CALLS, *MESSAGES_CALLS),
             pages=pages or {},
             bounds=bounds,
             routes=routes,
@@ -73,19 +72,10 @@ class Relay(Door):
         raw = await self._body(exchange)
         facts = facts_of(raw)
         call = Call(priority=facts.priority or 0)
-        if exchange.path in MESSAGES_CALLS:
-            await self._answer_messages(exchange, raw, call)
-            return
         if facts is NOT_JSON:
             raise not_json(raw)
         try:
             await pass_on(exchange, raw, facts, partial(self._send, call=call))
-        finally:
-            call.let_go()
-
-    async def _answer_messages(self, exchange: Exchange, raw: bytes, call: Call) -> None:
-        try:
-            await answer_messages(exchange, raw, partial(self._send, call=call))
         finally:
             call.let_go()
 
@@ -110,7 +100,7 @@ class Relay(Door):
             del self._held[wait]
 
 
-class Passed(Sink):
+class Passed(ClientStream):
     """Forwards the bytes of a stream to the client of an exchange.
 
     has_usage: the client itself states whether it wants the event with the usage. request_id: for
@@ -123,7 +113,6 @@ class Passed(Sink):
         self._exchange = exchange
         self.request_id = request_id
         self._has_usage = has_usage
-        self.has_begun = False
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.has_begun = True
@@ -143,27 +132,17 @@ class Passed(Sink):
     def outlet(self) -> Outlet | None:
         return self._exchange.outlet
 
-    async def fail(self, refusal: Refusal) -> None:
-        """Breaks off the stream, so that it does not pass for a whole one."""
-        await self._write(event_bytes(refusal.body))
-        self._exchange.break_off()
-
-    async def _write(self, data: bytes) -> None:
-        try:
-            await self._exchange.write(data)
-        except ClientGoneError:
-            # The call is being cancelled. Raised here, the error would be taken for a failure of
-            # what the backend itself reads from.
-            await asyncio.sleep(0)
-
 
 async def pass_on(
     exchange: Exchange, raw: bytes, facts: BodyFacts, send: Send, *, request_id: str = ""
 ) -> None:
-    """Answers a call as `send` has it answered, whole or as a stream.
+    """Answers a call as `send` has it answered, whole or as a stream; messages are translated.
 
     raw: its body. request_id: see Passed. Raises Refusal unless the answer has begun.
     """
+    if exchange.path in MESSAGES_CALLS:
+        await answer_messages(exchange, raw, send, request_id=request_id)
+        return
     request = Request.read(raw, exchange.path, facts.model)
     keep_facts(request, facts)
     stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
@@ -196,11 +175,9 @@ async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> No
 def _fields(headers: Mapping[str, str], request_id: str = "") -> bytes:
     """The header lines of an answer that came with these headers."""
     try:
-        if "x-request-id" in headers:
-            return _type_line(headers.get("content-type")) + header_lines(
-                {"x-request-id": headers["x-request-id"]}
-            )
         fields = _type_line(headers.get("content-type"))
+        if "x-request-id" in headers:
+            return fields + header_lines({"x-request-id": headers["x-request-id"]})
     except ValueError:
         return JSON
     return fields + _ID_LINE % request_id.encode() if request_id else fields

@@ -10,10 +10,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from redline.apis import StreamOptions, api_of
+from redline.apis import APIS, StreamOptions, api_of
+from redline.apis.messages import COUNT_TOKENS, MESSAGES
 from redline.calls import Request
 from redline.httpserver import BodyError, Exchange
 from redline.serve.http.refusals import Refusal, no_model
+
+# The paths of Anthropic's API, and those of all calls.
+MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
+CALLS = (*(api.path for api in APIS), *MESSAGES_CALLS)
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
-from redline.errors import RedlineError
 from redline.httpserver import Exchange
 from redline.serve.http.refusals import Refusal, shortened
 
 # Gets the exchange, its tenant, and the ids of its path; raises Refusal before it has answered.
 Answer = Callable[..., Awaitable[None]]
 TenantOf = Callable[[Exchange], str]
+_ID = re.compile(r"\{\w+\}")
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -22,7 +23,8 @@ class Route(msgspec.Struct, frozen=True):
     pattern: a path such as `/v1/files/{file_id}/content`; a segment in braces matches an id.
 
     answer: gets the exchange, the tenant and each id, in the order of the pattern.
-    most_body_bytes: of a request to a pattern without ids; 0 for the bound of the server.
+    most_body_bytes: of a request to a pattern without ids; 0 for the bound of the server. A pattern
+    with ids always has that bound.
     """
 
     method: str
@@ -48,10 +50,11 @@ class Routes:
 
     def __init__(self, table: Sequence[Route] = (), tenant_of: TenantOf = one_tenant) -> None:
         self.tenant_of = tenant_of
-        # By the number of segments; an id is None.
-        self._table: dict[int, list[tuple[tuple[str | None, ...], dict[str, Answer]]]] = {}
+        # By the expression of a path, whose groups are the ids, and by method.
+        self._table: dict[re.Pattern[str], dict[str, Answer]] = {}
         for route in table:
-            self._add(route)
+            path = re.compile(_ID.sub("([^/]+)", route.pattern))
+            self._table.setdefault(path, {})[route.method] = route.answer
         # Paths without ids, for hints.
         self.paths = tuple(dict.fromkeys(r.pattern for r in table if "{" not in r.pattern))
         self.bodies_by_path: Mapping[str, int] = {
@@ -63,29 +66,13 @@ class Routes:
 
         Raises Refusal for a method that the path does not take.
         """
-        segments = exchange.path.split("/")
-        for pattern, methods in self._table.get(len(segments), ()):
-            pairs = list(zip(pattern, segments, strict=True))
-            if not all(own == found if own is not None else found for own, found in pairs):
-                continue
-            answer = methods.get(exchange.method)
-            if answer is None:
-                raise wrong_method(exchange, ", ".join(methods))
-            return Found(answer, tuple(found for own, found in pairs if own is None))
+        for path, methods in self._table.items():
+            if match := path.fullmatch(exchange.path):
+                answer = methods.get(exchange.method)
+                if answer is None:
+                    raise wrong_method(exchange, ", ".join(methods))
+                return Found(answer, match.groups())
         return None
-
-    def _add(self, route: Route) -> None:
-        if route.most_body_bytes and "{" in route.pattern:
-            raise RedlineError(f"a path with ids has the bodies of the server: {route.pattern}")
-        pattern = tuple(
-            None if segment.startswith("{") else segment for segment in route.pattern.split("/")
-        )
-        alike = self._table.setdefault(len(pattern), [])
-        for known, methods in alike:
-            if known == pattern:
-                methods[route.method] = route.answer
-                return
-        alike.append((pattern, {route.method: route.answer}))
 
 
 def wrong_method(exchange: Exchange, right: str) -> Refusal:

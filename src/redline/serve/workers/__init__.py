@@ -2,6 +2,6 @@
 
 from redline.serve.workers.elsewhere import Elsewhere
 from redline.serve.workers.fellows import Fellows, Published
-from redline.serve.workers.summing import added, together
-from redline.serve.workers.supervisor import Plan, supervise
+from redline.serve.workers.summing import joined_classes, together
+from redline.serve.workers.supervisor import supervise
 from redline.serve.workers.worker import Worker, slots_of, this_worker

@@ -21,9 +21,8 @@ def reserved(host: str, port: int) -> Iterator[int]:
     with ExitStack() as stack:
         try:
             for family, place in _places(host):
-                with closing(_bound(family, place, port)):
-                    # No other process may listen there: sharing would hide that.
-                    pass
+                # No other process may listen there: sharing would hide that.
+                _bound(family, place, port).close()
                 held = stack.enter_context(closing(_bound(family, place, port, is_shared=True)))
                 port = held.getsockname()[1]
         except OSError as error:

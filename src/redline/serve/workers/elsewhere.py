@@ -9,8 +9,7 @@ from pathlib import Path
 import httptools
 
 from redline.errors import Disconnected
-from redline.httpserver import BodyError, Exchange
-from redline.serve.batches import Snapshot
+from redline.httpserver import BodyError, Exchange, State
 from redline.serve.http import Refusal, Route, busy
 
 _CONNECT_S = 5.0
@@ -34,10 +33,6 @@ class Elsewhere:
             Route(route.method, route.pattern, self._answer, route.most_body_bytes)
             for route in routes
         ]
-
-    def snapshot(self) -> Snapshot:
-        """An empty snapshot: the other worker has the batches."""
-        return Snapshot(batches=[])
 
     async def _answer(self, exchange: Exchange, tenant: str, *ids: str) -> None:
         try:
@@ -66,7 +61,7 @@ class _Passing:
         self._writer = writer
         self._fields: list[bytes] = []
         self._data = bytearray()
-        self._is_head = self._is_over = self._has_begun = False
+        self._is_head = self._is_over = False
         self._parser = httptools.HttpResponseParser(self)
 
     async def run(self) -> None:
@@ -84,7 +79,7 @@ class _Passing:
             # A request may be refused before its body is complete.
             await answering
         except (OSError, httptools.HttpParserError, Disconnected):
-            if not self._has_begun:
+            if self._exchange.state is State.WAITING:
                 raise _away() from None
             self._exchange.break_off()
         finally:
@@ -116,10 +111,9 @@ class _Passing:
             if not data:
                 raise Disconnected("the worker has closed the connection")
             self._parser.feed_data(data)
-            if self._is_head and not self._has_begun:
-                self._has_begun = True
+            if self._is_head and exchange.state is State.WAITING:
                 await exchange.begin(self._parser.get_status_code(), b"".join(self._fields))
-            if self._data and self._has_begun:
+            if self._data:
                 part, self._data = bytes(self._data), bytearray()
                 await exchange.write(part)
         await exchange.end()

@@ -16,6 +16,7 @@ from redline.clock import SYSTEM
 from redline.job.monitor import Family
 from redline.serve.dashboard import Snapshot
 from redline.serve.workers.summing import added
+from redline.serve.workers.worker import Worker
 
 # If a worker has not written for longer, only its counters that never decrease are used.
 _FRESH_S = 5.0
@@ -38,17 +39,19 @@ _DECODER = msgspec.msgpack.Decoder(Published)
 
 
 class Fellows:
-    """The other workers. folder: where all of them write. number: of this one, from 0."""
+    """The other workers of this one."""
 
-    def __init__(self, folder: Path, number: int, workers: int) -> None:
-        self._own = folder / f"{number}.figures"
-        self._others = [folder / f"{one}.figures" for one in range(workers) if one != number]
+    def __init__(self, worker: Worker) -> None:
+        self._others = [Path(worker.folder, f"{one}.figures") for one in range(worker.workers)]
+        self._own = self._others.pop(worker.number)
+        # The counts of lost workers that this worker replaces.
         before = _read(self._own)
         self._before = [] if before is None else growing(before.families)
 
     def publish(self, published: Published) -> None:
         """Publishes this worker's figures."""
-        published = msgspec.structs.replace(published, families=self.whole(published.families))
+        families = added([self._before, published.families])
+        published = msgspec.structs.replace(published, families=families)
         beside = self._own.with_suffix(".new")
         try:
             beside.write_bytes(_ENCODE(published))
@@ -57,16 +60,13 @@ class Fellows:
             # The other workers show their own figures.
             return
 
-    def whole(self, families: Sequence[Family]) -> list[Family]:
-        """The metrics, plus the counts of lost workers that this worker replaces."""
-        return added([self._before, families])
-
-    def families(self) -> list[list[Family]]:
-        """The metrics of the other workers."""
+    def added_to(self, own: Sequence[Family]) -> list[Family]:
+        """The metrics of all workers, from those of this one."""
         horizon_s = SYSTEM.now_s() - _FRESH_S
-        return [
+        others = [
             one.families if one.at_s > horizon_s else growing(one.families) for one in self._read()
         ]
+        return added([self._before, own, *others])
 
     def fresh(self) -> list[Published]:
         """The figures of the other workers that are serving."""

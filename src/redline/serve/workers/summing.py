@@ -66,7 +66,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         tokens_per_s=sum(one.tokens_per_s for one in snapshots),
         running=sum(one.running for one in snapshots),
         waiting=sum(one.waiting for one in snapshots),
-        classes=_joined([one.classes for one in snapshots], _class),
+        classes=joined_classes(one.classes for one in snapshots),
         endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
         tenants=_joined([one.tenants for one in snapshots], _tenant),
         batches=[batch for one in snapshots for batch in one.batches],
@@ -74,6 +74,11 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         faults=_latest([one.faults for one in snapshots]),
         history=_history(snapshots),
     )
+
+
+def joined_classes(parts: Iterable[Sequence[ClassView]]) -> list[ClassView]:
+    """The classes, summed over the parts."""
+    return _joined(parts, _class)
 
 
 def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
@@ -131,15 +136,12 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
     """The seconds of the first snapshot, with the other workers' figures of each added."""
-    others: dict[int, Second] = {}
-    for one in snapshots[1:]:
+    found: dict[int, Second] = {}
+    for one in snapshots:
         for second in one.history:
             at = int(second.at_s)
-            others[at] = _second(second, others[at]) if at in others else second
-    return [
-        _second(second, others[at]) if (at := int(second.at_s)) in others else second
-        for second in snapshots[0].history
-    ]
+            found[at] = _second(found[at], second) if at in found else second
+    return [found[int(second.at_s)] for second in snapshots[0].history]
 
 
 def _second(one: Second, other: Second) -> Second:

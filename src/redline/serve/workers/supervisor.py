@@ -19,17 +19,15 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
-
-import msgspec
 
 from redline.clock import SYSTEM
 from redline.job.settings import Embedded
 from redline.process import SharedTable, on_signals
 from redline.serve.workers.address import reserved
-from redline.serve.workers.worker import Task
+from redline.serve.workers.worker import Worker
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 # A worker that has served for this long was not lost because of its settings.
@@ -37,66 +35,50 @@ _SETTLED_S = 30.0
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """How workers are started.
-
-    workers: how many. embedded: a server that all of them use, and this process runs.
-
-    flags: of the command line.
-    """
-
-    workers: int
-    host: str
-    port: int
-    embedded: Embedded | None
-    flags: dict[str, Any]
-
-
 async def supervise(
-    plan: Plan, stop: asyncio.Event, on_url: Callable[[str], None], on_note: Callable[[str], None]
+    stop: asyncio.Event,
+    on_url: Callable[[str], None],
+    on_note: Callable[[str], None],
+    *,
+    workers: int,
+    address: tuple[str, int],
+    embedded: Embedded | None,
+    flags: dict[str, Any],
 ) -> int:
     """The exit status of the workers once `stop` is set, or one cannot be started at all.
 
-    on_url: called with the base URL once all of them listen. on_note: called with each notice. A
-    signal after the first one ends all at once, and this process. Raises ConfigError.
+    on_url: called with the base URL once all of them listen. on_note: called with each notice.
+    workers: their number. embedded: a server that all of them use, and this process runs. flags: of
+    the command line. A signal after the first one ends all at once, and this process. Raises
+    ConfigError.
     """
-    table = SharedTable.make(plan.workers)
+    table = SharedTable.make(workers)
     folder = tempfile.mkdtemp(prefix="redline-")
     try:
-        with reserved(plan.host, plan.port) as port:
-            async with _running(plan.embedded) as inside:
-                tasks = [
-                    Task(
+        with reserved(*address) as port:
+            async with nullcontext() if embedded is None else embedded.open() as inside:
+                described = [
+                    Worker(
                         number=number,
-                        workers=plan.workers,
+                        workers=workers,
                         fd=table.fd,
                         folder=folder,
                         port=port,
                         inside=inside,
-                        flags=plan.flags,
+                        flags=flags,
                     )
-                    for number in range(plan.workers)
+                    for number in range(workers)
                 ]
-                return await _Supervisor(tasks, table, stop, on_note).run(on_url)
+                return await _Supervisor(described, table, stop, on_note).run(on_url)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@asynccontextmanager
-async def _running(embedded: Embedded | None) -> AsyncIterator[str | None]:
-    if embedded is None:
-        yield None
-        return
-    async with embedded.open() as base_url:
-        yield base_url
-
-
 class _Child:
-    """One worker: a process, and the next one after that is lost."""
+    """The process of one worker, and the next one after that is lost."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.name = f"worker {task.number + 1}"
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
         self._process: Process | None = None
         self._is_ending = False
 
@@ -106,8 +88,8 @@ class _Child:
             *_COMMAND,
             stdin=PIPE,
             stdout=PIPE,
-            env=self.task.environment(),
-            pass_fds=(self.task.fd,),
+            env=self.worker.environment(),
+            pass_fds=(self.worker.fd,),
             # Ctrl-C is for this process, which forwards it to its workers.
             start_new_session=True,
         )
@@ -134,23 +116,21 @@ class _Child:
 
     def tell(self, number: int) -> None:
         """Sends a signal to the worker, if it runs."""
-        if self._process is not None and self._process.returncode is None:
-            try:
+        if self._process is not None:
+            with suppress(ProcessLookupError):
                 self._process.send_signal(number)
-            except ProcessLookupError:
-                pass
 
 
 class _Supervisor:
     def __init__(
         self,
-        tasks: list[Task],
+        workers: list[Worker],
         table: SharedTable,
         stop: asyncio.Event,
         on_note: Callable[[str], None],
     ) -> None:
-        self._children = [_Child(task) for task in tasks]
-        self._folder = tasks[0].folder
+        self._children = [_Child(worker) for worker in workers]
+        self._folder = workers[0].folder
         self._table = table
         self._stop = stop
         self._on_note = on_note
@@ -193,12 +173,12 @@ class _Supervisor:
             began_s = SYSTEM.now_s()
             status = await child.wait()
             # All of its calls in flight have ended.
-            self._table.forget(child.task.number)
+            self._table.forget(child.worker.number)
             if self._stop.is_set():
                 return
             if SYSTEM.now_s() - began_s > _SETTLED_S:
                 pause_s = _FIRST_PAUSE_S
-            self._on_note(f"{child.name} has ended with status {status}; starting it again")
+            self._on_note(f"{child.worker.name} has ended with status {status}; starting it again")
             try:
                 async with asyncio.timeout(pause_s):
                     await self._stop.wait()
@@ -208,7 +188,7 @@ class _Supervisor:
             try:
                 await child.start()
             except OSError as error:
-                self._on_note(f"{child.name} cannot be started: {error.strerror or error}")
+                self._on_note(f"{child.worker.name} cannot be started: {error.strerror or error}")
 
     def _close(self, number: int) -> None:
         """Ends all workers; at the second signal, at once."""

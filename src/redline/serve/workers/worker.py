@@ -33,13 +33,12 @@ from redline.process import SharedTable
 _VARIABLE = "REDLINE_WORKER"
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of one worker.
+class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One of the processes that serve an address, as its parent describes it in its environment.
 
     number: from 0. fd: of the shared table. folder: for their messages to each other.
-
-    inside: the base URL of the server that runs in the first process, if there is one. flags: of
-    the command line.
+    inside: the base URL of the server that runs in the parent, if there is one. flags: of the
+    command line.
     """
 
     number: int
@@ -51,39 +50,27 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, Any]
 
     def environment(self) -> dict[str, str]:
-        """The environment variables of the process that will do this task."""
+        """The environment variables of the process that is to be this worker."""
         return {**os.environ, _VARIABLE: msgspec.json.encode(self).decode()}
 
+    @property
+    def name(self) -> str:
+        """Its name in notes."""
+        return f"worker {self.number + 1}"
 
-def this_worker() -> Worker | None:
-    """The worker that this process is to be, returned once; None if it is not a worker."""
-    text = os.environ.pop(_VARIABLE, None)
-    return None if text is None else Worker(msgspec.json.decode(text, type=Task))
-
-
-class Worker:
-    """This process among those that serve one address. is_first: it has what only one can have."""
-
-    def __init__(self, task: Task) -> None:
-        # Processes that it starts do not inherit this variable.
-        os.set_inheritable(task.fd, False)
-        self._task = task
-        self.number = task.number
-        self.is_first = not task.number
-        self.workers = task.workers
-        self.port = task.port
-        self.inside = task.inside
-        self.flags = task.flags
-        self.folder = Path(task.folder)
+    @property
+    def is_first(self) -> bool:
+        """It has what only one worker can have."""
+        return not self.number
 
     @cached_property
     def table(self) -> SharedTable:
-        return SharedTable(self._task.fd)
+        return SharedTable(self.fd)
 
     @property
     def door(self) -> Path:
         """The socket of the first worker for the others."""
-        return self.folder / "door"
+        return Path(self.folder) / "door"
 
     def sharer(self, demand: Callable[[str], Demand]) -> Sharer:
         """This worker's part in sharing slots. demand: see Sharer."""
@@ -125,14 +112,27 @@ class Worker:
         loop.add_reader(fd, ended)
 
 
-def slots_of(sharer: Sharer, endpoint: Endpoint, count: int, pool: tuple[str, int | None]) -> Slots:
+def slots_of(
+    sharer: Sharer, endpoint: Endpoint, count: int, *, pool: str, most: int | None
+) -> Slots:
     """The slots of an endpoint, shared by all workers.
 
-    pool: its name, and how many calls may be at all of its endpoints together.
+    pool: its name. most: how many calls may be at all of its endpoints together; None for the sum
+    of what each allows.
     """
-    name, most = pool
     label = endpoint.label
     counts = [SharedCount(sharer, f"endpoint/{account_of(endpoint)}", count, label)]
     if most is not None:
-        counts.append(SharedCount(sharer, f"pool/{name}", most, label))
+        counts.append(SharedCount(sharer, f"pool/{pool}", most, label))
     return SharedSlots(sharer, counts)
+
+
+def this_worker() -> Worker | None:
+    """The worker that this process is to be, returned once; None if it is not a worker."""
+    text = os.environ.pop(_VARIABLE, None)
+    if text is None:
+        return None
+    worker = msgspec.json.decode(text, type=Worker)
+    # Processes that it starts do not inherit the table.
+    os.set_inheritable(worker.fd, False)
+    return worker
