@@ -321,7 +321,8 @@ class Connection(asyncio.Protocol):
         if len(self._queue) == 1 and exchange.error is None and exchange.is_kept:
             self._forms_left -= 1
             form = exchange.form(data)
-            if form is not None:
+            # Calls are many: a page in between does not take the place of their form.
+            if form is not None and (form.end or self._form is None):
                 self._form = form
                 self._form_bytes = exchange.most_body_bytes or self.most_body_bytes
 

@@ -2,6 +2,7 @@
 
 A client sends the same head with each request of a connection. What llhttp has read and this
 server has taken once, both would take in the same way again: such a head is compared and not read.
+The head of a request without a body, such as that for a health page, has nothing that may differ.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"e
 class RequestForm(msgspec.Struct, frozen=True):
     """begin, end: the head in front of the digits of its length, and behind them.
 
-    line, fields: what was read of it; each request has a length of its own.
+    Without a length, `begin` is the whole head and `end` is empty. line, fields: what was read of
+    it; each request has a length of its own.
     """
 
     begin: bytes
@@ -38,6 +40,8 @@ class RequestForm(msgspec.Struct, frozen=True):
         most_bytes: of the body.
         """
         begin, end = self.begin, self.end
+        if not end:
+            return b"" if data == begin else None
         if not data.startswith(begin):
             return None
         digits_end = data.find(b"\r", len(begin))
@@ -55,7 +59,7 @@ class RequestForm(msgspec.Struct, frozen=True):
         the body.
         """
         begin, end = self.begin, self.end
-        if not data.startswith(begin):
+        if not end or not data.startswith(begin):
             return None
         digits_end = data.find(b"\r", len(begin))
         digits = data[len(begin) : digits_end]
@@ -76,8 +80,12 @@ def form_of(data: bytes, line: Line, fields: Fields) -> RequestForm | None:
     data: its bytes, at least those of its head. line, fields: what was read of it.
     """
     head_end = data.find(_HEAD_END, 0, _MOST_HEAD_BYTES) + len(_HEAD_END)
+    if not _FRAMING.isdisjoint(fields):
+        return None
+    if b"content-length" not in fields:
+        return RequestForm(data, b"", line, fields) if head_end == len(data) else None
     found = _LENGTH.search(data, 0, head_end)
-    if found is None or not _FRAMING.isdisjoint(fields):
+    if found is None:
         return None
     if len(data) - head_end > int(found[1]):
         return None

@@ -17,6 +17,7 @@ from support.smuggling import NEXT, REFUSED, TAKEN
 
 BOUNDS = HttpBounds(most_body_bytes=100)
 USUAL = b"POST /first HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nX-Id: 7\r\n\r\nhello"
+PAGE = b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Id: 7\r\n\r\n"
 
 
 def check(before: bytes, data: bytes) -> None:
@@ -56,11 +57,19 @@ ODD = {
         "Content-Length: \uff15".encode(), b"Content-Length: 5"
     ),
     "two lengths": changed(b"Content-Length: 5"),
+    "a page": PAGE,
+    "a page with a body": PAGE.replace(b"X-Id: 7", b"Content-Length: 5") + b"hello",
+    "a page with a body behind it": PAGE + b"hello",
+    "a page cut short": PAGE[:-1],
+    "a page and a call": PAGE + USUAL,
+    "another page": PAGE.replace(b"healthz", b"metrics"),
+    "a page of chunks": PAGE.replace(b"X-Id: 7", b"Transfer-Encoding: chunked"),
+    "an upgrade": PAGE.replace(b"X-Id: 7", b"Connection: upgrade\r\nUpgrade: h2c"),
 }
 
 
 @pytest.mark.parametrize("data", ODD.values(), ids=ODD)
-@pytest.mark.parametrize("before", [USUAL, None], ids=["another", "itself"])
+@pytest.mark.parametrize("before", [USUAL, PAGE, None], ids=["a call", "a page", "itself"])
 def test_a_request_is_taken_alike_whether_its_form_is_known_or_not(
     data: bytes, before: bytes | None
 ) -> None:
@@ -92,6 +101,8 @@ def mutated(rng: random.Random) -> Iterable[tuple[bytes, bytes]]:
         right, data = (
             head % len(body) + body for body in (rng.randbytes(rng.randrange(12)) for _ in range(2))
         )
+        if rng.random() < 0.3:
+            right = data = PAGE
         for _ in range(rng.choice((0, 1, 1, 2))):
             at = rng.randrange(len(data))
             size, byte = rng.randrange(3), rng.choice((rng.randrange(256), *b" \t\r\n19"))
@@ -142,7 +153,9 @@ def test_a_known_form_saves_the_parser_its_work() -> None:
             super().on_headers_complete()
 
     module = SimpleNamespace(Connection=Counting, Service=connection.Service)
-    pieces = [USUAL, USUAL, ODD["a longer body"], USUAL]
+    pieces = [PAGE, PAGE, USUAL, USUAL, ODD["a longer body"], PAGE, USUAL]
     result = play(module, pieces, "at once", BOUNDS)  # type: ignore[arg-type]
-    assert [seen.body for seen in result.seen] == [b"hello", b"hello", b"hello, world", b"hello"]
-    assert calls == 1
+    bodies = [seen.body for seen in result.seen]
+    assert bodies == [b"", b"", b"hello", b"hello", b"hello, world", b"", b"hello"]
+    # The page, the call, and the page between calls, which does not take the place of their form.
+    assert calls == 3
