@@ -27,6 +27,8 @@ from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, f
 # at a time unless the caller asks for more: few models support several threads.
 _IN_FLIGHT = 8
 _FORM = "give an endpoint, a backend, or a function of a list"
+# The time of what runs before the event loop waits for anything.
+_THIS_TURN = -math.inf
 
 
 class DynamicBatcher:
@@ -82,7 +84,9 @@ class DynamicBatcher:
         self._flying: set[Batch] = set()
         self._numbers = itertools.count()
         self._counts = BatchCounts(max_batch_size)
+        # The next call of `_send_due`, and its time by the loop.
         self._turn: asyncio.Handle | None = None
+        self._turn_s = _THIS_TURN
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -230,16 +234,17 @@ class DynamicBatcher:
             self._come_back(0.0)
 
     def _come_back(self, after_s: float) -> None:
-        """Schedules `_send_due` in `after_s` seconds, in place of a later timer."""
+        """Schedules `_send_due` in `after_s` seconds, unless it is due by then."""
         loop = asyncio.get_running_loop()
-        if after_s <= 0:
-            if not isinstance(self._turn, asyncio.TimerHandle) and self._turn is not None:
-                return
-            self._stop_timer()
-            self._turn = loop.call_soon(self._send_due)
+        due_s = loop.time() + after_s if after_s > 0 else _THIS_TURN
+        if self._turn is not None and self._turn_s <= due_s:
             return
         self._stop_timer()
-        self._turn = loop.call_later(after_s, self._send_due)
+        self._turn_s = due_s
+        if after_s > 0:
+            self._turn = loop.call_later(after_s, self._send_due)
+        else:
+            self._turn = loop.call_soon(self._send_due)
 
     def _stop_timer(self) -> None:
         turn, self._turn = self._turn, None
