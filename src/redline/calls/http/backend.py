@@ -487,7 +487,7 @@ class HttpBackend:
         elif sink.relays:
             await sink.begin(answer.status, answer.headers)
             await sink.put(Chunk("", None, answer.body))
-        elif isinstance(reply.output, str):
+        else:
             # The server does not stream: its whole answer is one chunk.
             chunk = whole_chunk(reply, answer.body)
             await sink.begin(answer.status, answer.headers)
