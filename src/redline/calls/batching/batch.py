@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.parts import Lists, Part
 from redline.calls.batching.rule import Waiter
 from redline.clock import Clock
@@ -42,15 +43,15 @@ class Member(Waiter, eq=False, kw_only=True):
 
 
 class Batch:
-    """Members that are sent together. on_divided: called before each call after the first."""
+    """Members that are sent together. figures: counts its calls after the first."""
 
     def __init__(
-        self, members: list[Member], lists: Lists, clock: Clock, on_divided: Callable[[], None]
+        self, members: list[Member], lists: Lists, clock: Clock, figures: BatchFigures
     ) -> None:
         self.members = members
         self._lists = lists
         self._clock = clock
-        self._on_divided = on_divided
+        self._figures = figures
         self._left = len(members)
         self._task: asyncio.Task[None] | None = None
         for member in members:
@@ -96,7 +97,7 @@ class Batch:
             if not members:
                 continue
             if not is_first:
-                self._on_divided()
+                self._figures.divided += 1
             is_first = False
             left.extend(await self._ask(members))
 

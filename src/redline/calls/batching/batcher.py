@@ -13,7 +13,7 @@ import msgspec
 
 from redline.calls.batching import functions, lists
 from redline.calls.batching.batch import Batch, Member, ended_early
-from redline.calls.batching.figures import BatchCounts, BatchFigures
+from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.functions import ListFunction, is_async
 from redline.calls.batching.parts import Part
 from redline.calls.batching.rule import BatchBounds, Closed, Queue, Rule
@@ -83,7 +83,8 @@ class DynamicBatcher:
         self._queue: Queue[Member] = Queue(self._rule)
         self._flying: set[Batch] = set()
         self._numbers = itertools.count()
-        self._counts = BatchCounts(max_batch_size)
+        # What it counts; `figures` adds its current state.
+        self._figures = BatchFigures()
         # The next call of `_send_due`, and its time by the loop.
         self._turn: asyncio.Handle | None = None
         self._turn_s = _THIS_TURN
@@ -109,7 +110,14 @@ class DynamicBatcher:
 
     def figures(self) -> BatchFigures:
         """Returns the current state and the counts so far."""
-        return self._counts.figures(self._queue.items, len(self._flying))
+        counts = self._figures
+        return msgspec.structs.replace(
+            counts,
+            waiting=self._queue.items,
+            in_flight=len(self._flying),
+            sizes=dict(sorted(counts.sizes.items())),
+            closed=dict(counts.closed),
+        )
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         load = self._inner.load(now_s, request)
@@ -137,7 +145,7 @@ class DynamicBatcher:
         try:
             part = self._lists.part_of(request, call) if is_whole else None
             if part is None:
-                self._counts.passed_on()
+                self._figures.alone += 1
                 return await self._inner.send(request, call, sink)
             member = self._enter(part, call)
         except CallError as error:
@@ -174,7 +182,7 @@ class DynamicBatcher:
         queue, bounds = self._queue, self._bounds
         has_room = queue.items + part.count <= bounds.max_waiting
         if queue.items and not (has_room and queue.size + part.size <= bounds.max_waiting_bytes):
-            self._counts.refused_one()
+            self._figures.refused += 1
             raise RateLimited(
                 f"{queue.items} items already wait to be sent in batches, the most allowed",
                 hint="ask again later, or send less at once",
@@ -222,9 +230,16 @@ class DynamicBatcher:
 
     def _start(self, closed: Closed[Member], now_s: float) -> None:
         members = closed.waiters
-        waited_s = sum((now_s - member.at_s) * member.count for member in members)
-        self._counts.sent(sum(member.count for member in members), closed.why, waited_s)
-        batch = Batch(members, self._lists, self._clock, self._counts.divided_once)
+        figures, most = self._figures, self._rule.size
+        items = sum(member.count for member in members)
+        size = min(most, items)
+        figures.batches += 1
+        figures.items += items
+        figures.places += max(most, items)
+        figures.sizes[size] = figures.sizes.get(size, 0) + 1
+        figures.closed[closed.why] += 1
+        figures.waited_s += sum((now_s - member.at_s) * member.count for member in members)
+        batch = Batch(members, self._lists, self._clock, figures)
         self._flying.add(batch)
         batch.start(self._end)
 
