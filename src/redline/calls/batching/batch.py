@@ -22,8 +22,7 @@ from typing import Any
 import msgspec
 
 from redline.calls.batching.figures import BatchFigures
-from redline.calls.batching.parts import Lists, Part
-from redline.calls.batching.rule import Waiter
+from redline.calls.batching.parts import Lists, Member
 from redline.clock import Clock
 from redline.errors import CallError, NoEndpoint, OverLimit, Rejected, Withdrawn
 from redline.waist import Call, Outcome, failed
@@ -31,15 +30,6 @@ from redline.waist import Call, Outcome, failed
 # Statuses that blame the items; None is an error without a status. 401, 403 and 404 concern the key
 # and the model, which all members have in common.
 _OF_ITEMS = frozenset({400, 413, 422, None})
-
-
-class Member(Waiter, eq=False, kw_only=True):
-    """A request of a batch, with the future of its outcome. number: its place by arrival."""
-
-    part: Part
-    call: Call
-    answer: asyncio.Future[Outcome]
-    batch: Batch | None = None
 
 
 class Batch:
@@ -55,7 +45,7 @@ class Batch:
         self._left = len(members)
         self._task: asyncio.Task[None] | None = None
         for member in members:
-            member.batch = self
+            member.on_leave = self.leave
 
     def start(self, on_end: Callable[[Batch], None]) -> None:
         """Sends the batch. on_end: called when every member has its outcome or has left."""

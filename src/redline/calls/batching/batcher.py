@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from redline.calls.batching import functions, lists
-from redline.calls.batching.batch import Batch, Member, ended_early
+from redline.calls.batching.batch import Batch, ended_early
 from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.functions import ListFunction, is_async
-from redline.calls.batching.parts import Part
-from redline.calls.batching.rule import BatchBounds, Closed, Queue, Rule
+from redline.calls.batching.parts import Member, Part
+from redline.calls.batching.rule import BatchBounds, Queue, Rule, Why
 from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM, Clock
@@ -80,7 +80,7 @@ class DynamicBatcher:
             self._lists = lists.lists_of(self._inner)
         self.label = self.__name__ = getattr(self._inner, "label", type(self._inner).__name__)
         self._clock = clock
-        self._queue: Queue[Member] = Queue(self._rule)
+        self._queue = Queue(self._rule)
         self._flying: set[Batch] = set()
         self._numbers = itertools.count()
         # What it counts; `figures` adds its current state.
@@ -192,18 +192,7 @@ class DynamicBatcher:
         if loop is not self._loop:
             # A timer of another loop never comes: each run may have a loop of its own.
             self._turn, self._loop = None, loop
-        member = Member(
-            key=part.key,
-            count=part.count,
-            size=part.size,
-            number=next(self._numbers),
-            at_s=now_s,
-            priority=call.priority,
-            deadline_s=call.deadline_s,
-            part=part,
-            call=call,
-            answer=loop.create_future(),
-        )
+        member = Member(part, call, next(self._numbers), now_s, loop.create_future())
         queue.add(member)
         # Other requests of this turn of the loop join it.
         self._come_back(0.0)
@@ -215,30 +204,30 @@ class DynamicBatcher:
         if self._queue.remove(member):
             if not self._queue.waiting:
                 self._stop_timer()
-        elif member.batch is not None:
-            member.batch.leave()
+        elif member.on_leave is not None:
+            member.on_leave()
 
     def _send_due(self) -> None:
         """Sends the batches that are due, and sets the timer for the next one."""
         self._turn = None
         now_s = self._clock.now_s()
         in_flight = len(self._flying)
-        for closed in self._queue.take(now_s, in_flight, self._most - in_flight):
-            self._start(closed, now_s)
+        for members, why in self._queue.take(now_s, in_flight, self._most - in_flight):
+            self._start(members, why, now_s)
         if len(self._flying) < self._most and self._queue.waiting:
             self._come_back(max(0.0, self._queue.next_s() - now_s))
 
-    def _start(self, closed: Closed[Member], now_s: float) -> None:
-        members = closed.waiters
+    def _start(self, members: list[Member], why: Why, now_s: float) -> None:
         figures, most = self._figures, self._rule.size
-        items = sum(member.count for member in members)
+        items = sum(member.part.count for member in members)
         size = min(most, items)
         figures.batches += 1
         figures.items += items
         figures.places += max(most, items)
         figures.sizes[size] = figures.sizes.get(size, 0) + 1
-        figures.closed[closed.why] += 1
-        figures.waited_s += sum((now_s - member.at_s) * member.count for member in members)
+        figures.closed[why] += 1
+        waits = ((now_s - member.at_s) * member.part.count for member in members)
+        figures.waited_s += sum(waits)
         batch = Batch(members, self._lists, self._clock, figures)
         self._flying.add(batch)
         batch.start(self._end)
