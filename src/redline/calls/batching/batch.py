@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -228,33 +227,30 @@ def ended_early() -> Outcome:
 
 
 class _Share:
-    """One member's hold on the room that the joint answer takes."""
+    """One member's hold on the room that the joint answer takes.
 
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
+    shares: those not yet released, to which it adds itself; release_all: frees the room, called
+    when the last of them is released.
+    """
+
+    def __init__(self, shares: set[_Share], release_all: Callable[[], None]) -> None:
+        self._shares = shares
+        self._release_all = release_all
+        shares.add(self)
 
     def release(self) -> None:
-        """Releases the hold; further calls do nothing."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        """Releases the hold; may be called again."""
+        self._shares.discard(self)
+        if not self._shares:
+            self._release_all()
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
     """Divides the hold on the answer's room: it is freed when the last member has released it."""
-    held, call.held = call.held, None
     waiting = [member for member in members if not member.answer.done()]
-    if held is None or not waiting:
-        if held is not None:
-            held.release()
+    if call.held is None or not waiting:
+        call.let_go()
         return
-    left: Any = len(waiting)
-
-    def release() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            held.release()
-
+    shares: set[_Share] = set()
     for member in waiting:
-        member.call.held = _Share(release)
+        member.call.held = _Share(shares, call.held.release)
