@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from redline.apis import DONE_EVENT, EventParser
 from redline.apis.messages import MessageStream, chat_of, message_of
+from support.events import completed
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 VALUES = st.recursive(
@@ -51,7 +52,7 @@ def streamed(text: str, inputs: list[Any], data: st.DataObject) -> bytes:
 def message_in(events: bytes) -> dict[str, Any]:
     message: dict[str, Any] = {}
     pieces: dict[int, list[str]] = {}
-    for raw in EventParser().feed(events):
+    for raw in completed(EventParser(), events):
         event = json.loads(raw)
         match event["type"]:
             case "message_start":

@@ -63,6 +63,25 @@ def test_a_server_of_embeddings_gives_the_same_answers_in_fewer_calls(run: Run) 
     run(main())
 
 
+def test_a_batch_that_fills_up_is_sent_before_its_wait_is_over(run: Run) -> None:
+    async def doubled(items: list[int]) -> list[int]:
+        return [2 * item for item in items]
+
+    async def main() -> None:
+        batcher = DynamicBatcher(doubled, max_batch_size=4, max_wait_s=60.0)
+        first = asyncio.create_task(batcher(0))
+        # The first one waits for others, by a timer.
+        await asyncio.sleep(0.01)
+        assert batcher.figures().waiting == 1
+        async with asyncio.timeout(30):
+            answers = await asyncio.gather(first, *(batcher(item) for item in (1, 2, 3)))
+        assert answers == [0, 2, 4, 6]
+        assert batcher.figures().closed == {"full": 1, "waited": 0, "idle": 0}
+        await batcher.aclose()
+
+    run(main())
+
+
 def test_one_bad_input_of_32_over_http_is_one_error(run: Run) -> None:
     calls: list[int] = []
 

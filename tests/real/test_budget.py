@@ -58,8 +58,9 @@ async def test_a_full_disk_keeps_the_request_from_the_server() -> None:
     assert "No space left on device" in second.error.what
     assert received == 1
     assert (backend.spending.spent, backend.spending.reserved) == (used, NOTHING)
-    # Each attempt that is counted as begun is counted as ended.
-    assert (attempts.attempts, attempts.in_flight) == (2, 0)
+    # What is not written is no attempt.
+    assert [attempt.was_sent for attempt in second.tried] == [False]
+    assert (attempts.attempts, attempts.in_flight) == (received, 0)
 
 
 async def test_a_server_that_is_not_there_costs_nothing() -> None:

@@ -32,10 +32,10 @@ WHOLE = events(part("Hel"), part("lo"), END, DONE)
 HALF = events(part("Hel"))
 
 
-async def streamed(
+async def chunks_of(
     data: bytes, size: int, kind: bytes = b"text/event-stream", **body: Any
-) -> tuple[str, Exception | None]:
-    """The text that `data` gives when it comes in pieces of this size, and how it failed."""
+) -> tuple[list[redline.Chunk], Exception | None]:
+    """The chunks that `data` gives when it comes in pieces of this size, and how it failed."""
 
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
         head = b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -46,7 +46,7 @@ async def streamed(
             await writer.drain()
         writer.write(b"0\r\n\r\n")
 
-    texts: list[str] = []
+    chunks: list[redline.Chunk] = []
     async with RawServer(handle) as server:
         endpoint = redline.Endpoint(base_url=server.base_url, api_key="k")
         client = redline.Client(endpoint, retry=redline.RetryPolicy(max_retries=0))
@@ -54,10 +54,18 @@ async def streamed(
             try:
                 stream = client.stream({"model": "m", "messages": [], **body})
                 async for chunk in stream:
-                    texts += [chunk.text]
+                    chunks += [chunk]
             except redline.RedlineError as error:
-                return "".join(texts), error
-    return "".join(texts), None
+                return chunks, error
+    return chunks, None
+
+
+async def streamed(
+    data: bytes, size: int, kind: bytes = b"text/event-stream", **body: Any
+) -> tuple[str, Exception | None]:
+    """The text that `data` gives when it comes in pieces of this size, and how it failed."""
+    chunks, error = await chunks_of(data, size, kind, **body)
+    return "".join(chunk.text for chunk in chunks), error
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
@@ -99,6 +107,32 @@ async def test_an_answer_that_is_not_streamed_is_one_chunk_or_an_error(extra: by
         assert isinstance(error, redline.errors.BadReply)
     else:
         assert (text, error) == ("Hello", None)
+
+
+TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "finish", "text"),
+    [
+        ([{"content": None, "tool_calls": [TOOL_CALL]}], "tool_calls", ""),
+        ([{"content": "One"}, {"content": "Two"}], "stop", "One"),
+        ([{"content": None, "tool_calls": [TOOL_CALL]}, {"content": "Two"}], "stop", ""),
+    ],
+    ids=["tool calls", "two texts", "both"],
+)
+async def test_an_answer_that_is_not_streamed_is_one_chunk_whatever_it_has(
+    messages: list[dict[str, Any]], finish: str, text: str
+) -> None:
+    choices = [
+        {"index": index, "message": {"role": "assistant", **message}, "finish_reason": finish}
+        for index, message in enumerate(messages)
+    ]
+    answer = {"model": "m", "choices": choices}
+    data = json.dumps(answer).encode()
+    chunks, error = await chunks_of(data, 10_000, kind=b"application/json", n=len(choices))
+    assert error is None
+    assert chunks == [redline.Chunk(text, answer, data)]
 
 
 @pytest.mark.parametrize("depth", [300, 900, 5_000])

@@ -658,17 +658,20 @@ def test_what_comes_before_a_write_is_done_before_its_stamp(run: Run) -> None:
             done_s.append(SYSTEM.now_s())
 
         async with RawServer(replying(answer(chat("a")))) as server:
-            call, stamps = Call(), []
-            call.on_write = lambda: stamps.append((call.sent_s, len(server.seen)))
+            call, seen, sent_s = Call(), list[int](), list[float]()
+            call.on_write = lambda: seen.append(len(server.seen))
             endpoint = Endpoint(base_url=server.base_url)
             backend = HttpBackend(endpoint, before_write=before_write)
             for number in range(3):
-                assert (await backend.send(ASK, call)).is_success
+                outcome = await backend.send(ASK, call)
+                assert outcome.is_success
                 assert len(done_s) == number + 1
+                assert outcome.tried[0].sent_s is not None
+                sent_s.append(outcome.tried[0].sent_s)
             await backend.aclose()
-        assert [seen for _, seen in stamps] == [0, 1, 2]
+        assert seen == [0, 1, 2]
         # The server's clock begins with the write: what takes long before it is not the server's.
-        assert all(done <= sent for done, (sent, _) in zip(done_s, stamps, strict=True))
+        assert all(done <= sent for done, sent in zip(done_s, sent_s, strict=True))
 
     run(main())
 
@@ -699,6 +702,55 @@ def test_a_refusal_to_write_ends_its_own_call_alone(
             assert len(server.seen) == 3
             assert_nothing_held(backend)
             assert (await backend.send(ASK, Call())).output == "a"
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_refused_write_is_no_attempt_and_takes_nothing_from_the_limits(run: Run) -> None:
+    refusal = BudgetSpent("spent")
+
+    def refuse() -> None:
+        raise refusal
+
+    async def main() -> None:
+        async with RawServer(replying(answer(chat("a")))) as server:
+            ends, call = Heard(), Call(on_write=refuse)
+            limits = Limits(requests="1/60s", tokens="1m/60s")
+            backend = backend_of(server, listener=ends, limits=limits)
+            outcome = await backend.send(ASK, call)
+            assert outcome.error is refusal
+            assert [attempt.was_sent for attempt in outcome.tried] == [False]
+            assert (ends.starts, ends.ends, call.requests, call.sent_s) == (0, [], 0, None)
+            load = backend.load(SYSTEM.now_s())
+            assert (load.room_s, load.tokens_out, load.in_flight) == (0, 0, 0)
+            # The one request that the limit allows.
+            assert (await backend.send(ASK, Call())).output == "a"
+            assert backend.load(SYSTEM.now_s()).room_s > 0
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_repeated_request_whose_second_write_is_refused_counts_once(run: Run) -> None:
+    writes = list[int]()
+
+    def refuse_the_third() -> None:
+        writes.append(1)
+        if len(writes) == 3:
+            raise BudgetSpent("spent")
+
+    async def main() -> None:
+        # The second request on the connection is read, and the connection is closed.
+        async with RawServer(replying(answer(chat("a")), None)) as server:
+            ends, call = Heard(), Call(on_write=refuse_the_third)
+            backend = backend_of(server, listener=ends)
+            assert (await backend.send(ASK, call)).output == "a"
+            outcome = await backend.send(ASK, call)
+            assert isinstance(outcome.error, Disconnected)
+            assert [attempt.was_sent for attempt in outcome.tried] == [True]
+            assert (len(writes), ends.starts, ends.ends) == (3, 2, [None, "disconnected"])
+            assert (ends.in_flight, call.requests) == (0, 2)
             await backend.aclose()
 
     run(main())

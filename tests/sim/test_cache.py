@@ -388,6 +388,22 @@ def test_a_stream_is_answered_from_the_store_and_never_kept(tmp_path: Path) -> N
     play(tmp_path, [answer()], story)
 
 
+def test_a_stream_is_answered_from_the_store_whatever_the_answer_has(tmp_path: Path) -> None:
+    tool_call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [tool_call]}
+    whole = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+    body = json.dumps(whole).encode()
+
+    async def story(world: World) -> None:
+        await world.send()
+        sink, call = Chunks(), Call()
+        outcome = await world.cached.send(ask(), call, sink)
+        assert (outcome.is_cached, world.sends, call.committed) == (True, 1, True)
+        assert sink.chunks == [Chunk("", whole, body)]
+
+    play(tmp_path, [apis.read("/v1/chat/completions", body)], story)
+
+
 def test_a_body_that_is_no_json_is_passed_on(tmp_path: Path) -> None:
     async def story(world: World) -> None:
         for _ in range(2):

@@ -5,12 +5,13 @@ https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from redline.apis.api import Api
-from redline.apis.choices import Form, Object, SampledRequest, read, read_usual
+from redline.apis.choices import Form, Object, SampledRequest, read, read_usual, write_choice
 from redline.apis.request_parts import Count, Messages
 
 
@@ -56,49 +57,32 @@ API = Api(
 )
 
 
-def _choice(
-    index: int,
-    text: str | None,
-    finish_reason: str | None = None,
-    *,
-    logprobs: Object | None = None,
-    tool_calls: Any = None,
-) -> Object:
-    message = {"role": "assistant", "content": text, "refusal": None}
+def _message(text: str | None, tool_calls: Any = None) -> Object:
+    message: Object = {"role": "assistant", "content": text, "refusal": None}
     if tool_calls:
         message["tool_calls"] = tool_calls
-    return {
-        "index": index,
-        "message": message,
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-    }
+    return message
 
 
-def _piece(
-    index: int,
-    text: str | None,
-    finish_reason: str | None = None,
-    *,
-    logprobs: Object | None = None,
-    tool_calls: Any = None,
-) -> Object:
+def _delta(text: str | None, tool_calls: Any) -> Object:
     delta: Object = {"content": text} if text else {}
     if tool_calls:
         delta["tool_calls"] = tool_calls
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    return delta
+
+
+_piece = partial(write_choice, "delta", _delta)
 
 
 def _opening(index: int) -> Object:
-    message = {"role": "assistant", "content": "", "refusal": None}
-    return {**_piece(index, None), "delta": message}
+    return {**_piece(index, None), "delta": _message("")}
 
 
 FORM = Form(
     id_prefix="chatcmpl",
     whole="chat.completion",
     event="chat.completion.chunk",
-    choice=_choice,
+    choice=partial(write_choice, "message", _message),
     piece=_piece,
     opening=_opening,
 )

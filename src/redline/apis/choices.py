@@ -259,32 +259,41 @@ def _finish(choice: _Choice, output: Any) -> str | None:
     return str(reason) if isinstance(reason, int) else reason
 
 
-class WriteChoice(Protocol):
-    """Makes a choice of a whole answer, or that of an event, with what is new in it."""
+def write_choice(
+    name: str,
+    part: Callable[[str | None, Any], Any],
+    index: int,
+    text: str | None,
+    finish_reason: str | None = None,
+    *,
+    logprobs: Object | None = None,
+    tool_calls: Any = None,
+) -> Object:
+    """A choice of an answer, or of an event with what is new in it.
 
-    def __call__(
-        self,
-        index: int,
-        text: str | None,
-        finish_reason: str | None = None,
-        *,
-        logprobs: Object | None = None,
-        tool_calls: Any = None,
-    ) -> Object: ...
+    name: of the entry that holds the text and the tool calls. part: makes its value of them.
+    """
+    return {
+        "index": index,
+        name: part(text, tool_calls),
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+    }
 
 
 class Form(NamedTuple):
     """The differences between the two APIs when writing.
 
-    id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event. opening:
-    makes the piece that comes before the text of the choice with this index; None if there is none.
+    id_prefix: of an answer's id. whole, event: the `object` of an answer and of an event. choice,
+    piece: `write_choice` for an answer and for an event, from its `index` on. opening: makes the
+    piece that comes before the text of the choice with this index; None if there is none.
     """
 
     id_prefix: str
     whole: str
     event: str
-    choice: WriteChoice
-    piece: WriteChoice
+    choice: Callable[..., Object]
+    piece: Callable[..., Object]
     opening: Callable[[int], Object] | None = None
 
 

@@ -5,10 +5,11 @@ https://platform.openai.com/docs/api-reference/completions
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from redline.apis.api import Api
-from redline.apis.choices import Form, Object, SampledRequest, read
+from redline.apis.choices import Form, SampledRequest, read, write_choice
 from redline.apis.request_parts import Inputs
 
 
@@ -28,21 +29,11 @@ API = Api(
 )
 
 
-def _choice(
-    index: int,
-    text: str | None,
-    finish_reason: str | None = None,
-    *,
-    logprobs: Object | None = None,
-    tool_calls: Any = None,
-) -> Object:
-    return {
-        "index": index,
-        "text": text or "",
-        "logprobs": logprobs,
-        "finish_reason": finish_reason,
-    }
+def _text(text: str | None, tool_calls: Any) -> str:
+    return text or ""
 
+
+_choice = partial(write_choice, "text", _text)
 
 FORM = Form(
     id_prefix="cmpl",

@@ -55,18 +55,12 @@ class EventParser:
         self._size = 0
         self._is_first = True
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The data of each event that `data` completes, as ErrorData for errors.
-
-        Raises BadReply for an endless event.
-        """
-        return [found for _, found in self.blocks(data) if found is not None]
-
     def blocks(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
-        """What `data` completes, as it came with its blank line, and its data as from `feed`.
+        """What `data` completes, as it came with its blank line, and its data.
 
-        The data is None for a block that is no event, such as a comment. All blocks and `left` are
-        what was fed, byte for byte. Raises BadReply for an endless event.
+        The data is an ErrorData for an error, and None for a block that is no event, such as a
+        comment. All blocks and `left` are what was fed, byte for byte. Raises BadReply for an
+        endless event.
         """
         is_next = not (self._rest or self._pieces or self._is_first)
         if is_next and _is_line(data):

@@ -32,6 +32,7 @@ from redline.apis import (
     result_object,
 )
 from redline.apis import replies as apis
+from support.events import completed
 
 FORMS = [(chat.API, chat.FORM), (completions.API, completions.FORM)]
 TEXTS = st.lists(st.text(min_size=1), min_size=1, max_size=4)
@@ -79,7 +80,7 @@ def test_streamed_choices(
     sent = b"".join(map(event_bytes, events)) + DONE_EVENT
     cut = data.draw(st.integers(0, len(sent)))
     parser, answer = EventParser(), StreamedAnswer()
-    found = parser.feed(sent[:cut]) + parser.feed(sent[cut:])
+    found = completed(parser, sent[:cut]) + completed(parser, sent[cut:])
     assert found[-1] == DONE
     said = [answer.add(msgspec.json.decode(event)) for event in found[:-1]]
     whole = ["".join(text for index, text in pieces if index == place) for place in range(3)]

@@ -138,6 +138,36 @@ def test_shares_of_usage_sum_to_the_whole(texts: list[str], read: int, cost: flo
     assert {share["note"] for share in shares} == {"eu"}
 
 
+@pytest.mark.parametrize("digits", [309, 400])
+def test_a_count_beyond_what_a_float_holds_fails_no_member_of_a_batch(digits: int) -> None:
+    count = 10 ** (digits - 1) + 1
+    body = b'{"data":[{"embedding":[1.0]},{"embedding":[2.0]}],"usage":{"prompt_tokens":%d}}'
+    requests = [Request(url="/v1/embeddings", body={"input": text}) for text in ("a", "bcd")]
+    outcomes, _ = batched(Reply(body=body % count), *requests)
+    assert [one.output for one in outcomes] == [[1.0], [2.0]]
+    shares = [one.reply.usage["prompt_tokens"] for one in outcomes if one.reply and one.reply.usage]
+    assert sum(shares) == count
+    assert abs(shares[1] - 3 * shares[0]) <= 3
+    # No call uses that: no count is read from it.
+    assert [one.reply.input_tokens for one in outcomes if one.reply] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("cost", "read"),
+    [(b"1" + b"0" * 309, [2, 1]), (b"1" * 5_000, [None, None]), (b"1e400", [None, None])],
+    ids=["310 digits", "5,000 digits", "no float"],
+)
+def test_an_item_whose_usage_is_beyond_all_bounds_fails_no_member(
+    cost: bytes, read: list[int | None]
+) -> None:
+    item = b'{"embedding":[1.0],"usage":{"prompt_tokens":1,"cost":%b}}'
+    body = b'{"data":[%b]}' % b",".join(item % each for each in (b"0.5", cost, b"0.25"))
+    requests = [Request(url="/v1/embeddings", body={"input": texts}) for texts in (["a", "b"], "c")]
+    outcomes, _ = batched(Reply(body=body), *requests)
+    assert [one.output for one in outcomes] == [[[1.0], [1.0]], [1.0]]
+    assert [one.reply.input_tokens for one in outcomes if one.reply] == read
+
+
 def test_classifiers_and_moderations_are_lists_too() -> None:
     results = [{"flagged": True}, {"flagged": False}]
     outcomes, asked = batched(

@@ -15,6 +15,7 @@ from redline.apis import ErrorData, EventParser, StreamedAnswer, event_stream
 from redline.calls import Call, Chunk, Reply, Request, Sink
 from redline.calls.http import StreamReader, streaming
 from redline.errors import BadReply, Disconnected, NoEndpoint
+from support.events import completed
 
 
 class Heard(Sink):
@@ -77,11 +78,11 @@ def test_a_stream_becomes_chunks_and_one_reply() -> None:
 
 @pytest.mark.parametrize("data", [WHOLE, WHOLE.replace(b"\n", b"\r\n")])
 def test_every_cut_gives_the_same(data: bytes) -> None:
-    whole = EventParser().feed(data)
+    whole = completed(EventParser(), data)
     assert len(whole) == 6
     for cut in range(len(data) + 1):
         parser = EventParser()
-        assert parser.feed(data[:cut]) + parser.feed(data[cut:]) == whole, cut
+        assert completed(parser, data[:cut]) + completed(parser, data[cut:]) == whole, cut
 
 
 @settings(max_examples=200, deadline=None)
@@ -96,13 +97,13 @@ def test_any_cuts_give_the_same(cuts: list[int], is_crlf: bool) -> None:
 
 
 def test_one_event_may_have_several_data_lines() -> None:
-    assert EventParser().feed(b'data: {"a":\ndata:1}\n\n') == [b'{"a":\n1}']
+    assert completed(EventParser(), b'data: {"a":\ndata:1}\n\n') == [b'{"a":\n1}']
 
 
 @pytest.mark.timeout(30)
 def test_a_long_event_a_byte_at_a_time_takes_time_by_its_length() -> None:
     parser, event = EventParser(), b"y" * 600_000
-    fed = [parser.feed(bytes([byte])) for byte in b"data: " + event + b"\n\n"]
+    fed = [completed(parser, bytes([byte])) for byte in b"data: " + event + b"\n\n"]
     assert [found for each in fed for found in each] == [event]
 
 
@@ -110,8 +111,8 @@ def test_a_long_event_a_byte_at_a_time_takes_time_by_its_length() -> None:
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_an_event_of_many_lines_takes_time_by_its_length(end: bytes) -> None:
     parser, lines = EventParser(), 150_000
-    assert [found for _ in range(lines) for found in parser.feed(b"data: y" + end)] == []
-    assert parser.feed(end + b"data: z\n\n") == [b"\n".join([b"y"] * lines), b"z"]
+    assert [found for _ in range(lines) for found in completed(parser, b"data: y" + end)] == []
+    assert completed(parser, end + b"data: z\n\n") == [b"\n".join([b"y"] * lines), b"z"]
 
 
 @pytest.mark.timeout(30)
@@ -130,9 +131,9 @@ def test_arguments_of_many_pieces_take_time_by_their_length() -> None:
 def test_an_endless_event_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "_LONGEST_EVENT_BYTES", 100)
     parser = EventParser()
-    parser.feed(b"data: " + b"x" * 94)
+    completed(parser, b"data: " + b"x" * 94)
     with pytest.raises(BadReply, match="longer than 100 bytes"):
-        parser.feed(b"x")
+        completed(parser, b"x")
 
 
 HALVES = '"\\ud83d"', '"\\ude80"'
@@ -423,7 +424,7 @@ def test_line_ends_may_be_mixed_within_an_event(
     parser, found = EventParser(), list[bytes]()
     for start, end in itertools.pairwise([0, *cuts, len(stream)]):
         if start < end:
-            found += parser.feed(stream[start:end])
+            found += completed(parser, stream[start:end])
     expected = by_the_standard(stream)
     assert [bytes(each) for each in found if each] == [data for _, data in expected]
     assert [type(each) is ErrorData for each in found if each] == [
@@ -432,7 +433,7 @@ def test_line_ends_may_be_mixed_within_an_event(
 
 
 def test_a_lone_cr_ends_a_line_of_an_event_that_ends_with_lf() -> None:
-    assert EventParser().feed(b"data: x\rdata: y\n\n") == [b"x\ny"]
+    assert completed(EventParser(), b"data: x\rdata: y\n\n") == [b"x\ny"]
     later = EventParser()
-    later.feed(b"data: 1\n\n")
-    assert later.feed(b"data: x\rdata: y\n\n") == [b"x\ny"]
+    completed(later, b"data: 1\n\n")
+    assert completed(later, b"data: x\rdata: y\n\n") == [b"x\ny"]

@@ -177,6 +177,35 @@ def test_limits_hold_and_cancelled_calls_give_back() -> None:
     virtual_run(main())
 
 
+@pytest.mark.parametrize("refuses", ["before_write", "on_write"])
+def test_a_call_that_may_not_begin_takes_nothing_from_the_limits(refuses: str) -> None:
+    async def answer(row: Any) -> float:
+        return clock.now_s()
+
+    def refuse() -> None:
+        if not refused:
+            refused.append(Rejected("not this one"))
+            raise refused[0]
+
+    async def main() -> None:
+        nonlocal clock
+        clock = VirtualClock(asyncio.get_running_loop())
+        hook = {"before_write": refuse} if refuses == "before_write" else {}
+        limits = Limits(requests="1/60s")
+        backend = FunctionBackend(answer, limits=limits, clock=clock, attempts=ends, **hook)
+        call = Call(on_write=refuse)
+        outcome = await backend.send(Request(), call)
+        assert [outcome.error] == refused
+        assert (ends.attempts, call.requests, backend.slots.in_use) == (0, 0, 0)
+        # The one call that the limit allows at once.
+        assert (await backend.send(Request(), call)).output == 0
+
+    clock: VirtualClock
+    refused: list[Rejected] = []
+    ends = Ends()
+    virtual_run(main())
+
+
 def test_a_token_limit_cannot_be_kept() -> None:
     with pytest.raises(ConfigError, match="token limit"):
         FunctionBackend(forever, limits=Limits(tokens="1k/1s"))

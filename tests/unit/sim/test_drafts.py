@@ -9,6 +9,7 @@ import pytest
 
 from redline.apis import EventParser
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Draft, Stories, count_tokens
+from support.events import completed
 
 
 def draft(endpoint: str, **body: Any) -> Draft:
@@ -20,7 +21,7 @@ def events_of(streamed: Draft) -> list[tuple[int, Any]]:
     """The events as a client reads them, each with the tokens up to it."""
     found = []
     for tokens, data, _ in streamed.events(1, 0):
-        (event,) = EventParser().feed(data)
+        (event,) = completed(EventParser(), data)
         found.append((tokens, json.loads(event)))
     return found
 

@@ -9,6 +9,7 @@ import pytest
 
 from redline.apis import EventParser, StreamedAnswer
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Draft
+from support.events import completed
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Oslo fjord"]}}, "required": ["city"]}
 TOOLS = [
@@ -50,7 +51,7 @@ def test_a_stream_calls_the_same_tools_as_the_whole() -> None:
     answer, parser = StreamedAnswer(), EventParser()
     pieces = 0
     for event in streamed.events(7, 0):
-        for found in parser.feed(event.data):
+        for found in completed(parser, event.data):
             answer.add(json.loads(found))
             pieces += 1
     _, body = answer.whole(is_done=True)

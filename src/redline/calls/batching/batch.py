@@ -17,12 +17,11 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
-from redline.calls.batching.parts import Lists, Part
-from redline.calls.batching.rule import Waiter
+from redline.calls.batching.figures import BatchFigures
+from redline.calls.batching.parts import Lists, Member
 from redline.clock import Clock
 from redline.errors import CallError, NoEndpoint, OverLimit, Rejected, Withdrawn
 from redline.waist import Call, Outcome, failed
@@ -32,29 +31,20 @@ from redline.waist import Call, Outcome, failed
 _OF_ITEMS = frozenset({400, 413, 422, None})
 
 
-class Member(Waiter, eq=False, kw_only=True):
-    """A request of a batch, with the future of its outcome. number: its place by arrival."""
-
-    part: Part
-    call: Call
-    answer: asyncio.Future[Outcome]
-    batch: Batch | None = None
-
-
 class Batch:
-    """Members that are sent together. on_divided: called before each call after the first."""
+    """Members that are sent together. figures: counts its calls after the first."""
 
     def __init__(
-        self, members: list[Member], lists: Lists, clock: Clock, on_divided: Callable[[], None]
+        self, members: list[Member], lists: Lists, clock: Clock, figures: BatchFigures
     ) -> None:
         self.members = members
         self._lists = lists
         self._clock = clock
-        self._on_divided = on_divided
+        self._figures = figures
         self._left = len(members)
         self._task: asyncio.Task[None] | None = None
         for member in members:
-            member.batch = self
+            member.on_leave = self.leave
 
     def start(self, on_end: Callable[[Batch], None]) -> None:
         """Sends the batch. on_end: called when every member has its outcome or has left."""
@@ -96,7 +86,7 @@ class Batch:
             if not members:
                 continue
             if not is_first:
-                self._on_divided()
+                self._figures.divided += 1
             is_first = False
             left.extend(await self._ask(members))
 
@@ -237,33 +227,30 @@ def ended_early() -> Outcome:
 
 
 class _Share:
-    """One member's hold on the room that the joint answer takes."""
+    """One member's hold on the room that the joint answer takes.
 
-    def __init__(self, release: Callable[[], None]) -> None:
-        self._release: Callable[[], None] | None = release
+    shares: those not yet released, to which it adds itself; release_all: frees the room, called
+    when the last of them is released.
+    """
+
+    def __init__(self, shares: set[_Share], release_all: Callable[[], None]) -> None:
+        self._shares = shares
+        self._release_all = release_all
+        shares.add(self)
 
     def release(self) -> None:
-        """Releases the hold; further calls do nothing."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        """Releases the hold; may be called again."""
+        self._shares.discard(self)
+        if not self._shares:
+            self._release_all()
 
 
 def _share_held(members: Sequence[Member], call: Call) -> None:
     """Divides the hold on the answer's room: it is freed when the last member has released it."""
-    held, call.held = call.held, None
     waiting = [member for member in members if not member.answer.done()]
-    if held is None or not waiting:
-        if held is not None:
-            held.release()
+    if call.held is None or not waiting:
+        call.let_go()
         return
-    left: Any = len(waiting)
-
-    def release() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            held.release()
-
+    shares: set[_Share] = set()
     for member in waiting:
-        member.call.held = _Share(release)
+        member.call.held = _Share(shares, call.held.release)

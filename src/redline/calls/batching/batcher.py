@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from redline.calls.batching import functions, lists
-from redline.calls.batching.batch import Batch, Member, ended_early
-from redline.calls.batching.figures import BatchCounts, BatchFigures
+from redline.calls.batching.batch import Batch, ended_early
+from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.functions import ListFunction, is_async
-from redline.calls.batching.parts import Part
-from redline.calls.batching.rule import BatchBounds, Closed, Queue, Rule
+from redline.calls.batching.parts import Member, Part
+from redline.calls.batching.rule import BatchBounds, Queue, Rule, Why
 from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM, Clock
@@ -27,6 +27,8 @@ from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, f
 # at a time unless the caller asks for more: few models support several threads.
 _IN_FLIGHT = 8
 _FORM = "give an endpoint, a backend, or a function of a list"
+# The time of what runs before the event loop waits for anything.
+_THIS_TURN = -math.inf
 
 
 class DynamicBatcher:
@@ -78,11 +80,14 @@ class DynamicBatcher:
             self._lists = lists.lists_of(self._inner)
         self.label = self.__name__ = getattr(self._inner, "label", type(self._inner).__name__)
         self._clock = clock
-        self._queue: Queue[Member] = Queue(self._rule)
+        self._queue = Queue(self._rule)
         self._flying: set[Batch] = set()
         self._numbers = itertools.count()
-        self._counts = BatchCounts(max_batch_size)
+        # What it counts; `figures` adds its current state.
+        self._figures = BatchFigures()
+        # The next call of `_send_due`, and its time by the loop.
         self._turn: asyncio.Handle | None = None
+        self._turn_s = _THIS_TURN
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -105,7 +110,14 @@ class DynamicBatcher:
 
     def figures(self) -> BatchFigures:
         """Returns the current state and the counts so far."""
-        return self._counts.figures(self._queue.items, len(self._flying))
+        counts = self._figures
+        return msgspec.structs.replace(
+            counts,
+            waiting=self._queue.items,
+            in_flight=len(self._flying),
+            sizes=dict(sorted(counts.sizes.items())),
+            closed=dict(counts.closed),
+        )
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         load = self._inner.load(now_s, request)
@@ -133,7 +145,7 @@ class DynamicBatcher:
         try:
             part = self._lists.part_of(request, call) if is_whole else None
             if part is None:
-                self._counts.passed_on()
+                self._figures.alone += 1
                 return await self._inner.send(request, call, sink)
             member = self._enter(part, call)
         except CallError as error:
@@ -170,7 +182,7 @@ class DynamicBatcher:
         queue, bounds = self._queue, self._bounds
         has_room = queue.items + part.count <= bounds.max_waiting
         if queue.items and not (has_room and queue.size + part.size <= bounds.max_waiting_bytes):
-            self._counts.refused_one()
+            self._figures.refused += 1
             raise RateLimited(
                 f"{queue.items} items already wait to be sent in batches, the most allowed",
                 hint="ask again later, or send less at once",
@@ -180,18 +192,7 @@ class DynamicBatcher:
         if loop is not self._loop:
             # A timer of another loop never comes: each run may have a loop of its own.
             self._turn, self._loop = None, loop
-        member = Member(
-            key=part.key,
-            count=part.count,
-            size=part.size,
-            number=next(self._numbers),
-            at_s=now_s,
-            priority=call.priority,
-            deadline_s=call.deadline_s,
-            part=part,
-            call=call,
-            answer=loop.create_future(),
-        )
+        member = Member(part, call, next(self._numbers), now_s, loop.create_future())
         queue.add(member)
         # Other requests of this turn of the loop join it.
         self._come_back(0.0)
@@ -203,24 +204,31 @@ class DynamicBatcher:
         if self._queue.remove(member):
             if not self._queue.waiting:
                 self._stop_timer()
-        elif member.batch is not None:
-            member.batch.leave()
+        elif member.on_leave is not None:
+            member.on_leave()
 
     def _send_due(self) -> None:
         """Sends the batches that are due, and sets the timer for the next one."""
         self._turn = None
         now_s = self._clock.now_s()
         in_flight = len(self._flying)
-        for closed in self._queue.take(now_s, in_flight, self._most - in_flight):
-            self._start(closed, now_s)
+        for members, why in self._queue.take(now_s, in_flight, self._most - in_flight):
+            self._start(members, why, now_s)
         if len(self._flying) < self._most and self._queue.waiting:
             self._come_back(max(0.0, self._queue.next_s() - now_s))
 
-    def _start(self, closed: Closed[Member], now_s: float) -> None:
-        members = closed.waiters
-        waited_s = sum((now_s - member.at_s) * member.count for member in members)
-        self._counts.sent(sum(member.count for member in members), closed.why, waited_s)
-        batch = Batch(members, self._lists, self._clock, self._counts.divided_once)
+    def _start(self, members: list[Member], why: Why, now_s: float) -> None:
+        figures, most = self._figures, self._rule.size
+        items = sum(member.part.count for member in members)
+        size = min(most, items)
+        figures.batches += 1
+        figures.items += items
+        figures.places += max(most, items)
+        figures.sizes[size] = figures.sizes.get(size, 0) + 1
+        figures.closed[why] += 1
+        waits = ((now_s - member.at_s) * member.part.count for member in members)
+        figures.waited_s += sum(waits)
+        batch = Batch(members, self._lists, self._clock, figures)
         self._flying.add(batch)
         batch.start(self._end)
 
@@ -230,16 +238,17 @@ class DynamicBatcher:
             self._come_back(0.0)
 
     def _come_back(self, after_s: float) -> None:
-        """Schedules `_send_due` in `after_s` seconds, in place of a later timer."""
+        """Schedules `_send_due` in `after_s` seconds, unless it is due by then."""
         loop = asyncio.get_running_loop()
-        if after_s <= 0:
-            if not isinstance(self._turn, asyncio.TimerHandle) and self._turn is not None:
-                return
-            self._stop_timer()
-            self._turn = loop.call_soon(self._send_due)
+        due_s = loop.time() + after_s if after_s > 0 else _THIS_TURN
+        if self._turn is not None and self._turn_s <= due_s:
             return
         self._stop_timer()
-        self._turn = loop.call_later(after_s, self._send_due)
+        self._turn_s = due_s
+        if after_s > 0:
+            self._turn = loop.call_later(after_s, self._send_due)
+        else:
+            self._turn = loop.call_soon(self._send_due)
 
     def _stop_timer(self) -> None:
         turn, self._turn = self._turn, None

@@ -224,13 +224,17 @@ def _usages(
         return [added_usage([one for one in own if one is not None]) for own in stated]
     if usage is None:
         return [None for _ in parts]
-    reads = [float(_length(part)) for part in parts]
-    writes = [float(sum(len(bytes(one.get("text", b""))) for one in own)) for own in slices]
+    reads = [_length(part) for part in parts]
+    writes = [sum(len(bytes(one.get("text", b""))) for one in own) for own in slices]
     return list(split_usage(usage, reads, writes))
 
 
 def _usage_of(answer: Fields) -> dict[str, Any] | None:
-    value = msgspec.json.decode(answer["usage"]) if "usage" in answer else None
+    try:
+        value = msgspec.json.decode(answer.get("usage", _NONE))
+    except (ValueError, RecursionError):
+        # A number beyond all bounds, such as 1e400.
+        return None
     return value if isinstance(value, dict) else None
 
 
@@ -256,8 +260,8 @@ def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError
     slices = [output[begin:end] for begin, end in pairwise(ends)]
     usages: list[Any] = [None for _ in parts]
     if reply.usage is not None:
-        reads = [float(_length(part)) for part in parts]
-        usages = split_usage(reply.usage, reads, [float(len(str(own))) for own in slices])
+        reads = [_length(part) for part in parts]
+        usages = split_usage(reply.usage, reads, [len(str(own)) for own in slices])
     found: list[Reply | CallError | NoEndpoint] = []
     for own, (begin, end), usage in zip(slices, pairwise(ends), usages, strict=True):
         ended = reasons[begin:end] if has_each else [reasons[0]] * len(own)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -23,6 +24,21 @@ class Part(msgspec.Struct, frozen=True):
     size: int
     items: tuple[Any, ...]
     answers: int = 1
+
+
+class Member(msgspec.Struct, eq=False):
+    """A request that waits for its batch, or for the answer of it.
+
+    number: its place by arrival. at_s: its time of arrival. answer: the future of its outcome.
+    on_leave: called when its caller no longer waits; None while it has no batch.
+    """
+
+    part: Part
+    call: Call
+    number: int
+    at_s: float
+    answer: asyncio.Future[Outcome]
+    on_leave: Callable[[], None] | None = None
 
 
 class Lists(msgspec.Struct, frozen=True, kw_only=True):

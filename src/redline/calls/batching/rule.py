@@ -19,10 +19,11 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Hashable, Iterator
-from typing import Generic, Literal, NamedTuple, TypeVar
+from typing import Literal
 
 import msgspec
 
+from redline.calls.batching.parts import Member
 from redline.errors import ConfigError
 
 Why = Literal["full", "waited", "idle"]
@@ -74,71 +75,42 @@ class Rule(msgspec.Struct, frozen=True):
             raise ConfigError(f"max_wait_s must be 0 to {_MOST_WAIT_S:g}, not {self.wait_s:g}")
 
 
-class Waiter(msgspec.Struct, eq=False, kw_only=True):
-    """A queued request. key: its group. count: its items. size: its bytes.
-
-    number: its place by arrival. at_s: its time of arrival. deadline_s: as in Call.
-    """
-
-    key: Hashable
-    count: int
-    size: int
-    number: int
-    at_s: float
-    priority: int = 0
-    deadline_s: float = math.inf
-
-    @property
-    def rank(self) -> tuple[int, int]:
-        return self.priority, self.number
-
-
-W = TypeVar("W", bound=Waiter)
-
-
-class Closed(NamedTuple, Generic[W]):
-    """The requests of one batch, and why it is sent."""
-
-    waiters: list[W]
-    why: Why
-
-
-class _Group(Generic[W]):
+class _Group:
     """The queued requests with one key. due_s: when the first of them has waited long enough."""
 
     def __init__(self) -> None:
-        self.waiters: dict[int, W] = {}
+        self.members: dict[int, Member] = {}
         self.count = 0
         self.size = 0
         self.due_s = math.inf
 
-    def add(self, waiter: W, due_s: float) -> None:
-        self.waiters[waiter.number] = waiter
-        self.count += waiter.count
-        self.size += waiter.size
+    def add(self, member: Member, due_s: float) -> None:
+        self.members[member.number] = member
+        self.count += member.part.count
+        self.size += member.part.size
         self.due_s = min(self.due_s, due_s)
 
-    def remove(self, waiter: W) -> None:
-        del self.waiters[waiter.number]
-        self.count -= waiter.count
-        self.size -= waiter.size
+    def remove(self, member: Member) -> None:
+        del self.members[member.number]
+        self.count -= member.part.count
+        self.size -= member.part.size
 
     def is_full(self, rule: Rule) -> bool:
         return self.count >= rule.size or self.size >= rule.most_bytes
 
-    def head(self) -> W:
-        return min(self.waiters.values(), key=lambda waiter: waiter.rank)
+    def head(self) -> Member:
+        return min(self.members.values(), key=_rank)
 
-    def first(self, rule: Rule) -> list[W]:
+    def first(self, rule: Rule) -> list[Member]:
         """Returns the requests of the next batch: as many as fit, at least one."""
-        chosen: list[W] = []
+        chosen: list[Member] = []
         count = size = 0
-        for waiter in sorted(self.waiters.values(), key=lambda waiter: waiter.rank):
-            count += waiter.count
-            size += waiter.size
+        for member in sorted(self.members.values(), key=_rank):
+            count += member.part.count
+            size += member.part.size
             if chosen and (count > rule.size or size > rule.most_bytes):
                 break
-            chosen.append(waiter)
+            chosen.append(member)
         return chosen
 
 
@@ -173,7 +145,7 @@ class _Company:
         self._is_seen = False
 
 
-class Queue(Generic[W]):
+class Queue:
     """Requests that wait to be sent together. items, size: their items and bytes in total.
 
     Never waits itself: `take` returns the batches to send now, `next_s` when to call it again.
@@ -181,51 +153,54 @@ class Queue(Generic[W]):
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._groups: dict[Hashable, _Group[W]] = {}
+        self._groups: dict[Hashable, _Group] = {}
         self._company = _Company(rule.wait_s)
         self.items = 0
         self.size = 0
         self.waiting = 0
 
-    def add(self, waiter: W) -> None:
+    def add(self, member: Member) -> None:
         """Queues a request that arrives now, at its `at_s`."""
-        self._company.came(waiter.at_s)
-        group = self._groups.get(waiter.key)
+        self._company.came(member.at_s)
+        group = self._groups.get(member.part.key)
         if group is None:
-            group = self._groups[waiter.key] = _Group()
-        group.add(waiter, _due_s(waiter, self._rule))
-        self.items += waiter.count
-        self.size += waiter.size
+            group = self._groups[member.part.key] = _Group()
+        group.add(member, _due_s(member, self._rule))
+        self.items += member.part.count
+        self.size += member.part.size
         self.waiting += 1
 
-    def remove(self, waiter: W) -> bool:
+    def remove(self, member: Member) -> bool:
         """Removes a request; False if it is not queued, since its batch has been sent."""
-        group = self._groups.get(waiter.key)
-        if group is None or waiter.number not in group.waiters:
+        group = self._groups.get(member.part.key)
+        if group is None or member.number not in group.members:
             return False
-        self._drop(group, waiter)
+        self._drop(group, member)
         return True
 
-    def all(self) -> list[W]:
+    def all(self) -> list[Member]:
         """Returns the queued requests, in order of arrival."""
-        waiters = [one for group in self._groups.values() for one in group.waiters.values()]
-        return sorted(waiters, key=lambda waiter: waiter.number)
+        members = [one for group in self._groups.values() for one in group.members.values()]
+        return sorted(members, key=lambda member: member.number)
 
-    def take(self, now_s: float, in_flight: int, free: int) -> list[Closed[W]]:
-        """Takes the batches to send now: at most `free`, in addition to those in flight."""
-        taken: list[Closed[W]] = []
+    def take(self, now_s: float, in_flight: int, free: int) -> list[tuple[list[Member], Why]]:
+        """Takes the batches to send now: at most `free`, in addition to those in flight.
+
+        Returns the requests of each, and why it is sent.
+        """
+        taken: list[tuple[list[Member], Why]] = []
         if not free or not self._groups:
             return taken
         due = list(self._due(now_s))
         heapq.heapify(due)
         while due and len(taken) < free:
             _, why, group = heapq.heappop(due)
-            taken.append(self._close(group, why))
-            if group.waiters and (again := self._why(group, now_s)) is not None:
-                heapq.heappush(due, (group.head().rank, again, group))
+            taken.append((self._close(group), why))
+            if group.members and (again := self._why(group, now_s)) is not None:
+                heapq.heappush(due, (_rank(group.head()), again, group))
         if not (taken or in_flight) and not self._company.is_expected(now_s):
-            group = min(self._groups.values(), key=lambda group: group.head().rank)
-            taken.append(self._close(group, "idle"))
+            group = min(self._groups.values(), key=lambda group: _rank(group.head()))
+            taken.append((self._close(group), "idle"))
         if taken:
             self._company.left()
         return taken
@@ -234,35 +209,41 @@ class Queue(Generic[W]):
         """Returns when the next group will have waited long enough; inf if none waits."""
         return min((group.due_s for group in self._groups.values()), default=math.inf)
 
-    def _due(self, now_s: float) -> Iterator[tuple[tuple[int, int], Why, _Group[W]]]:
+    def _due(self, now_s: float) -> Iterator[tuple[tuple[int, int], Why, _Group]]:
         for group in self._groups.values():
             why = self._why(group, now_s)
             if why is not None:
-                yield group.head().rank, why, group
+                yield _rank(group.head()), why, group
 
-    def _why(self, group: _Group[W], now_s: float) -> Why | None:
+    def _why(self, group: _Group, now_s: float) -> Why | None:
         if group.is_full(self._rule):
             return "full"
         return "waited" if group.due_s <= now_s + _SLACK_S else None
 
-    def _close(self, group: _Group[W], why: Why) -> Closed[W]:
-        waiters = group.first(self._rule)
-        for waiter in waiters:
-            self._drop(group, waiter)
+    def _close(self, group: _Group) -> list[Member]:
+        """Removes and returns the requests of the group's next batch."""
+        members = group.first(self._rule)
+        for member in members:
+            self._drop(group, member)
         # The earliest due time of the requests that stay.
-        due_s = (_due_s(waiter, self._rule) for waiter in group.waiters.values())
+        due_s = (_due_s(member, self._rule) for member in group.members.values())
         group.due_s = min(due_s, default=math.inf)
-        return Closed(waiters, why)
+        return members
 
-    def _drop(self, group: _Group[W], waiter: W) -> None:
-        group.remove(waiter)
-        self.items -= waiter.count
-        self.size -= waiter.size
+    def _drop(self, group: _Group, member: Member) -> None:
+        group.remove(member)
+        self.items -= member.part.count
+        self.size -= member.part.size
         self.waiting -= 1
-        if not group.waiters:
-            del self._groups[waiter.key]
+        if not group.members:
+            del self._groups[member.part.key]
 
 
-def _due_s(waiter: Waiter, rule: Rule) -> float:
-    patience_s = _PATIENCE * (waiter.deadline_s - waiter.at_s)
-    return waiter.at_s + max(0.0, min(rule.wait_s, patience_s))
+def _rank(member: Member) -> tuple[int, int]:
+    """The order within a group, and of groups by their heads."""
+    return member.call.priority, member.number
+
+
+def _due_s(member: Member, rule: Rule) -> float:
+    patience_s = _PATIENCE * (member.call.deadline_s - member.at_s)
+    return member.at_s + max(0.0, min(rule.wait_s, patience_s))

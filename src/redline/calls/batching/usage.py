@@ -13,23 +13,25 @@ from typing import Any
 
 _WRITTEN = ("completion", "output")
 _READ = ("prompt", "input")
+# A sum of larger numbers may be beyond what a float holds.
+_MOST_ADDED = 10**300
 
 
-def apportioned(total: int, weights: Sequence[float]) -> list[int]:
+def apportioned(total: int, weights: Sequence[int]) -> list[int]:
     """Divides `total`, 0 or more, into whole shares by weight, by the largest remainders."""
     weight = sum(weights)
     if not weight:
-        weights, weight = [1.0] * len(weights), float(len(weights))
-    exact = [total * one / weight for one in weights]
-    shares = [int(share) for share in exact]
-    left = sorted(range(len(exact)), key=lambda index: shares[index] - exact[index])
-    for index in left[: total - sum(shares)]:
+        weights, weight = [1] * len(weights), len(weights)
+    # In whole numbers: a server may state a count that no float holds.
+    shares = [total * one // weight for one in weights]
+    by_rest = sorted(range(len(weights)), key=lambda index: -(total * weights[index] % weight))
+    for index in by_rest[: total - sum(shares)]:
         shares[index] += 1
     return shares
 
 
 def split_usage(
-    usage: Mapping[str, Any], reads: Sequence[float], writes: Sequence[float]
+    usage: Mapping[str, Any], reads: Sequence[int], writes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Returns the usage of each request. reads, writes: lengths of its inputs and answers."""
     parts: list[dict[str, Any]] = [{} for _ in reads]
@@ -57,7 +59,7 @@ def added_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return total
 
 
-def _shares(value: Any, weights: Sequence[float]) -> list[Any]:
+def _shares(value: Any, weights: Sequence[int]) -> list[Any]:
     if isinstance(value, Mapping):
         parts: list[dict[str, Any]] = [{} for _ in weights]
         for name, inner in value.items():
@@ -86,4 +88,4 @@ def _has(name: str, words: Sequence[str]) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
+    return type(value) is float or (type(value) is int and abs(value) < _MOST_ADDED)

@@ -137,9 +137,13 @@ class FunctionBackend:
             self.slots.release()
 
     async def _granted(self, request: Request, call: Call, grant: Grant, waits: _Waits) -> Outcome:
-        self._before_write()
-        if call.on_write is not None:
-            call.on_write()
+        try:
+            self._before_write()
+            if call.on_write is not None:
+                call.on_write()
+        except BaseException:
+            grant.release()
+            raise
         sent_s = call.sent_s = self._clock.now_s()
         grant.sent(sent_s)
         if call.requests:

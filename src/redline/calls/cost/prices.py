@@ -76,29 +76,19 @@ class Prices:
         # Identical endpoints need not be distinguished.
         if not any(self._models.values()) and not any(self._tariffs.values()):
             self._models = {}
-        self._found: dict[str, Price | None] = {}
-        self._found_at: dict[tuple[str, str], Price | None] = {}
+        # Rows may name models without end.
+        self._found = lru_cache(_MODELS_KEPT)(self._look_up)
+        self._found_at = lru_cache(_MODELS_KEPT)(self._price_at)
 
     def find(self, model: object) -> Price | None:
         """Returns the price of a model by its name, with or without its date; None if unknown."""
-        if not isinstance(model, str):
-            return None
-        if model not in self._found:
-            if len(self._found) >= _MODELS_KEPT:
-                self._found.clear()
-            self._found[model] = self._look_up(model)
-        return self._found[model]
+        return self._found(model) if isinstance(model, str) else None
 
     def at(self, endpoint: str, model: object) -> Price | None:
         """Returns the price of a model at the endpoint that has answered; None if unknown."""
         if not isinstance(model, str) or endpoint not in self._models:
             return self.find(model)
-        key = endpoint, model
-        if key not in self._found_at:
-            if len(self._found_at) >= _MODELS_KEPT:
-                self._found_at.clear()
-            self._found_at[key] = self._price_at(endpoint, model)
-        return self._found_at[key]
+        return self._found_at(endpoint, model)
 
     def checked(self, model: str) -> Price:
         """Returns the price of a model. Raises ConfigError if unknown, with what to add."""

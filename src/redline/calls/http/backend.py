@@ -89,7 +89,10 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     wait: Wait | None = None
 
     def load(self, request: Request) -> None:
-        """Encodes a request's head and body. Raises BadRow if the body has no JSON form."""
+        """Gets a request ready to be written: its head, its body, and what is called before.
+
+        Raises BadRow if the body has no JSON form.
+        """
         body = request.raw
         if body is None:
             body = request.body
@@ -102,6 +105,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
                     raise BadRow(f"the request is not JSON: {error}") from error
         self.head = self.backend.head(request.method, request.url, request.headers, body)
         self.body = body or b""
+        self.on_write = self.call.on_write
 
     def give_back(self) -> None:
         """Returns the grant to the limits, for a request that was not written."""
@@ -403,7 +407,7 @@ class HttpBackend:
             self.on_room()
 
     def wrote(self, attempt: _Attempt, sent_s: float) -> None:
-        """Counts a request that is about to be written. Raises CallError if it must not be."""
+        """Counts a request that is about to be written."""
         call = attempt.call
         if attempt.failed is not None:
             self._count_repeat(attempt, attempt.failed, sent_s)
@@ -421,8 +425,6 @@ class HttpBackend:
         call.sent_s = sent_s
         call.requests += 1
         self._attempts.started()
-        if call.on_write is not None:
-            call.on_write()
 
     def _count_repeat(self, attempt: _Attempt, failed: CallError, sent_s: float) -> None:
         """Counts the end of a repeated request's first write, so that starts and ends match."""
@@ -487,7 +489,7 @@ class HttpBackend:
         elif sink.relays:
             await sink.begin(answer.status, answer.headers)
             await sink.put(Chunk("", None, answer.body))
-        elif isinstance(reply.output, str):
+        else:
             # The server does not stream: its whole answer is one chunk.
             chunk = whole_chunk(reply, answer.body)
             await sink.begin(answer.status, answer.headers)

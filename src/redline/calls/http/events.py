@@ -296,11 +296,14 @@ class StreamReader:
 def whole_chunk(reply: Reply, raw: bytes) -> Chunk:
     """Returns the one chunk of an answer that was to be streamed but came whole.
 
-    raw: its bytes. Raises BadReply if the reply's body is not JSON.
+    Its text is the first choice's; "" if that has none, such as an answer of tool calls. raw: its
+    bytes. Raises BadReply if the reply's body is not JSON.
     """
     try:
         data = loose_json.decoded(reply.body)
     except (ValueError, RecursionError) as cause:
         # A reply can be read from a body of which not every part is JSON.
         raise BadReply(f"the answer is not JSON: {apis.quote(reply.body)}") from cause
-    return Chunk(reply.output, data, raw)
+    output = reply.output
+    first = output[0] if isinstance(output, list) and output else output
+    return Chunk(first if isinstance(first, str) else "", data, raw)

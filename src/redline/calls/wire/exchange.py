@@ -69,9 +69,8 @@ class Alarm(Protocol):
 class Timing:
     """The clock and the timeouts of the exchanges with one endpoint.
 
-    on_sent: called with an exchange and its send time just before the request is written; if it
-    raises a CallError, nothing is written. first: the phase that begins with the write, and its
-    seconds.
+    on_sent: called with an exchange and its send time just before the request is written. first:
+    the phase that begins with the write, and its seconds.
     """
 
     def __init__(
@@ -107,7 +106,8 @@ class Exchange(msgspec.Struct, eq=False):
     its headers. grant: for one write. due_s: since when the request waited for results that were
     being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
     its error there, after the write at failed_sent_s; it is then written on a new one. doubted: the
-    body of the answer that it is repeated for.
+    body of the answer that it is repeated for. on_write: called just before it is stamped and
+    written; if it raises a CallError, it is not.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
     returns a function that passes on chunks as they are on the wire and returns the bytes of their
     bodies, 0 if it has not passed them on; None while there is no such function.
@@ -133,6 +133,7 @@ class Exchange(msgspec.Struct, eq=False):
     failed: CallError | None = None
     failed_sent_s: float = 0.0
     doubted: bytes = b""
+    on_write: Callable[[], None] | None = None
     take_now: Callable[[bytes], bool] | None = None
     chunk_taker: Callable[[], Callable[[bytes], int] | None] | None = None
 
@@ -197,10 +198,13 @@ class Exchange(msgspec.Struct, eq=False):
     def leave(self, alarm: Alarm, *, is_kept: bool) -> None:
         """Stamps the request, which is written now; from here on `alarm` ends the exchange.
 
-        is_kept: the connection has carried others. Raises CallError if it must not be written.
+        is_kept: the connection has carried others. Raises CallError if it must not be written; then
+        it is as if it had not been due.
         """
         grant, timing = self.grant, self.timing
         assert grant is not None
+        if self.on_write is not None:
+            self.on_write()
         sent_s = self.sent_s = timing.now_s()
         grant.sent(sent_s)
         self.is_kept = is_kept
