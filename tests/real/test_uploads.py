@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import tracemalloc
@@ -189,6 +190,36 @@ async def test_each_tenant_has_a_quota_of_its_own(tmp_path: Path) -> None:
         # Its size is not stated.
         assert (await post(relay, pieces()))[0] == 413
         await client.files.create(file=named(b"x" * 30_000), purpose="batch")
+
+
+async def test_compressed_uploads_side_by_side_keep_to_the_quota(tmp_path: Path) -> None:
+    small = msgspec.structs.replace(SMALL, tenant_bytes=100_000)
+    packed = gzip.compress(form(PURPOSE, FILE + b"x" * 60_000))
+    assert len(packed) < 1_000
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\nConnection: close\r\n"
+        b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    )
+    async with world(tmp_path, small) as relay, client_of(relay) as client:
+        lines = [await asyncio.open_connection("127.0.0.1", port_of(relay)) for _ in range(3)]
+        statuses = []
+        (slow, slow_writer), *others = lines
+        slow_writer.write(head + packed[:100])
+        await until(lambda: relay.in_flight == 1)
+        others[0][1].write(head + packed)
+        statuses.append((await others[0][0].readline()).split()[1])
+        slow_writer.write(packed[100:])
+        statuses.append((await slow.readline()).split()[1])
+        assert statuses == [b"413", b"200"]
+        (file,) = [one async for one in client.files.list()]
+        assert file.bytes == 60_002
+        # With the quota free again, one alone is taken.
+        await client.files.delete(file.id)
+        others[1][1].write(head + packed)
+        assert (await others[1][0].readline()).split()[1] == b"200"
+        for _, writer in lines:
+            writer.close()
 
 
 async def test_batches_that_are_not_over_are_bounded(tmp_path: Path) -> None:
