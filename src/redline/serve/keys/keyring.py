@@ -78,10 +78,10 @@ class Keyring:
         """
         if self._default is not None:
             return self._default
-        secret = api_key or ""
-        if authorization is not None:
-            scheme, _, text = authorization.partition(" ")
-            secret = text if scheme.lower() == "bearer" else ""
+        scheme, _, secret = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            # Credentials of another scheme may be for a proxy on the way.
+            secret = api_key or ""
         if not secret or len(secret) > _LONGEST:
             raise _refused(secret)
         known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))
