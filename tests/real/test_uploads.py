@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from redline.calls import Reply
-from redline.errors import ConfigError
+from redline.errors import ConfigError, JournalError
 from redline.serve.http import Relay
 from redline.testing import ManualClock, ScriptedBackend
 from support.batch_files import QUICK, begun, client_of, lines, named, over, publishing
@@ -309,6 +309,20 @@ async def test_one_process_has_the_state(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another running redline serve"):
             async with world(tmp_path):
                 raise AssertionError
+    async with world(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"id": "\xff"}', b"{}"])
+async def test_a_damaged_record_is_named(tmp_path: Path, data: bytes) -> None:
+    record = tmp_path / "files" / "file-1.json"
+    record.parent.mkdir()
+    record.write_bytes(data)
+    with pytest.raises(JournalError, match=r"file-1\.json cannot be read") as caught:
+        async with world(tmp_path):
+            raise AssertionError
+    assert "move it away" in caught.value.hint
+    record.unlink()
     async with world(tmp_path):
         pass
 
