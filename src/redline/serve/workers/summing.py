@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from operator import attrgetter
 from typing import TypeVar
 
@@ -23,6 +25,8 @@ T = TypeVar("T")
 # Values that hold for all if they hold in one worker.
 _HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
 _KEPT_EVENTS = 50
+# Each worker samples its seconds at moments of its own, slightly more than a second apart.
+_NEAR_S = 1.5
 
 
 def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
@@ -135,20 +139,22 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
-    """The seconds of the first snapshot, with the other workers' figures of each added."""
-    found: dict[int, Second] = {}
-    for one in snapshots:
-        for second in one.history:
-            at = int(second.at_s)
-            found[at] = _second(found[at], second) if at in found else second
-    return [found[int(second.at_s)] for second in snapshots[0].history]
+    """The seconds of the first snapshot, with the nearest second of each other worker added."""
+    own, *others = (one.history for one in snapshots)
+    return [reduce(_with_nearest, others, second) for second in own]
 
 
-def _second(one: Second, other: Second) -> Second:
+def _with_nearest(second: Second, others: Sequence[Second]) -> Second:
+    at = bisect_left(others, second.at_s, key=attrgetter("at_s"))
+    beside = others[max(0, at - 1) : at + 1]
+    near = [one for one in beside if abs(one.at_s - second.at_s) <= _NEAR_S]
+    if not near:
+        return second
+    other = min(near, key=lambda one: abs(one.at_s - second.at_s))
     return Second(
-        one.at_s,
-        one.answers + other.answers,
-        one.tokens + other.tokens,
-        one.running + other.running,
-        one.waiting + other.waiting,
+        second.at_s,
+        second.answers + other.answers,
+        second.tokens + other.tokens,
+        second.running + other.running,
+        second.waiting + other.waiting,
     )
