@@ -168,6 +168,13 @@ async def test_names_of_clients_never_become_paths(tmp_path: Path) -> None:
     assert len(stored(state)) == 12
 
 
+async def test_a_field_named_file_does_not_change_the_name_of_the_file(tmp_path: Path) -> None:
+    async with world(tmp_path) as relay, client_of(relay) as client:
+        assert (await post(relay, form(PURPOSE, FILE, field("file", "x"))))[0] == 200
+        assert (await post(relay, form(field("file", "x"), PURPOSE, FILE)))[0] == 200
+        assert [file.filename async for file in client.files.list()] == ["a.jsonl", "a.jsonl"]
+
+
 async def test_each_tenant_has_a_quota_of_its_own(tmp_path: Path) -> None:
     few = msgspec.structs.replace(SMALL, tenant_files=3)
     async with world(tmp_path / "few", few) as relay, client_of(relay) as client:
