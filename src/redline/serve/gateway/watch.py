@@ -178,7 +178,10 @@ class GatewayWatch:
 
     def _waits(self) -> int:
         now_s, ways = SYSTEM.now_s(), self._lineup.ways
-        return sum(way.gate.state().waiting + way.pool.load(now_s).waiting for way in ways)
+        return sum(
+            sum(one.waiting for one in way.gate.classes()) + way.pool.load(now_s).waiting
+            for way in ways
+        )
 
     def _bound(self, now_s: float) -> Binding:
         pools = self._lineup.pools
@@ -228,7 +231,7 @@ class GatewayWatch:
                     admitted=one.admitted,
                     refused=sum(one.refused.values()),
                 )
-                for one in way.gate.state().classes
+                for one in way.gate.classes()
             ]
             for way in self._lineup.ways
         )
