@@ -55,10 +55,6 @@ class Keyring:
         self.readings = 0
         self.reload()
 
-    def __len__(self) -> int:
-        """Keys in the file, those included that are refused."""
-        return len(self._known)
-
     @property
     def is_asked(self) -> bool:
         """Requests need a key."""

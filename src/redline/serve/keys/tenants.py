@@ -25,9 +25,6 @@ class Tenant:
         self.settings = settings
         self.limits = TenantLimits(name, settings, clock, store)
 
-    def __repr__(self) -> str:
-        return f"Tenant({self.name!r})"
-
     def reshape(self, settings: TenantSettings) -> None:
         """Replaces the settings; counts against the limits stay."""
         if settings != self.settings:
