@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from redline.serve.dashboard import Binding, Second, Snapshot
+import msgspec
+
+from redline.serve.dashboard import (
+    Binding,
+    ClassView,
+    EndpointView,
+    Second,
+    Snapshot,
+    TenantView,
+)
 from redline.serve.workers import together
 
 NOTHING = Binding(cause="nothing", sentence="")
@@ -40,3 +49,38 @@ def test_a_worker_that_was_away_adds_nothing_meanwhile() -> None:
     assert answers[1] == answers[8] == 6.0
     assert answers[4] == answers[5] == 1.0
     assert together([own, worker()]).history == own.history
+
+
+def test_figures_are_added_but_for_those_that_hold_for_all_workers() -> None:
+    one = msgspec.structs.replace(
+        worker(),
+        classes=[ClassView(name="high", running=2, waiting=1, oldest_s=3.0, admitted=7, refused=1)],
+        endpoints=[EndpointView(name="a", url="u", state="ready", in_flight=2, slots=8, per_s=1.5)],
+        tenants=[TenantView(name="t", calls=5, tokens=50, running=4, spent_usd=0.5)],
+    )
+    down = EndpointView(
+        name="a", url="u", state="gone", reason="HTTP 401", slots=6, latency_s=0.5, errors=3
+    )
+    other = msgspec.structs.replace(
+        worker(),
+        classes=[ClassView(name="high", running=1, oldest_s=5.0), ClassView(name="low")],
+        endpoints=[down],
+        tenants=[TenantView(name="t", calls=1, refused=2, running=3), TenantView(name="u")],
+    )
+    for pair in ([one, other], [other, one]):
+        found = together(pair)
+        assert {view.name: view for view in found.classes} == {
+            "high": ClassView(
+                name="high", running=3, waiting=1, oldest_s=5.0, admitted=7, refused=1
+            ),
+            "low": ClassView(name="low"),
+        }
+        # Its state is that of the worker that has a reason.
+        assert found.endpoints == [
+            msgspec.structs.replace(down, in_flight=2, slots=8, per_s=1.5, errors=3)
+        ]
+        # Limits are shared: each worker knows what all of them run and have spent.
+        assert {view.name: view for view in found.tenants} == {
+            "t": TenantView(name="t", calls=6, refused=2, tokens=50, running=4, spent_usd=0.5),
+            "u": TenantView(name="u"),
+        }
