@@ -105,7 +105,7 @@ async def test_a_batch_goes_from_its_upload_to_its_results(tmp_path: Path) -> No
         assert there.backend.calls == 100
         assert there.backend.priorities == {20}
         assert set(there.backend.tenants) == {"a"}
-        assert there.batches.snapshot().batches == []
+        assert there.batches.unfinished() == []
 
 
 async def test_lines_that_fail_are_in_the_error_file(tmp_path: Path) -> None:
@@ -219,11 +219,11 @@ async def test_batches_wait_for_their_turn_and_run_side_by_side(tmp_path: Path) 
         yours = [await begun(other, lines(20)) for _ in range(2)]
 
         def running() -> list[str]:
-            return [b.tenant for b in there.batches.snapshot().batches if b.is_running]
+            return [b.tenant for b in there.batches.unfinished() if b.state == "in_progress"]
 
         await until(lambda: sorted(running()) == ["a", "a", "b"])
-        waiting = [b for b in there.batches.snapshot().batches if not b.is_running]
-        assert {b.status for b in waiting} == {"validating"}
+        states = [b.state for b in there.batches.unfinished()]
+        assert sorted(states) == ["in_progress"] * 3 + ["validating"] * 3
         there.backend.go.set()
         for client, made in ((one, mine), (other, yours)):
             for batch in made:
@@ -366,7 +366,7 @@ async def test_a_server_that_is_stopped_goes_on_at_its_next_start(tmp_path: Path
         before = sim.stats()["received"]
         assert before < 300
         async with publishing(tmp_path, backend) as (relay, batches), client_of(relay) as client:
-            assert [one.id for one in batches.snapshot().batches] == [made.id]
+            assert [one.id for one in batches.unfinished()] == [made.id]
             assert (await client.batches.retrieve(made.id)).status == "in_progress"
             done = await over(client, made.id)
             assert done.status == "completed"

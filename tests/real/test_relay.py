@@ -168,6 +168,27 @@ STREAM_HEAD = (
 )
 
 
+def test_a_stream_is_neither_held_back_nor_stored_on_its_way(run: Run) -> None:
+    async def handle(got: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(STREAM_HEAD + chunk("hi", "stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    async def main() -> None:
+        async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+            backend = HttpBackend(Endpoint(base_url=server.base_url))
+            async with (
+                Relay(backend) as relay,
+                session.post(f"{relay.base_url}/chat/completions", json=STREAM) as reply,
+            ):
+                assert b"[DONE]" in await reply.read()
+                assert reply.headers["content-type"] == "text/event-stream"
+                # nginx collects a response before it passes it on, unless it has this header.
+                assert reply.headers["x-accel-buffering"] == "no"
+                assert reply.headers["cache-control"] == "no-cache"
+            await backend.aclose()
+
+    run(main())
+
+
 def test_a_client_that_does_not_read_holds_the_endpoint_up_and_loses_nothing(run: Run) -> None:
     texts = [f"{number} {'x' * 2000}" for number in range(10_000)]
     written = 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import openai
 import pytest
@@ -280,6 +283,23 @@ def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Pat
             }
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve("file-none")
+
+
+def test_each_worker_answers_requests_of_http_1_0_for_files(tmp_path: Path) -> None:
+    with (
+        SimProcess() as sim,
+        Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        address = urlsplit(serve.url)
+        # Which worker gets a connection is left to the kernel: with 24, each gets some.
+        asked = Counter[bytes]()
+        for _ in range(24):
+            with socket.create_connection((address.hostname, address.port), 60) as client:
+                client.sendall(b"GET /v1/files HTTP/1.0\r\n\r\n")
+                with client.makefile("rb") as answer:
+                    asked[answer.readline().split()[1]] += 1
+                    assert b'"object":"list"' in answer.read()
+        assert asked == {b"200": 24}
 
 
 def test_metrics_and_status_are_those_of_all_workers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import json
 import tracemalloc
@@ -17,7 +18,7 @@ import openai
 import pytest
 
 from redline.calls import Reply
-from redline.errors import ConfigError
+from redline.errors import ConfigError, JournalError
 from redline.serve.http import Relay
 from redline.testing import ManualClock, ScriptedBackend
 from support.batch_files import QUICK, begun, client_of, lines, named, over, publishing
@@ -167,6 +168,13 @@ async def test_names_of_clients_never_become_paths(tmp_path: Path) -> None:
     assert len(stored(state)) == 12
 
 
+async def test_a_field_named_file_does_not_change_the_name_of_the_file(tmp_path: Path) -> None:
+    async with world(tmp_path) as relay, client_of(relay) as client:
+        assert (await post(relay, form(PURPOSE, FILE, field("file", "x"))))[0] == 200
+        assert (await post(relay, form(field("file", "x"), PURPOSE, FILE)))[0] == 200
+        assert [file.filename async for file in client.files.list()] == ["a.jsonl", "a.jsonl"]
+
+
 async def test_each_tenant_has_a_quota_of_its_own(tmp_path: Path) -> None:
     few = msgspec.structs.replace(SMALL, tenant_files=3)
     async with world(tmp_path / "few", few) as relay, client_of(relay) as client:
@@ -189,6 +197,36 @@ async def test_each_tenant_has_a_quota_of_its_own(tmp_path: Path) -> None:
         # Its size is not stated.
         assert (await post(relay, pieces()))[0] == 413
         await client.files.create(file=named(b"x" * 30_000), purpose="batch")
+
+
+async def test_compressed_uploads_side_by_side_keep_to_the_quota(tmp_path: Path) -> None:
+    small = msgspec.structs.replace(SMALL, tenant_bytes=100_000)
+    packed = gzip.compress(form(PURPOSE, FILE + b"x" * 60_000))
+    assert len(packed) < 1_000
+    head = (
+        b"POST /v1/files HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a\r\n"
+        b"Content-Type: multipart/form-data; boundary=x\r\nConnection: close\r\n"
+        b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(packed)
+    )
+    async with world(tmp_path, small) as relay, client_of(relay) as client:
+        lines = [await asyncio.open_connection("127.0.0.1", port_of(relay)) for _ in range(3)]
+        statuses = []
+        (slow, slow_writer), *others = lines
+        slow_writer.write(head + packed[:100])
+        await until(lambda: relay.in_flight == 1)
+        others[0][1].write(head + packed)
+        statuses.append((await others[0][0].readline()).split()[1])
+        slow_writer.write(packed[100:])
+        statuses.append((await slow.readline()).split()[1])
+        assert statuses == [b"413", b"200"]
+        (file,) = [one async for one in client.files.list()]
+        assert file.bytes == 60_002
+        # With the quota free again, one alone is taken.
+        await client.files.delete(file.id)
+        others[1][1].write(head + packed)
+        assert (await others[1][0].readline()).split()[1] == b"200"
+        for _, writer in lines:
+            writer.close()
 
 
 async def test_batches_that_are_not_over_are_bounded(tmp_path: Path) -> None:
@@ -278,6 +316,20 @@ async def test_one_process_has_the_state(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="another running redline serve"):
             async with world(tmp_path):
                 raise AssertionError
+    async with world(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("data", [b"{", b'{"id": "\xff"}', b"{}"])
+async def test_a_damaged_record_is_named(tmp_path: Path, data: bytes) -> None:
+    record = tmp_path / "files" / "file-1.json"
+    record.parent.mkdir()
+    record.write_bytes(data)
+    with pytest.raises(JournalError, match=r"file-1\.json cannot be read") as caught:
+        async with world(tmp_path):
+            raise AssertionError
+    assert "move it away" in caught.value.hint
+    record.unlink()
     async with world(tmp_path):
         pass
 

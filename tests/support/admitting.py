@@ -43,11 +43,10 @@ class Site:
         count: int = 2,
         slots: int,
         classes: Sequence[ClassSettings] = CLASSES,
-        most: int | None = None,
     ) -> None:
         self.servers = servers(count, slots=slots)
         self.pool = pool_of(self.servers)
-        self.gate = Gate(self.pool, classes, most=most, clock=CLOCK)
+        self.gate = Gate(self.pool, classes, clock=CLOCK)
         self.slots = count * slots
         self.busy_s: Counter[str] = Counter()
         self.latencies_s: dict[str, list[float]] = {}
@@ -114,10 +113,8 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def assert_empty(gate: Gate) -> None:
     """Nothing is in flight and nothing waits."""
-    state = gate.state()
-    assert state.in_flight == state.waiting == 0
-    for one in state.classes:
-        assert (one.in_flight, one.waiting, one.oldest_wait_s, one.tenants) == (0, 0, 0.0, {})
+    for one in gate.classes():
+        assert (one.in_flight, one.waiting, one.oldest_wait_s) == (0, 0, 0.0)
 
 
 def error_of(task: asyncio.Task[object]) -> CallError:

@@ -17,12 +17,11 @@ _MOST_FIELD_BYTES = 64 * 1024
 
 
 class FormPart(msgspec.Struct):
-    """One field or file of a form. filename: empty for a field. number: of the part, from 1."""
+    """One field or file of a form. filename: empty for a field."""
 
     name: str
     filename: str
     data: bytearray
-    number: int
 
     def take(self) -> bytes:
         """The bytes that arrived since the last call."""
@@ -122,7 +121,7 @@ class _Form:
         filename = options.get(b"filename", b"")
         self._data = bytearray()
         text = name.decode("utf-8", "replace")
-        part = FormPart(text, filename.decode("utf-8", "replace"), self._data, self._count)
+        part = FormPart(text, filename.decode("utf-8", "replace"), self._data)
         self.parts[text] = part
         self._is_file = b"filename" in options
         if self._is_file and self._hands_on:

@@ -5,4 +5,4 @@ from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.gate import Gate, Place
 from redline.serve.admission.gated import Gated
 from redline.serve.admission.settings import CLASSES, ClassSettings
-from redline.serve.admission.state import AdmissionState, ClassLoad
+from redline.serve.admission.state import ClassLoad

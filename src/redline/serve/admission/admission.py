@@ -26,7 +26,7 @@ from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.fair_queue import FairQueue, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
-from redline.serve.admission.state import AdmissionState, ClassLoad
+from redline.serve.admission.state import ClassLoad
 from redline.waist import Load, Request
 
 # The usage of a class is averaged over about this many seconds: the time of many calls.
@@ -67,7 +67,6 @@ class Line:
         self.in_flight = 0
         self.admitted = 0
         self.refused = Counter[str]()
-        self.gave_up = 0
         self.usual = 0.0
         self.is_used = False
         self._used_s = -math.inf
@@ -111,27 +110,22 @@ class Line:
             self.drain.ends(now_s)
         if step is Step.LATE:
             self.refuse("late")
-        elif step is Step.GONE:
-            self.gave_up += 1
         waiter.turns(step)
 
     def refuse(self, reason: str) -> None:
         """Counts a refused call."""
         self.refused[reason] += 1
 
-    def state(self, now_s: float) -> ClassLoad:
-        flows = [*self.queue.flows()]
-        oldest_s = min((head.since_s for flow in flows for head in flow.heads()), default=now_s)
+    def load(self, now_s: float) -> ClassLoad:
+        heads = (head for flow in self.queue.flows() for head in flow.heads())
+        oldest_s = min((head.since_s for head in heads), default=now_s)
         return ClassLoad(
             name=self.settings.name,
             waiting=self.queue.waiting,
             in_flight=self.in_flight,
             admitted=self.admitted,
             refused=dict(self.refused),
-            gave_up=self.gave_up,
             oldest_wait_s=now_s - oldest_s,
-            drain_per_s=self.drain.calls_per_s(now_s),
-            tenants={flow.tenant: flow.waiting for flow in flows},
         )
 
 
@@ -141,23 +135,18 @@ class Admission:
     waiting, in_flight: calls of all classes. coming: calls that were allowed to start but have not
     yet reached the pool.
 
-    most: maximum number of calls in flight, besides what the endpoints allow; None for no such
-    maximum. flights: returns, for the name of a class, its calls in flight in all processes
-    that share the endpoints; None if only this process uses them.
+    flights: returns, for the name of a class, its calls in flight in all processes that share the
+    endpoints; None if only this process uses them.
     """
 
     def __init__(
         self,
         room: Room,
         classes: Sequence[ClassSettings],
-        most: int | None,
         now_s: float,
         flights: Callable[[str], Flights] | None,
     ) -> None:
-        if most is not None and most < 1:
-            raise ConfigError(f"at least 1 call must be admitted at once, not {most}")
         self._room = room
-        self._most = math.inf if most is None else most
         self._lines = [
             Line(one, now_s, None if flights is None else flights(one.name))
             for one in in_order(classes)
@@ -308,14 +297,11 @@ class Admission:
             return parked_s if parked_s > 0 else None
         return max(parked_s, line.queue.ahead(waiter.flow, waiter.tokens) / rate)
 
-    def state(self, now_s: float) -> AdmissionState:
+    def classes(self, now_s: float) -> list[ClassLoad]:
+        """The state of each class, the highest first."""
         if now_s >= self._review_s:
             self._review(now_s)
-        return AdmissionState(
-            slots=0 if self._slots == math.inf else int(self._slots),
-            in_flight=self.in_flight,
-            classes=tuple(line.state(now_s) for line in self._lines),
-        )
+        return [line.load(now_s) for line in self._lines]
 
     def _is_free(self, line: Line) -> bool:
         """Whether a slot is free for this class, beyond those that higher classes reserve."""
@@ -364,7 +350,7 @@ class Admission:
         for line in self._lines:
             line.review(now_s)
         self._review_s = now_s + REVIEW_S
-        self._slots = min(self._room.slots(now_s) or math.inf, self._most)
+        self._slots = self._room.slots(now_s) or math.inf
         self._parked_until_s = self._room.load(now_s).parked_until_s
 
     def _again_s(self, line: Line, wait_s: float | None, now_s: float) -> float:

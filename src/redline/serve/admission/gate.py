@@ -12,7 +12,7 @@ from redline.serve.admission.admission import REVIEW_S, Admission, Line, Room
 from redline.serve.admission.errors import Moved
 from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
-from redline.serve.admission.state import AdmissionState
+from redline.serve.admission.state import ClassLoad
 
 # A larger estimate is a mistake.
 _MOST_TOKENS = 1e9
@@ -56,10 +56,9 @@ class Gate:
     """Admits calls to a pool, by class and fairly between tenants.
 
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
-    ClassSettings. most: maximum number of calls in flight, besides what the endpoints
-    allow; None for no such maximum. flights: returns, for the name of a class, its calls in
-    flight in all processes with a gate to the room; None if this gate is the only one. want: called
-    whenever a call has to wait, so that the other processes learn of the demand.
+    ClassSettings. flights: returns, for the name of a class, its calls in flight in all processes
+    with a gate to the room; None if this gate is the only one. want: called whenever a call has to
+    wait, so that the other processes learn of the demand.
     Raises ConfigError if there is no class, or if two are indistinguishable.
     """
 
@@ -68,12 +67,11 @@ class Gate:
         room: Room,
         classes: Sequence[ClassSettings] = CLASSES,
         *,
-        most: int | None = None,
         flights: Callable[[str], Flights] | None = None,
         want: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._admission = Admission(room, classes, most, clock.now_s(), flights)
+        self._admission = Admission(room, classes, clock.now_s(), flights)
         self._want = want
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
@@ -146,9 +144,12 @@ class Gate:
         first = self._admission.first(endpoint)
         return Demand(self._admission.lowest) if first is None else Demand(*first)
 
-    def state(self) -> AdmissionState:
-        """The present state of the gate."""
-        return self._admission.state(self._clock.now_s())
+    def classes(self) -> list[ClassLoad]:
+        """The present state of each class, the highest first.
+
+        Reading it at intervals keeps the means of their usage current, even if no call comes.
+        """
+        return self._admission.classes(self._clock.now_s())
 
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
         """Returns when the call may start. Raises Overloaded when its time is over, or Moved."""

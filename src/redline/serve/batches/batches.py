@@ -41,23 +41,18 @@ _FORM_BYTES = 2**20
 _ASKED_BYTES = 256 * 2**10
 
 
-class BatchState(msgspec.Struct, frozen=True, kw_only=True):
-    """One unfinished batch, for operators of the server."""
+class BatchView(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch: its lines done and failed, and their total.
+
+    state: its status, or the reason why it makes no progress.
+    """
 
     id: str
     tenant: str
-    status: str
-    is_running: bool
-    total: int
-    completed: int
-    failed: int
-    trouble: str
-
-
-class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The unfinished batches at one moment, in the order of their creation."""
-
-    batches: list[BatchState]
+    state: str
+    done: int = 0
+    failed: int = 0
+    total: int = 0
 
 
 class Batches:
@@ -139,9 +134,9 @@ class Batches:
         if self._lock is not None:
             self._lock.close()
 
-    def snapshot(self) -> Snapshot:
-        """The unfinished batches."""
-        return Snapshot(batches=[self._state_of(life) for life in self._lives.values()])
+    def unfinished(self) -> list[BatchView]:
+        """The unfinished batches, in the order of their creation."""
+        return [_view(life) for life in self._lives.values()]
 
     # What clients ask.
 
@@ -238,18 +233,6 @@ class Batches:
 
         task.add_done_callback(over)
 
-    def _state_of(self, life: Life) -> BatchState:
-        life.look()
-        record = life.record
-        return BatchState(
-            id=record.id,
-            tenant=record.tenant,
-            status=record.status,
-            is_running=life.is_running,
-            trouble=life.trouble,
-            **record.shown.request_counts,
-        )
-
     async def _keep_house(self) -> None:
         """Removes expired files and batches, and passes on calls for which there is now room."""
         while True:
@@ -298,6 +281,19 @@ class Batches:
         for name in folders:
             if name not in unfinished:
                 shutil.rmtree(self._folder / name, ignore_errors=True)
+
+
+def _view(life: Life) -> BatchView:
+    life.look()
+    record, counts = life.record, life.record.shown.request_counts
+    return BatchView(
+        id=record.id,
+        tenant=record.tenant,
+        state=life.trouble or record.status,
+        done=counts["completed"],
+        failed=counts["failed"],
+        total=counts["total"],
+    )
 
 
 def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:

@@ -83,8 +83,9 @@ class Files:
         if len(self._shelf.of(tenant)) + len(coming) >= settings.tenant_files:
             raise _full(f"{settings.tenant_files:,} files")
         stored = self._stored(tenant) + sum(coming)
-        # An upload of unknown length may grow to the maximum size.
-        stated = int(exchange.headers.get("content-length", 0))
+        # One of unknown length, which includes a compressed one, may grow to the maximum size.
+        headers = exchange.headers
+        stated = 0 if "content-encoding" in headers else int(headers.get("content-length", 0))
         if stored + max(1, stated) > settings.tenant_bytes:
             raise _full(f"{settings.tenant_bytes:,} bytes")
         file_id = new_id("file-")

@@ -73,11 +73,6 @@ class Life:
         self._is_stopping = False
         self.trouble = ""
 
-    @property
-    def is_running(self) -> bool:
-        """Whether its job is in progress."""
-        return self._runner is not None
-
     def look(self) -> None:
         """Updates the counts of the record."""
         if self._tally is not None:

@@ -67,7 +67,7 @@ class Shelf(Generic[R]):
             path = self._folder / name
             try:
                 record = self._decoder.decode(path.read_bytes())
-            except (OSError, msgspec.DecodeError) as error:
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 raise JournalError(
                     f"{path} cannot be read: {error}", hint="move it away; its files stay"
                 ) from error

@@ -32,7 +32,7 @@ class Upload:
         self._most_bytes = most_bytes
         self._disk = disk
         self._file: FileIO | None = None
-        self._number = 0
+        self._part: FormPart | None = None
         self._waiting = bytearray()
         self.size_bytes = 0
 
@@ -53,14 +53,14 @@ class Upload:
         if purpose != UPLOADED:
             what = f"The purpose of a file must be '{UPLOADED}' here, not '{purpose[:40]}'."
             raise Refusal(what, param="purpose")
-        if not self._number:
+        if self._part is None:
             raise Refusal("Missing required parameter: 'file'.", param="file")
         kept_s = kept_for(_stated_expiry(parts), usual_s, "expires_after")
         await self._write()
         if not self.size_bytes:
             raise Refusal("The file is empty.", param="file")
         # The name is only shown: the path is generated.
-        return parts["file"].filename[:_MOST_NAME], kept_s
+        return self._part.filename[:_MOST_NAME], kept_s
 
     def keep(self, place: Path) -> None:
         """Makes the file durable at its place. Blocks. Raises OSError."""
@@ -77,9 +77,9 @@ class Upload:
 
     async def _take(self, part: FormPart, data: bytes) -> None:
         """Takes the next data of a part of the form."""
-        if part.name != "file" or self._number not in (0, part.number):
+        self._part = self._part or part
+        if part.name != "file" or part is not self._part:
             raise Refusal("The form must have one file, named 'file'.", param="file")
-        self._number = part.number
         self.size_bytes += len(data)
         if self.size_bytes > self._most_bytes:
             what = f"The file is larger than {self._most_bytes:,} bytes, the most that is stored."

@@ -2,7 +2,6 @@
 
 from redline.serve.dashboard.dashboard import Dashboard
 from redline.serve.dashboard.snapshot import (
-    BatchView,
     Binding,
     ClassView,
     EndpointView,

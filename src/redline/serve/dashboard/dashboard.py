@@ -17,7 +17,7 @@ import msgspec
 from redline.apis import event_bytes
 from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.serve.dashboard.snapshot import Snapshot
-from redline.serve.http import busy, wrong_method
+from redline.serve.http import STREAM_HEADERS, busy, wrong_method
 
 _EVERY_S = 1.0
 # Each stream costs one snapshot per second.
@@ -33,13 +33,6 @@ _PAGE = header_lines(
         "form-action 'none'; frame-ancestors 'none'",
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
-    }
-)
-_EVENTS = header_lines(
-    {
-        "content-type": "text/event-stream; charset=utf-8",
-        "cache-control": "no-cache",
-        "x-accel-buffering": "no",
     }
 )
 _STATUS = header_lines({"content-type": "application/json", "cache-control": "no-cache"})
@@ -76,7 +69,7 @@ class Dashboard:
             raise busy("Too many dashboards are open.", "overloaded")
         self._watchers += 1
         try:
-            await exchange.begin(200, _EVENTS, event_bytes(self._read()))
+            await exchange.begin(200, STREAM_HEADERS, event_bytes(self._read()))
             while True:
                 await asyncio.sleep(_EVERY_S)
                 await exchange.write(event_bytes(self._read()))

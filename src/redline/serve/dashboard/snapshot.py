@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from redline.serve.batches import BatchView
+
 
 class Binding(msgspec.Struct, frozen=True, kw_only=True):
     """The cause that holds calls back.
@@ -61,17 +63,6 @@ class TenantView(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int = 0
     running: int = 0
     spent_usd: float | None = None
-
-
-class BatchView(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch: its lines done and failed, and their total."""
-
-    id: str
-    tenant: str
-    state: str
-    done: int = 0
-    failed: int = 0
-    total: int = 0
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):

@@ -87,7 +87,7 @@ class GatewayMetrics:
         )
 
     def _about_classes(self) -> Iterator[Family]:
-        classes = [one for way in self._lineup.ways for one in way.gate.state().classes]
+        classes = [one for way in self._lineup.ways for one in way.gate.classes()]
         for name, about in (
             ("waiting", "Calls that wait for admission."),
             ("in_flight", "Admitted calls in flight."),

@@ -16,7 +16,6 @@ from redline.job.monitor import BOUNDS_S, Family
 from redline.route import PoolMember
 from redline.serve.batches import Batches
 from redline.serve.dashboard import (
-    BatchView,
     Binding,
     ClassView,
     EndpointView,
@@ -112,7 +111,8 @@ class GatewayWatch:
             classes=self._classes(),
             endpoints=endpoints,
             tenants=self._tenants(),
-            batches=self._batch_views(),
+            # Only one worker has them.
+            batches=self._batches.unfinished() if isinstance(self._batches, Batches) else [],
             changes=[*self._changes],
             faults=[*self._totals.faults],
             history=[*self._history],
@@ -178,7 +178,10 @@ class GatewayWatch:
 
     def _waits(self) -> int:
         now_s, ways = SYSTEM.now_s(), self._lineup.ways
-        return sum(way.gate.state().waiting + way.pool.load(now_s).waiting for way in ways)
+        return sum(
+            sum(one.waiting for one in way.gate.classes()) + way.pool.load(now_s).waiting
+            for way in ways
+        )
 
     def _bound(self, now_s: float) -> Binding:
         pools = self._lineup.pools
@@ -228,7 +231,7 @@ class GatewayWatch:
                     admitted=one.admitted,
                     refused=sum(one.refused.values()),
                 )
-                for one in way.gate.state().classes
+                for one in way.gate.classes()
             ]
             for way in self._lineup.ways
         )
@@ -246,22 +249,6 @@ class GatewayWatch:
             )
             for name, counts in self._totals.tenants.items()
             for limits in (self._lineup.gates.tenants.of(name).limits,)
-        ]
-
-    def _batch_views(self) -> list[BatchView]:
-        """The unfinished batches; none if another worker has them."""
-        if not isinstance(self._batches, Batches):
-            return []
-        return [
-            BatchView(
-                id=one.id,
-                tenant=one.tenant,
-                state=one.trouble or one.status,
-                done=one.completed,
-                failed=one.failed,
-                total=one.total,
-            )
-            for one in self._batches.snapshot().batches
         ]
 
     def _endpoints(self, now_s: float) -> list[EndpointView]:

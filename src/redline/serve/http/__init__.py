@@ -1,6 +1,7 @@
 """Any backend as an HTTP server with the OpenAI API."""
 
 from redline.serve.http.door import Door, model_entry
+from redline.serve.http.event_stream import STREAM_HEADERS
 from redline.serve.http.front import Front
 from redline.serve.http.held_bytes import HeldBytes
 from redline.serve.http.messages import count_tokens

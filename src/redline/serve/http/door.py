@@ -19,7 +19,7 @@ import msgspec
 
 from redline.clock import SYSTEM
 from redline.errors import nearest
-from redline.httpserver import JSON, PROMETHEUS, Address, Exchange, HttpBounds, HttpServer, State
+from redline.httpserver import JSON, PROMETHEUS, Address, Exchange, HttpServer, State
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model, shortened
 from redline.serve.http.requests import CALLS, Bounds, read_body
@@ -57,15 +57,11 @@ class Door(HttpServer):
         ssl: SSLContext | None = None,
     ) -> None:
         self._models = tuple(models)
-        self._bounds = bounds or Bounds()
         self._routes = routes or Routes()
-        http_bounds = HttpBounds(
-            most_body_bytes=self._bounds.most_body_bytes,
-            bodies_by_path=self._routes.bodies_by_path,
-            body_s=self._bounds.body_s,
-            unread_s=self._bounds.unread_s,
+        self._bounds = msgspec.structs.replace(
+            bounds or Bounds(), bodies_by_path=self._routes.bodies_by_path
         )
-        super().__init__("the server", address, bounds=http_bounds, ssl=ssl)
+        super().__init__("the server", address, bounds=self._bounds, ssl=ssl)
         self._calls = calls
         self._pages = {
             "/v1/models": self._list_models,

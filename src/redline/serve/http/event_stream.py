@@ -20,14 +20,9 @@ from redline.serve.http.refusals import Refusal
 from redline.serve.http.replies import body_of, events_of
 from redline.serve.http.requests import Asked
 
-STREAM_HEADERS = header_lines(
-    {
-        "content-type": "text/event-stream; charset=utf-8",
-        "cache-control": "no-cache",
-        # nginx would hold the events back.
-        "x-accel-buffering": "no",
-    }
-)
+# Browsers would store the events, and nginx would hold them back.
+AT_ONCE = header_lines({"cache-control": "no-cache", "x-accel-buffering": "no"})
+STREAM_HEADERS = header_lines({"content-type": "text/event-stream; charset=utf-8"}) + AT_ONCE
 
 
 class ClientStream(Sink):

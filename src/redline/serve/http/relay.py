@@ -16,7 +16,7 @@ from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, TEXT, Exchange, header_lines
 from redline.serve.http.door import Door, Page
-from redline.serve.http.event_stream import ClientStream
+from redline.serve.http.event_stream import AT_ONCE, ClientStream
 from redline.serve.http.messages import Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
 from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
@@ -116,7 +116,7 @@ class Passed(ClientStream):
 
     async def begin(self, status: int, headers: Mapping[str, str]) -> None:
         self.has_begun = True
-        await self._exchange.begin(status, _fields(headers, self.request_id))
+        await self._exchange.begin(status, _fields(headers, self.request_id) + AT_ONCE)
 
     async def put(self, chunk: Chunk) -> None:
         data = chunk.raw

@@ -13,7 +13,7 @@ from msgspec import Meta
 from redline.apis import APIS, StreamOptions, api_of
 from redline.apis.messages import COUNT_TOKENS, MESSAGES
 from redline.calls import Request
-from redline.httpserver import BodyError, Exchange
+from redline.httpserver import BodyError, Exchange, HttpBounds
 from redline.serve.http.refusals import Refusal, no_model
 
 # The paths of Anthropic's API, and those of all calls.
@@ -21,20 +21,15 @@ MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
 CALLS = (*(api.path for api in APIS), *MESSAGES_CALLS)
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a front takes at most, and how long it waits for its clients. All above 0.
+class Bounds(HttpBounds, frozen=True, kw_only=True):
+    """Bounds of a front beside those of its HTTP server. All above 0.
 
-    most_requests: answered at once; more get 503. most_body_bytes: of one request.
-    most_held_bytes: of the bodies that come and of those that are answered, together.
-    body_s: until a body has come. unread_s: a client that takes less than 64 KiB of its answer
-    within it is cut off. grace_s: for what is in flight when the front closes.
+    most_requests: answered at once; more get 503. most_held_bytes: of the bodies that come and of
+    those that are answered, together. grace_s: for what is in flight when the front closes.
     """
 
     most_requests: int = 1024
-    most_body_bytes: int = 32 * 2**20
     most_held_bytes: int = 2**30
-    body_s: float = 120.0
-    unread_s: float = 120.0
     grace_s: float = 10.0
 
 

@@ -55,10 +55,6 @@ class Keyring:
         self.readings = 0
         self.reload()
 
-    def __len__(self) -> int:
-        """Keys in the file, those included that are refused."""
-        return len(self._known)
-
     @property
     def is_asked(self) -> bool:
         """Requests need a key."""
@@ -78,10 +74,10 @@ class Keyring:
         """
         if self._default is not None:
             return self._default
-        secret = api_key or ""
-        if authorization is not None:
-            scheme, _, text = authorization.partition(" ")
-            secret = text if scheme.lower() == "bearer" else ""
+        scheme, _, secret = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer":
+            # Credentials of another scheme may be for a proxy on the way.
+            secret = api_key or ""
         if not secret or len(secret) > _LONGEST:
             raise _refused(secret)
         known = self._known.get(digest_of(secret.strip().encode("latin-1", "replace")))

@@ -31,6 +31,7 @@ from redline.serve.keys.tenants import Tenants
 _EVERY_S = 1.0
 _MOST_BYTES = 64 * 2**20
 _MODE = 0o600
+_MOST_DOLLARS = 10**9
 
 
 class _Content(msgspec.Struct, forbid_unknown_fields=True):
@@ -163,7 +164,8 @@ def _dollars(picodollars: int) -> str:
 
 
 def _picodollars(dollars: str) -> int:
-    amount = Decimal(dollars) * DOLLAR
-    if not amount.is_finite() or amount < 0 or amount != int(amount):
-        raise ValueError(f"not an amount in dollars: {dollars}")
+    stated = Decimal(dollars)
+    # Before any arithmetic, which would overflow or take long with a large exponent.
+    if not 0 <= stated <= _MOST_DOLLARS or (amount := stated * DOLLAR) != int(amount):
+        raise ValueError(f"not an amount in dollars: {dollars[:40]}")
     return int(amount)

@@ -25,9 +25,6 @@ class Tenant:
         self.settings = settings
         self.limits = TenantLimits(name, settings, clock, store)
 
-    def __repr__(self) -> str:
-        return f"Tenant({self.name!r})"
-
     def reshape(self, settings: TenantSettings) -> None:
         """Replaces the settings; counts against the limits stay."""
         if settings != self.settings:
@@ -93,7 +90,7 @@ class Tenants:
             self._learn(tenant, told.get(tenant.name, 0))
 
     def _learn(self, tenant: Tenant, told: int) -> None:
-        """Takes over what others have committed. told: how much more of this process they know."""
+        """Takes over what others have committed. `told`: what more of this process they know."""
         day, totals = self._totals
         money = tenant.limits.money
         if tenant.name in totals:

@@ -90,8 +90,11 @@ class _Passing:
     async def _send(self) -> None:
         exchange, writer = self._exchange, self._writer
         lines = [f"{exchange.method} {exchange.target} HTTP/1.1", "connection: close"]
-        headers = exchange.headers.items()
-        lines += [f"{name}: {value}" for name, value in headers if name not in _NOT_SENT]
+        headers = exchange.headers
+        if "host" not in headers:
+            # A request of HTTP/1.0 need not have one, but this one must (RFC 9112, 3.2).
+            lines.append("host:")
+        lines += [f"{name}: {value}" for name, value in headers.items() if name not in _NOT_SENT]
         part = await exchange.part()
         if part:
             lines.append("transfer-encoding: chunked")

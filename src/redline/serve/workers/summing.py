@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from operator import attrgetter
 from typing import TypeVar
 
@@ -19,10 +21,20 @@ from redline.serve.dashboard import (
 )
 
 T = TypeVar("T")
+V = TypeVar("V", ClassView, EndpointView, TenantView)
 
 # Values that hold for all if they hold in one worker.
 _HIGHEST = frozenset({"redline_endpoint_state", "redline_build_info"})
+# Figures of which the highest holds for all; other numbers are added. Limits of tenants are shared:
+# each worker knows what all of them run and spend.
+_HIGHEST_OF: dict[type, set[str]] = {
+    ClassView: {"oldest_s"},
+    EndpointView: {"slots"},
+    TenantView: {"running", "spent_usd"},
+}
 _KEPT_EVENTS = 50
+# Each worker samples its seconds at moments of its own, slightly more than a second apart.
+_NEAR_S = 1.5
 
 
 def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
@@ -68,7 +80,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
         waiting=sum(one.waiting for one in snapshots),
         classes=joined_classes(one.classes for one in snapshots),
         endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
-        tenants=_joined([one.tenants for one in snapshots], _tenant),
+        tenants=_joined([one.tenants for one in snapshots], _summed),
         batches=[batch for one in snapshots for batch in one.batches],
         changes=_latest([one.changes for one in snapshots]),
         faults=_latest([one.faults for one in snapshots]),
@@ -78,7 +90,7 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
 
 def joined_classes(parts: Iterable[Sequence[ClassView]]) -> list[ClassView]:
     """The classes, summed over the parts."""
-    return _joined(parts, _class)
+    return _joined(parts, _summed)
 
 
 def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
@@ -92,41 +104,24 @@ def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
     return [*found.values()]
 
 
-def _class(one: ClassView, other: ClassView) -> ClassView:
-    return ClassView(
-        name=one.name,
-        running=one.running + other.running,
-        waiting=one.waiting + other.waiting,
-        oldest_s=max(one.oldest_s, other.oldest_s),
-        admitted=one.admitted + other.admitted,
-        refused=one.refused + other.refused,
-    )
-
-
 def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
     """The endpoint's state as seen by the worker that has a reason for it."""
-    seen = other if other.reason and not one.reason else one
+    if other.reason and not one.reason:
+        one, other = other, one
     latencies = [each.latency_s for each in (one, other) if each.latency_s]
-    return msgspec.structs.replace(
-        seen,
-        in_flight=one.in_flight + other.in_flight,
-        slots=max(one.slots, other.slots),
-        per_s=one.per_s + other.per_s,
-        latency_s=sum(latencies) / len(latencies) if latencies else 0.0,
-        errors=one.errors + other.errors,
-    )
+    latency_s = sum(latencies) / len(latencies) if latencies else 0.0
+    return msgspec.structs.replace(_summed(one, other), latency_s=latency_s)
 
 
-def _tenant(one: TenantView, other: TenantView) -> TenantView:
-    """Joins two views. Limits are shared: each view knows what all workers run and spend."""
-    return msgspec.structs.replace(
-        one,
-        calls=one.calls + other.calls,
-        refused=one.refused + other.refused,
-        tokens=one.tokens + other.tokens,
-        running=max(one.running, other.running),
-        spent_usd=max(one.spent_usd or 0.0, other.spent_usd or 0.0) or None,
-    )
+def _summed(one: V, other: V) -> V:
+    """The first view, with the numbers of the other one added to its own."""
+    highest, sums = _HIGHEST_OF[type(one)], {}
+    for name in one.__struct_fields__:
+        values = (getattr(one, name), getattr(other, name))
+        numbers = [value for value in values if isinstance(value, int | float)]
+        if numbers:
+            sums[name] = max(numbers) if name in highest else sum(numbers)
+    return msgspec.structs.replace(one, **sums)
 
 
 def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
@@ -135,20 +130,22 @@ def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
 
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
-    """The seconds of the first snapshot, with the other workers' figures of each added."""
-    found: dict[int, Second] = {}
-    for one in snapshots:
-        for second in one.history:
-            at = int(second.at_s)
-            found[at] = _second(found[at], second) if at in found else second
-    return [found[int(second.at_s)] for second in snapshots[0].history]
+    """The seconds of the first snapshot, with the nearest second of each other worker added."""
+    own, *others = (one.history for one in snapshots)
+    return [reduce(_with_nearest, others, second) for second in own]
 
 
-def _second(one: Second, other: Second) -> Second:
+def _with_nearest(second: Second, others: Sequence[Second]) -> Second:
+    at = bisect_left(others, second.at_s, key=attrgetter("at_s"))
+    beside = others[max(0, at - 1) : at + 1]
+    near = [one for one in beside if abs(one.at_s - second.at_s) <= _NEAR_S]
+    if not near:
+        return second
+    other = min(near, key=lambda one: abs(one.at_s - second.at_s))
     return Second(
-        one.at_s,
-        one.answers + other.answers,
-        one.tokens + other.tokens,
-        one.running + other.running,
-        one.waiting + other.waiting,
+        second.at_s,
+        second.answers + other.answers,
+        second.tokens + other.tokens,
+        second.running + other.running,
+        second.waiting + other.waiting,
     )
