@@ -27,6 +27,7 @@ from redline.timeline import (
     LimitUse,
     Sketch,
     Window,
+    errors_of,
     merged,
     merged_sketches,
     without,
@@ -397,5 +398,5 @@ def _evidence(held: Holder, window: Window, share: float) -> str:
 
 def _errors(window: Window) -> str:
     """The failed attempts by kind, and the last error."""
-    counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
+    counts = ", ".join(f"{count:,} x {kind}" for kind, count in errors_of([window]).items())
     return f" ({counts}, the last: {window.error})" if counts else ""
