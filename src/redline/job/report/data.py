@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -156,7 +157,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
     is_bound = any(one.cause not in _UNBOUND for one in summary.shares[:1])
     best = best_of(helps) if is_bound else None
     more = "" if best is None else f"; {best.change} would bring {gain_text(best)}"
-    return JobReport(
+    report = JobReport(
         name=shown(files.name, _LONGEST_NAME),
         state=_state(last, is_running=files.is_running),
         sentence=summary.sentence + more,
@@ -177,6 +178,23 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
         settings=_settings(files.manifest),
         notes=tuple(shown(note) for note in notes),
     )
+    shown_report: JobReport = _printable(report)
+    return shown_report
+
+
+def _printable(value: Any) -> Any:
+    """Returns the value with all its texts printable: many of them quote others'."""
+    match value:
+        case str():
+            return shown(value, _LONGEST_SETTING)
+        case msgspec.Struct():
+            fields = msgspec.structs.asdict(value)
+            return msgspec.structs.replace(value, **_printable(fields))
+        case dict():
+            return {_printable(name): _printable(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_printable, value))
+    return value
 
 
 def _state(run: RunHistory, *, is_running: bool) -> State:
