@@ -35,6 +35,7 @@ from redline.timeline import (
     Window,
     read_timeline,
 )
+from support.output_files import failure, result, write_output
 from support.recorded_jobs import FINISHED, HOSTILE, failing, output_of, window
 
 MOST_BYTES = 1_000_000
@@ -224,3 +225,13 @@ def test_a_failures_file_that_cannot_be_read_and_a_damaged_manifest_are_notes(
     timeline = read_timeline(output.state_path / "timeline.jsonl")
     notes = report_of(read_files(output, timeline, is_running=False)).notes
     assert [note.split(" are ")[0] for note in notes] == ["settings", "failures"]
+
+
+def test_a_row_that_failed_counts_once_and_not_if_it_succeeded_since(tmp_path: Path) -> None:
+    output = output_of(tmp_path / "out.jsonl", [([window(0)], FINISHED)])
+    failures = [failure(3), failure(3, "rejected"), failure(4, "rejected"), failure(5)]
+    write_output(output.path, [result(4)], failures)
+    timeline = read_timeline(output.state_path / "timeline.jsonl")
+    found = report_of(read_files(output, timeline, is_running=False)).failed
+    assert [(one.kind, one.rows) for one in found] == [("rejected", 1), ("server_failed", 1)]
+    assert [row.name for one in found for row in one.examples] == ["row 3", "row 5"]
