@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -151,3 +152,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "none/t.trace" in caught.value.where
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "none", 1)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="the trace cannot be written"):
+        TraceFile(tmp_path / "pipe")
