@@ -145,6 +145,9 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
         ({"arrivals": "poisson"}, "arrivals need a rate"),
         ({"rate_per_s": 1.0, "arrivals": "bursty"}, "arrivals are one of constant, poisson"),
+        ({"slo": 5}, "slo must be a text, not 5"),
+        ({"seed": "7"}, "seed must be a whole number, not '7'"),
+        ({"stream": "no"}, "stream must be True or False, not 'no'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: Any, error: str) -> None:
