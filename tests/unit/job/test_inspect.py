@@ -169,6 +169,15 @@ def test_endpoints_with_prices_and_names_of_their_own_are_billed_by_them(tmp_pat
     assert found.cost.picodollars == 17 * 10**6 + 12 * 3 * 10**6
 
 
+def test_each_answer_is_billed_by_its_own_model_however_many_endpoints_there_are(
+    tmp_path: Path,
+) -> None:
+    tariff = Tariff(own={**PRICES.own, "x": parse_price("x", {"input": 3, "output": 3})})
+    results = [result(row, model="x", endpoint=f"e{row}") for row in range(150)]
+    found = figures(write_output(tmp_path / "labels.jsonl", results), tariff)
+    assert (found.cost.picodollars, found.cost.priced) == (150 * 12 * 3 * 10**6, 150)
+
+
 def test_names_that_a_server_makes_up_are_bounded(tmp_path: Path) -> None:
     results = [
         result(row, finish_reason=f"reason {row}", model=f"model {row}", endpoint=f"e{row}")
