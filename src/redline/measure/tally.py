@@ -12,7 +12,7 @@ from redline.measure.callers import Answer
 from redline.measure.figures import ClientUse, Failures, Figures, Goodput
 from redline.measure.flow import Flow, Rate, rate
 from redline.measure.slo import Objective, keeps
-from redline.measure.spread import Spread
+from redline.timeline import Spread
 
 # Kinds of errors whose counts are kept one by one; further ones are counted together.
 _MOST_KINDS = 50

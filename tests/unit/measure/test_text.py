@@ -7,7 +7,7 @@ import pytest
 
 from redline.measure import Figures, figures_lines
 from redline.measure.flow import Rate
-from redline.measure.spread import Spread
+from redline.timeline import Spread
 
 FIGURES = Figures(
     target="t",

@@ -18,8 +18,8 @@ from redline.errors import ConfigError
 from redline.measure import Answer, caller_of
 from redline.measure.figures import ClientUse
 from redline.measure.resources import bottleneck, gpu_reader
-from redline.measure.spread import Quantiles
 from redline.testing import ScriptedBackend
+from redline.timeline import Quantiles
 
 BACKEND = ScriptedBackend([redline.Reply(output="yes", input_tokens=3, output_tokens=5)])
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}}

@@ -9,9 +9,9 @@ import msgspec
 from redline.apis import stated_tokens
 from redline.calls.cost import DOLLAR
 from redline.job.inspect.cost import Billing, Cost
-from redline.job.inspect.latencies import Latencies
 from redline.job.inspect.lines import Line
 from redline.job.inspect.names import OTHERS, count_name, known_or_others
+from redline.timeline import Spread
 
 _LONGEST_MESSAGE = 1000
 
@@ -47,7 +47,7 @@ class Figures:
         self.models: dict[str, int] = {}
         self.endpoints: dict[str, int] = {}
         self.cost = Cost()
-        self.latencies = Latencies()
+        self.latencies = Spread()
         self.verdicts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.reasks: int | None = None
@@ -122,12 +122,10 @@ class Figures:
 
         Fields of the cache, batches, tasks and unreadable lines are left out if they are empty.
         """
-        latencies, cost = self.latencies, self.cost
-        latency_s = {
-            "p50": latencies.at_s(0.5),
-            "p95": latencies.at_s(0.95),
-            "max": latencies.most_s,
-        }
+        cost, latency = self.cost, self.latencies.quantiles()
+        latency_s = None
+        if latency is not None:
+            latency_s = {"p50": latency.p50_s, "p95": latency.p95_s, "max": latency.max_s}
         fields: dict[str, Any] = {
             "rows": self.rows,
             "succeeded": self.succeeded,
@@ -143,7 +141,7 @@ class Figures:
             "cost_usd": cost.picodollars / DOLLAR if cost.priced else None,
             "priced": cost.priced,
             "unpriced": cost.unpriced,
-            "latency_s": latency_s if latencies.count else None,
+            "latency_s": latency_s,
             "endpoints": self.endpoints,
             "models": self.models,
         }
