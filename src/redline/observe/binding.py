@@ -17,6 +17,7 @@ at the endpoint when more were last in flight, the endpoint is what keeps their 
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -257,17 +258,14 @@ class _Run:
     def _nearest(self, places: Sequence[int], index: int) -> Sketch:
         """Latencies in the nearest of these windows, as many as are enough."""
         after = bisect_left(places, index)
-        before = after - 1
+        sides = places[after:], reversed(places[:after])
         found: list[Sketch] = []
         count = 0
-        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(places)):
-            is_before_next = after >= len(places) or (
-                before >= 0 and index - places[before] < places[after] - index
-            )
-            place = places[before if is_before_next else after]
-            before, after = (before - 1, after) if is_before_next else (before, after + 1)
+        for place in heapq.merge(*sides, key=lambda one: abs(one - index)):
             found.append(self._later[place])
             count += found[-1].count
+            if count >= _ENOUGH_ANSWERS:
+                break
         return merged_sketches(found)
 
 
