@@ -64,6 +64,8 @@ _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
 _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
 # While a run continues, this many of its latest seconds are treated as one window.
 _CURRENT_S = 3.0
+# The number of its latest windows that show what binds.
+_RECENT = 60
 
 Found = tuple[Cause, str, str]
 # For each holder: the cause, its name, and the evidence, to which the share of samples is added.
@@ -106,6 +108,16 @@ def current(windows: Sequence[Window]) -> Binding | None:
     first = next(i for i, window in enumerate(windows) if window.end_s > begin_s)
     latest = [*windows[:first], merged(windows[first:])]
     return _Run(latest).binding(len(latest) - 1)
+
+
+def recent(windows: Sequence[Window]) -> list[Window]:
+    """The windows by which `current` can judge a run that continues, in a time that does not grow.
+
+    These are the latest ones, and earlier ones with the first calls, which show how long an answer
+    takes while the endpoint has no others.
+    """
+    first = [window for window in windows[:-_RECENT] if window.first.pairs]
+    return [*first, *windows[-_RECENT:]]
 
 
 class _Run:

@@ -17,7 +17,7 @@ from redline._version import __version__
 from redline.calls.client import label_of
 from redline.calls.cost import DOLLAR
 from redline.job.show import View
-from redline.observe import Cause, current
+from redline.observe import Cause, current, recent
 from redline.timeline import EndpointState, Sketch, Window
 from redline.waist import Attempts, Health
 
@@ -304,7 +304,7 @@ def _about_times(seen: _Seen) -> Iterator[Family]:
 
 
 def _about_run(seen: _Seen) -> Iterator[Family]:
-    binding = current(seen.view.sampler.windows)
+    binding = current(recent(seen.view.sampler.windows))
     found = Cause.UNDETERMINED if binding is None else binding.cause
     yield gauge(
         "redline_binds",

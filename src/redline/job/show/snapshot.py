@@ -14,14 +14,13 @@ from redline.job.show.row_count import InputCounts
 from redline.job.show.view import View
 from redline.job.work import BatchUse
 from redline.limits.rule import AUTO
-from redline.observe import Cause, Estimate, current, estimate
+from redline.observe import Cause, Estimate, current, estimate, recent
 from redline.timeline import LimitUse, Window, merged_sketches
 from redline.waist import CacheUse
 
 # Rates are means over the last of these seconds, costs and latencies over more.
 _RATE_S, _LONG_S = 10.0, 60.0
-# The windows that show what binds; and how long another constraint may interrupt it.
-_BOUND_WINDOWS = 60
+# For how long another constraint may interrupt what binds.
 _BRIDGED_S = 5.0
 
 
@@ -133,9 +132,7 @@ class _Bounds:
 
     def read(self, windows: list[Window]) -> Bound | None:
         """Returns what binds, from the windows so far; None if it is unknown, or nothing binds."""
-        # Windows of the first calls show how long an answer takes while the endpoint has no others.
-        first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
-        found = current([*first, *windows[-_BOUND_WINDOWS:]])
+        found = current(recent(windows))
         if found is None or found.cause in (Cause.UNDETERMINED, Cause.NOTHING):
             return None
         # The number of calls in flight may change all the time while it is searched for.
