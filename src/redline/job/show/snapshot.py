@@ -7,7 +7,7 @@ from collections import deque
 
 import msgspec
 
-from redline.calls.cost import DOLLAR
+from redline.calls.cost import DOLLAR, dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.job.show.notices import STANDSTILL, notices
 from redline.job.show.row_count import InputCounts
@@ -99,6 +99,14 @@ class Snapshot(msgspec.Struct, kw_only=True):
     cache: CacheUse | None = None
     batches: BatchUse | None = None
     look_in_s: float | None = None
+
+    @property
+    def expected(self) -> str:
+        """The dollars at the end in words, empty while they are unknown."""
+        if self.expected_usd is None:
+            return ""
+        whole = "with the rows left" if self.is_spent_here else "in all"
+        return f"about {dollars_text(round(self.expected_usd * DOLLAR))} {whole}"
 
 
 class _Lately(msgspec.Struct):
