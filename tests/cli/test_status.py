@@ -48,7 +48,7 @@ def timeline(output: Output, *, begun: float, end: RunEnd | None = None) -> None
             waiting=13.0,
             held={"limit": 10},
             limits=(LimitUse("1,200 requests/min", 10, 200, 1200, 60.0),),
-            errors={"server_failed": 1} if second == 4 else {},
+            errors={4: {"server_failed": 1}, 9: {"cancelled": 64}}.get(second, {}),
             error="HTTP 500: it broke" if second == 4 else "",
             latency=Sketch.of([0.1] * 19 + [1.5]),
             totals=Totals(rows=1000, done=20 * second + 20, failed=1, output_tokens=60 * second),
@@ -74,10 +74,12 @@ def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> N
     assert lines[2].startswith("speed    20.1 rows/s, 60.0 tokens/s, 3 of 16 calls in flight, ETA")
     assert lines[3] == "limits   200/1,200 requests/min  <- binds"
     assert lines[4].startswith("latency  p50 99 ms, p95 ")
+    # Attempts that an interruption ended are no errors.
     assert "errors   1 server_failed; the last: HTTP 500: it broke" in lines
     assert any(line.startswith("binds    1,200 requests/min, for 10 s: 13 calls") for line in lines)
     assert "so far   bound by 1,200 requests/min for 100 % of the time" in lines
     assert (found["state"], found["left"], found["binding"]["cause"]) == ("running", 799, "limit")
+    assert found["errors"] == {"server_failed": 1}
     assert found["rows_per_s"] == pytest.approx(20.1)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from redline.timeline import (
     Totals,
     Window,
 )
+from support.output_files import failure
 
 BEGUN = 1_790_000_000.0
 HOSTILE = "</script><img src=x onerror=alert(1)><b>\u202e\x1b[31mred"
@@ -105,15 +105,15 @@ def output_of(
         begun += end_s + pause_s
     manifest.save(output, Manifest(input="/data/rows.jsonl", settings=settings))
     if failures:
-        lines = (json.dumps(_failure(number)) for number in range(1, failures + 1))
-        output.failed_path.write_text("\n".join(lines) + "\n{torn", "utf-8")
+        lines = b"".join(_failure(number) for number in range(1, failures + 1))
+        output.failed_path.write_bytes(lines + b"{torn")
     return output
 
 
-def _failure(number: int) -> dict[str, Any]:
+def _failure(number: int) -> bytes:
     kind = "rejected" if number % 3 else "server_failed"
     error = {"kind": kind, "message": f"HTTP 400: {HOSTILE} of {number}"}
-    return {"v": 1, "hash": "0", "custom_id": None, "row": number, "error": error, "attempts": 9}
+    return failure(number, error=error, attempts=9)
 
 
 def jobs(folder: Path) -> dict[str, Output]:

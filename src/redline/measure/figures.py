@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from redline.measure.flow import Rate
-from redline.measure.spread import Quantiles
+from redline.timeline import Quantiles
 
 
 class Failures(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,8 +70,8 @@ class Load:
         self._begun_s = begun_s
         self._end_s = begun_s + plan.duration_s
         self._sent = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._has_room = asyncio.Event()
+        self._tasks: set[asyncio.Task[Answer]] = set()
+        self._places = asyncio.Semaphore(plan.concurrency)
         self._full_s: float | None = None
         self._answered_s = 0.0
         self._unsent = self._cut = 0
@@ -200,16 +200,19 @@ class Load:
                 await self._until(due_s)
             if not is_behind:
                 self._watch.late.add(max(0.0, clock.now_s() - due_s))
-            if self.in_flight >= self._plan.concurrency:
+            if not self._places.locked():
+                await self._places.acquire()
+            else:
                 is_behind = True
-                if not await self._room():
+                try:
+                    await asyncio.wait_for(self._places.acquire(), self._end_s - clock.now_s())
+                except TimeoutError:
                     self._count_unsent(chain(times, chain.from_iterable(calls)))
                     break
             requests = self._take(len(times))
             if not requests:
                 break
-            task = asyncio.create_task(self._call_alone(due_s, requests))
-            self.in_flight += 1
+            task = asyncio.create_task(self._call(due_s, requests))
             self._tasks.add(task)
             task.add_done_callback(self._forget)
         self._is_over()
@@ -218,42 +221,23 @@ class Load:
         if (wait_s := due_s - self._clock.now_s()) > _DUE_S:
             await asyncio.sleep(wait_s)
 
-    async def _room(self) -> bool:
-        """Waits for a place; returns False if the duration is over first."""
-        while self.in_flight >= self._plan.concurrency:
-            left_s = self._end_s - self._clock.now_s()
-            if left_s <= 0:
-                return False
-            self._has_room.clear()
-            try:
-                await asyncio.wait_for(self._has_room.wait(), left_s)
-            except TimeoutError:
-                return False
-        return True
-
     def _count_unsent(self, times: Iterable[float]) -> None:
         """Counts the requests of these times as not made, if they are due in the window."""
         plan, most = self._plan, min(self._left(), _MOST_COUNTED)
         due = takewhile(lambda at_s: at_s < plan.duration_s, times)
         self._unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
 
-    async def _call_alone(self, due_s: float, requests: Sequence[Any]) -> None:
-        await self._call(due_s, requests, is_counted=True)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, task: asyncio.Task[Answer]) -> None:
         self._tasks.discard(task)
-        self._has_room.set()
+        self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             self._defect = self._defect or error
             self._stop(str(error))
 
-    async def _call(
-        self, scheduled_s: float, requests: Sequence[Any], *, is_counted: bool = False
-    ) -> Answer:
-        """Makes one call and adds it to the tally. is_counted: `in_flight` includes it already."""
+    async def _call(self, scheduled_s: float, requests: Sequence[Any]) -> Answer:
+        """Makes one call and adds it to the tally."""
         clock, tally = self._clock, self._tally
-        if not is_counted:
-            self.in_flight += 1
+        self.in_flight += 1
         begun_s = clock.now_s()
         tally.offered(len(requests), self._caller.takes)
         try:

@@ -64,7 +64,7 @@ async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figu
     if load.stopped is not None and not tally.succeeded:
         raise load.stopped
     use = watch.use()
-    figures = tally.figures(what.target, what.words, plan.concurrency, ended, use)
+    figures = tally.figures(what.target, what.words, plan.concurrency, ended)
     reason = bottleneck(use, figures.ttft or figures.latency)
     fill = None
     if what.caller.takes > 1:

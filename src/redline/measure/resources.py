@@ -10,7 +10,7 @@ from typing import Any
 
 from redline.clock import SYSTEM, Clock
 from redline.measure.figures import ClientUse
-from redline.measure.spread import Quantiles, Spread
+from redline.timeline import Quantiles, Spread
 
 _TICK_S = 0.05
 _GPU_S = 0.5

@@ -9,10 +9,10 @@ import msgspec
 
 from redline.calls.cost import DOLLAR
 from redline.measure.callers import Answer
-from redline.measure.figures import ClientUse, Failures, Figures, Goodput
+from redline.measure.figures import Failures, Figures, Goodput
 from redline.measure.flow import Flow, Rate, rate
 from redline.measure.slo import Objective, keeps
-from redline.measure.spread import Spread
+from redline.timeline import Spread
 
 # Kinds of errors whose counts are kept one by one; further ones are counted together.
 _MOST_KINDS = 50
@@ -159,9 +159,7 @@ class Tally:
             end_s = ended.answered_s
         return self._warm_up_s, max(end_s, self._warm_up_s + 1e-3)
 
-    def figures(
-        self, target: str, load: str, concurrency: int, ended: Ended, client: ClientUse | None
-    ) -> Figures:
+    def figures(self, target: str, load: str, concurrency: int, ended: Ended) -> Figures:
         """Returns the figures of all calls so far."""
         begin_s, end_s = self.window_s(ended)
         latency, from_send = self._latency.quantiles(), self._from_send.quantiles()
@@ -203,7 +201,6 @@ class Tally:
                 Failures(kind=kind, count=count, example=self._examples[kind])
                 for kind, (count,) in failures
             ),
-            client=client,
             ended=ended.why,
             is_interrupted=ended.is_interrupted,
         )

@@ -56,8 +56,9 @@ def notes(figures: Figures) -> list[str]:
         )
     if figures.is_token_count_estimated:
         found.append("answers without a usage are counted by their chunks, one token each")
-    if figures.inter_token is not None and figures.inter_token.error:
-        found.append(f"quantiles are within {figures.inter_token.error:.0%} of the exact ones")
+    spreads = (figures.latency, figures.ttft, figures.inter_token, figures.tpot)
+    if error := max((one.error for one in spreads if one is not None), default=0.0):
+        found.append(f"quantiles are within {error:.0%} of the exact ones")
     if figures.cut:
         found.append(f"{counted(figures.cut, 'request')} in flight were dropped")
     if figures.ended:

@@ -29,6 +29,11 @@ SCHEDULE_CONCURRENCY = 1000
 _LONGEST_S = 31 * 86_400.0
 _COUNTS = ("concurrency", "batch_size", "limit")
 _NUMBERS = ("rate_per_s", "warm_up_s", "think_time_s")
+_OTHERS: dict[str, tuple[type, str]] = {
+    "seed": (int, "a whole number"),
+    "stream": (bool, "True or False"),
+    "slo": (str, "a text"),
+}
 
 
 class LoadOptions(TypedDict, total=False):
@@ -225,6 +230,9 @@ def _check(options: LoadOptions, duration_s: float) -> None:
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
         if name in _NUMBERS and not _is_number(value):
             raise ConfigError(f"{name} must be a number, not {value!r}")
+        kind, words = _OTHERS.get(name, (object, ""))
+        if not isinstance(value, kind):
+            raise ConfigError(f"{name} must be {words}, not {value!r}")
     if not _is_number(duration_s):
         raise ConfigError(f"duration_s must be a number, not {duration_s!r}")
     if (think_s := options.get("think_time_s", 0.0)) < 0:

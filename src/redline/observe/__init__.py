@@ -8,7 +8,7 @@ from redline.observe.alert_rules import (
     Rule,
 )
 from redline.observe.alerts import Alert, Alerts
-from redline.observe.binding import bindings, current
+from redline.observe.binding import bindings, current, recent
 from redline.observe.causes import Binding, Cause
 from redline.observe.eta import Estimate, estimate
 from redline.observe.prediction import (

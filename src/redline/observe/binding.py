@@ -17,6 +17,7 @@ at the endpoint when more were last in flight, the endpoint is what keeps their 
 
 from __future__ import annotations
 
+import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from redline.timeline import (
     LimitUse,
     Sketch,
     Window,
+    errors_of,
     merged,
     merged_sketches,
     without,
@@ -62,6 +64,8 @@ _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
 _LEVEL, _LEAST_POWER = math.log(1.1), 0.5
 # While a run continues, this many of its latest seconds are treated as one window.
 _CURRENT_S = 3.0
+# The number of its latest windows that show what binds.
+_RECENT = 60
 
 Found = tuple[Cause, str, str]
 # For each holder: the cause, its name, and the evidence, to which the share of samples is added.
@@ -104,6 +108,16 @@ def current(windows: Sequence[Window]) -> Binding | None:
     first = next(i for i, window in enumerate(windows) if window.end_s > begin_s)
     latest = [*windows[:first], merged(windows[first:])]
     return _Run(latest).binding(len(latest) - 1)
+
+
+def recent(windows: Sequence[Window]) -> list[Window]:
+    """The windows by which `current` can judge a run that continues, in a time that does not grow.
+
+    These are the latest ones, and earlier ones with the first calls, which show how long an answer
+    takes while the endpoint has no others.
+    """
+    first = [window for window in windows[:-_RECENT] if window.first.pairs]
+    return [*first, *windows[-_RECENT:]]
 
 
 class _Run:
@@ -256,17 +270,14 @@ class _Run:
     def _nearest(self, places: Sequence[int], index: int) -> Sketch:
         """Latencies in the nearest of these windows, as many as are enough."""
         after = bisect_left(places, index)
-        before = after - 1
+        sides = places[after:], reversed(places[:after])
         found: list[Sketch] = []
         count = 0
-        while count < _ENOUGH_ANSWERS and (before >= 0 or after < len(places)):
-            is_before_next = after >= len(places) or (
-                before >= 0 and index - places[before] < places[after] - index
-            )
-            place = places[before if is_before_next else after]
-            before, after = (before - 1, after) if is_before_next else (before, after + 1)
+        for place in heapq.merge(*sides, key=lambda one: abs(one - index)):
             found.append(self._later[place])
             count += found[-1].count
+            if count >= _ENOUGH_ANSWERS:
+                break
         return merged_sketches(found)
 
 
@@ -397,5 +408,5 @@ def _evidence(held: Holder, window: Window, share: float) -> str:
 
 def _errors(window: Window) -> str:
     """The failed attempts by kind, and the last error."""
-    counts = ", ".join(f"{count:,} x {kind}" for kind, count in window.errors.items())
+    counts = ", ".join(f"{count:,} x {kind}" for kind, count in errors_of([window]).items())
     return f" ({counts}, the last: {window.error})" if counts else ""

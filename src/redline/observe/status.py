@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
 
@@ -13,7 +12,15 @@ from redline.observe.causes import Binding, Cause
 from redline.observe.eta import estimate
 from redline.observe.prediction import Score, predictions, scores_of
 from redline.observe.shares import Share, stretches, summary_of
-from redline.timeline import Prediction, Timeline, Totals, Window, merged, merged_phases
+from redline.timeline import (
+    Prediction,
+    Timeline,
+    Totals,
+    Window,
+    errors_of,
+    merged,
+    merged_phases,
+)
 
 # The present state is read from the windows of the last seconds, latencies from a longer span.
 _LATELY_S, _LATENCY_S = 10.0, 60.0
@@ -130,7 +137,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         latency_p95_s=latency.quantile_s(0.95),
         eta_s=estimate(windows).eta_s if state == "running" else None,
         limits=_limits(lately),
-        errors=dict(Counter(whole.errors).most_common()),
+        errors=dict(errors_of(windows).most_common()),
         error=whole.error,
         binding=_binding(windows, found),
         bound=bound.shares,

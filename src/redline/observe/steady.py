@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from redline.timeline import Sketch, Window, merged
+from redline.timeline import Sketch, Window, errors_of, merged
 
 # A window is steady if the number of calls in flight was equal within this factor for as long
 # before it as most calls take.
@@ -103,7 +103,7 @@ def _is_steady(windows: Sequence[Window], index: int) -> bool:
 
 def _failed(window: Window) -> float:
     """The share of attempts that ended with an error."""
-    failed = sum(window.errors.values())
+    failed = errors_of([window]).total()
     return failed / max(1, failed + window.answered)
 
 

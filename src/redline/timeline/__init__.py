@@ -27,6 +27,7 @@ from redline.timeline.records import (
 )
 from redline.timeline.sketch import EMPTY, LEAST_S, Sketch, merged_sketches, without
 from redline.timeline.sketch import ERROR as SKETCH_ERROR
+from redline.timeline.spread import MOST_EXACT, Quantiles, Spread
 from redline.timeline.trace import RecordedRun, Trace, read_trace
 from redline.timeline.window import (
     HOLDERS,

@@ -1,9 +1,9 @@
 """Turns samples and ended calls into windows. Synchronous; the caller passes the time.
 
-Calls are processed in bulk, with functions written in C. Above about 1,000 tried calls per second,
-only one in several is recorded and counts as several: a single call costs a microsecond, and
-keeping all of them until the next sample would fill the CPU's cache. Recorded calls are drawn at
-random, since calls may end in a rotation, for example over endpoints.
+Above about 1,000 tried calls per second, only one in several is recorded and counts as several:
+working through a call takes some microseconds, and keeping all of them until the next sample would
+fill the CPU's cache. Recorded calls are drawn at random, since calls may end in a rotation, for
+example over endpoints.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
-from operator import attrgetter, itemgetter, sub
+from operator import attrgetter
 
 import msgspec
 
@@ -33,9 +33,6 @@ from redline.timeline.window import (
 )
 from redline.waist import Attempt
 
-_ERROR, _SENT = attrgetter("error"), attrgetter("sent_s")
-_COMPLETE, _FIRST_TOKEN = attrgetter("complete_s"), attrgetter("first_token_s")
-_TRIED = itemgetter(2)
 # When this many calls have ended, they are processed at the next sample: enough that each costs
 # little, and few enough that their attempts, with errors and quoted texts, take little memory.
 ENOUGH_CALLS = 64
@@ -241,31 +238,27 @@ class Gatherer:
         """Adds the ended calls to the sums of the window."""
         if not self._ended:
             return
-        ended = self._ended.copy()
-        # The list is filled again afterwards.
-        self._ended.clear()
-        attempts = list(chain.from_iterable(map(_TRIED, ended)))
-        answered = attempts
-        if errors := list(filter(_ERROR, attempts)):
-            answered = [one for one in attempts if one.error is None]
-            last = errors[-1].error
-            self.note_error("" if last is None else last.what)
+        ended, self._ended = self._ended, []
+        attempts = [attempt for _, _, tried in ended for attempt in tried]
+        if errors := [attempt.error for attempt in attempts if attempt.error is not None]:
+            self.note_error(errors[-1].what)
+        answered = [attempt for attempt in attempts if attempt.error is None]
         self._answered += len(answered) * self._every
         if answered:
             self._note_latencies(answered)
         self._phases.append(phases_of(ended).times(self._every))
 
     def _note_latencies(self, answered: Sequence[Attempt]) -> None:
-        sent, complete = list(map(_SENT, answered)), list(map(_COMPLETE, answered))
-        latencies = list(map(sub, complete, sent))
-        self._latency.append(Sketch.of(latencies, self._every))
         if self._first_answer_s is None:
-            self._first_answer_s = min(complete)
-        if min(sent) < self._first_answer_s:
-            pairs = zip(sent, latencies, strict=True)
-            early_s = [s for at_s, s in pairs if at_s < self._first_answer_s]
-            self._first.append(Sketch.of(early_s, self._every))
-        streamed = list(filter(_FIRST_TOKEN, answered))
-        if streamed:
-            times = map(sub, map(_FIRST_TOKEN, streamed), map(_SENT, streamed))
-            self._first_token.append(Sketch.of(times, self._every))
+            self._first_answer_s = min(attempt.complete_s for attempt in answered)
+        latency, first, first_token = [], [], []
+        for attempt in answered:
+            assert attempt.sent_s is not None
+            latency.append(attempt.complete_s - attempt.sent_s)
+            if attempt.sent_s < self._first_answer_s:
+                first.append(latency[-1])
+            if attempt.first_token_s is not None:
+                first_token.append(attempt.first_token_s - attempt.sent_s)
+        self._latency.append(Sketch.of(latency, self._every))
+        self._first.append(Sketch.of(first, self._every))
+        self._first_token.append(Sketch.of(first_token, self._every))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +24,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.process import drop_unfinished, replace_file, write_all
-from redline.timeline.lines import is_of_unknown_kind, version_of
+from redline.timeline.lines import Records
 from redline.timeline.prediction import Prediction
 from redline.timeline.window import Window, coarsened
 
@@ -135,38 +136,20 @@ def read_timeline(path: Path) -> Timeline:
 
 def _parsed(data: bytes, path: Path) -> Timeline:
     timeline = Timeline([])
-    lines = data.split(b"\n")
-    timeline.is_cut = bool(lines.pop())
-    for line in lines:
-        entry = _entry(line)
+    entries: Records[Entry] = Records(
+        BytesIO(data), _DECODE, known=_KNOWN, newest=TIMELINE_VERSION, said=f"{path} has"
+    )
+    for entry in entries:
         if isinstance(entry, RunFacts):
-            if entry.v > TIMELINE_VERSION:
-                raise ConfigError(
-                    f"{path} has version {entry.v}, "
-                    f"and this redline reads version {TIMELINE_VERSION}",
-                    hint="read it with the redline that wrote it, or a newer one",
-                )
             timeline.runs.append(RunHistory(facts=entry))
-        elif entry is None or not timeline.runs:
-            timeline.damaged += not is_of_unknown_kind(line, _KNOWN)
         elif isinstance(entry, Window):
             timeline.runs[-1].windows.append(entry)
         elif isinstance(entry, Prediction):
             timeline.runs[-1].prediction = entry
         else:
             timeline.runs[-1].end = entry
+    timeline.damaged, timeline.is_cut = entries.damaged, entries.is_cut
     return timeline
-
-
-def _entry(line: bytes) -> Entry | None:
-    """The record of a line; None if it is damaged, or of another kind."""
-    try:
-        found: Entry = _DECODE(line)
-        return found
-    except ValueError:
-        # A newer redline may have begun the run.
-        version = version_of(line) or 0
-        return RunFacts(v=version, at=0.0) if version > TIMELINE_VERSION else None
 
 
 def shortened(timeline: Timeline, now: float, most_bytes: int) -> Timeline:

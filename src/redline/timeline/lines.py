@@ -1,37 +1,77 @@
-"""Lines of JSON that a reader passes over, and the version of the one that begins a run."""
+"""Reads files of JSON lines to which runs append records, each of a kind that its `kind` names."""
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Literal
+from collections.abc import Callable, Container, Iterable, Iterator
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from redline.errors import ConfigError
 
-class _Record(msgspec.Struct):
+RecordT = TypeVar("RecordT")
+
+
+class _Head(msgspec.Struct):
     kind: str
+    v: Any = 0
 
 
-class _Run(msgspec.Struct):
-    kind: Literal["run"]
-    v: int
+_HEAD = msgspec.json.Decoder(_Head).decode
 
 
-_RECORD = msgspec.json.Decoder(_Record).decode
-_RUN = msgspec.json.Decoder(_Run).decode
+class Records(Generic[RecordT]):
+    """The records in the lines of a file; those of unknown kinds are passed over.
 
+    decode: reads a line of one of the known kinds. said: what has a version, such as `t is a trace
+    of`. damaged: lines so far that are not valid records, or come before the first run; is_cut: the
+    last line is incomplete.
 
-def version_of(line: bytes) -> int | None:
-    """The version of the run that the line begins; None for any other line."""
-    try:
-        return _RUN(line).v
-    except ValueError:
-        return None
+    Iteration raises ConfigError for a run of a version above `newest`.
+    """
 
+    def __init__(
+        self,
+        lines: Iterable[bytes],
+        decode: Callable[[bytes], RecordT],
+        *,
+        known: Container[str],
+        newest: int,
+        said: str,
+    ) -> None:
+        self._lines = lines
+        self._decode = decode
+        self._known = known
+        self._newest = newest
+        self._said = said
+        self.damaged = 0
+        self.is_cut = False
 
-def is_of_unknown_kind(line: bytes, known: Container[str]) -> bool:
-    """Whether the line is a record, of a kind other than those known."""
-    try:
-        return _RECORD(line).kind not in known
-    except ValueError:
-        return False
+    def __iter__(self) -> Iterator[RecordT]:
+        has_begun = False
+        for line in self._lines:
+            if not line.endswith(b"\n"):
+                self.is_cut = True
+                return
+            try:
+                head = _HEAD(line)
+                if head.kind not in self._known:
+                    continue
+                if head.kind == "run":
+                    self._check(head.v)
+                record = self._decode(line)
+            except ValueError:
+                self.damaged += 1
+                continue
+            has_begun = has_begun or head.kind == "run"
+            if has_begun:
+                yield record
+            else:
+                self.damaged += 1
+
+    def _check(self, version: object) -> None:
+        if isinstance(version, int) and version > self._newest:
+            raise ConfigError(
+                f"{self._said} version {version}, and this redline reads version {self._newest}",
+                hint="read it with the redline that wrote it, or a newer one",
+            )

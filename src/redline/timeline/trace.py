@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from redline.errors import ConfigError
-from redline.timeline.lines import is_of_unknown_kind, version_of
+from redline.timeline.lines import Records
 from redline.timeline.records import VERSION, CallEnded, CallsDropped, Record, RunBegan
 
 # Longer than the first line of a run with a thousand endpoints, and than that of any call.
@@ -58,7 +58,7 @@ def read_trace(path: Path, most: int) -> Trace:
                 raise ConfigError(
                     f"{path} holds no run", hint="record one: redline run ... --trace FILE"
                 )
-            return _read(file, most)
+            return _read(_records(file, path), most)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -73,30 +73,22 @@ def check_begin(fd: int, path: Path) -> bool:
     if not data or (not end and b'{"kind":"run"'.startswith(line[:13])):
         # The first line is incomplete.
         return False
-    version = version_of(line)
-    if version is None:
+    if not any(_records([line + end], path)):
         raise ConfigError(
             f"{path} is not a trace", hint="name a file written by redline run --trace"
-        )
-    if version > VERSION:
-        raise ConfigError(
-            f"{path} is a trace of version {version}, and this redline reads version {VERSION}",
-            hint="read it with the redline that wrote it, or a newer one",
         )
     return True
 
 
-def _read(file: BinaryIO, most: int) -> Trace:
+def _records(lines: Iterable[bytes], path: Path) -> Records[Record]:
+    return Records(lines, _DECODE, known=_KNOWN, newest=VERSION, said=f"{path} is a trace of")
+
+
+def _read(records: Records[Record], most: int) -> Trace:
     trace = Trace([])
     latest = deque[tuple[int, CallEnded]](maxlen=most)
-    for line in file:
-        if not line.endswith(b"\n"):
-            trace.is_cut = True
-            break
-        record = _record(line)
-        if record is None:
-            trace.damaged += not is_of_unknown_kind(line, _KNOWN)
-        elif isinstance(record, RunBegan):
+    for record in records:
+        if isinstance(record, RunBegan):
             trace.runs.append(RecordedRun(record))
         elif isinstance(record, CallsDropped):
             trace.runs[-1].dropped += record.calls
@@ -105,12 +97,5 @@ def _read(file: BinaryIO, most: int) -> Trace:
             latest.append((len(trace.runs) - 1, record))
     for number, call in latest:
         trace.runs[number].calls.append(call)
+    trace.damaged, trace.is_cut = records.damaged, records.is_cut
     return trace
-
-
-def _record(line: bytes) -> Record | None:
-    try:
-        found: Record = _DECODE(line)
-        return found
-    except ValueError:
-        return None

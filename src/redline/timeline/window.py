@@ -235,7 +235,7 @@ _SKETCHES = ("latency", "first", "first_token")
 
 
 def merged(windows: Sequence[Window]) -> Window:
-    """One window for these consecutive windows of one run, one or more.
+    """One window for these windows, one or more, in their order.
 
     Sums are added, means are weighted, and values as of the end are those of the last window.
     """

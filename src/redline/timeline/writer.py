@@ -30,19 +30,19 @@ class TraceFile:
         where = f"--trace {path}"
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                self._lock(where)
+                check_begin(self._fd, path)
+                self._cut()
+            except BaseException:
+                os.close(self._fd)
+                raise
         except OSError as error:
             raise ConfigError(
                 f"the trace cannot be written: {error.strerror}",
                 where=where,
                 hint="name a file in a folder that exists and can be written to",
             ) from error
-        try:
-            self._lock(where)
-            check_begin(self._fd, path)
-            self._cut()
-        except BaseException:
-            os.close(self._fd)
-            raise
 
     def write(self, records: Iterable[Record]) -> None:
         """Appends the records. Blocks; raises OSError."""

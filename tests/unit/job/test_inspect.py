@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 import time
@@ -18,7 +17,6 @@ from redline.calls.cost import parse_price
 from redline.errors import ConfigError
 from redline.job.inspect import (
     Figures,
-    Latencies,
     Sample,
     Selection,
     Tariff,
@@ -169,6 +167,15 @@ def test_endpoints_with_prices_and_names_of_their_own_are_billed_by_them(tmp_pat
     assert found.cost.picodollars == 17 * 10**6 + 12 * 3 * 10**6
 
 
+def test_each_answer_is_billed_by_its_own_model_however_many_endpoints_there_are(
+    tmp_path: Path,
+) -> None:
+    tariff = Tariff(own={**PRICES.own, "x": parse_price("x", {"input": 3, "output": 3})})
+    results = [result(row, model="x", endpoint=f"e{row}") for row in range(150)]
+    found = figures(write_output(tmp_path / "labels.jsonl", results), tariff)
+    assert (found.cost.picodollars, found.cost.priced) == (150 * 12 * 3 * 10**6, 150)
+
+
 def test_names_that_a_server_makes_up_are_bounded(tmp_path: Path) -> None:
     results = [
         result(row, finish_reason=f"reason {row}", model=f"model {row}", endpoint=f"e{row}")
@@ -264,25 +271,6 @@ def test_a_line_of_another_version_is_counted_as_one_that_cannot_be_read(tmp_pat
     assert (found.succeeded, found.unreadable) == (2, 1)
 
 
-def test_quantiles_of_latencies_are_within_one_percent() -> None:
-    rng = random.Random(4)
-    values = sorted(rng.lognormvariate(0, 2) for _ in range(10_001))
-    latencies = Latencies()
-    for value in rng.sample(values, len(values)):
-        latencies.add(value)
-    for share in (0.0, 0.01, 0.5, 0.95, 1.0):
-        true_s = values[max(0, math.ceil(share * len(values)) - 1)]
-        assert latencies.at_s(share) == pytest.approx(true_s, rel=0.0101, abs=0.001)
-    assert latencies.most_s == values[-1]
-    assert (Latencies().at_s(0.5), Latencies().most_s) == (None, 0.0)
-    alone = Latencies()
-    alone.add(0.0004)
-    assert alone.at_s(0.5) == 0.0004
-    alone.add(3.0)
-    assert alone.at_s(0.5) == pytest.approx(0.001, rel=0.01)
-    assert alone.at_s(0.95) == pytest.approx(3.0, rel=0.01)
-
-
 def test_a_sample_is_even_and_the_same_in_any_order() -> None:
     rng = random.Random(1)
     keys = [rng.getrandbits(64) for _ in range(2000)]
@@ -329,7 +317,7 @@ def test_rows_in_common_are_compared_and_others_counted(tmp_path: Path) -> None:
     assert (found.common, found.only_first, found.only_second) == (5, 1, 2)
     assert (found.equal, found.different, found.changed) == (1, 1, 1)
     assert (found.first.rows, found.second.rows) == (5, 5)
-    assert found.second.latencies.most_s == 2.0
+    assert found.second.latencies.quantile(1) == 2.0
     assert [one.row for one in found.examples["lost"]] == [3]
     assert [(each.name, each.first, each.second) for each in found.settings] == [
         ("prompt", "", '"b"')

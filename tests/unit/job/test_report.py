@@ -23,7 +23,19 @@ from redline.job.report import (
     svg_of,
 )
 from redline.observe import Cause
-from redline.timeline import RunEnd, RunFacts, RunHistory, Timeline, Totals, Window, read_timeline
+from redline.timeline import (
+    LimitUse,
+    Prediction,
+    RunEnd,
+    RunFacts,
+    RunHistory,
+    Sketch,
+    Timeline,
+    Totals,
+    Window,
+    read_timeline,
+)
+from support.output_files import failure, result, write_output
 from support.recorded_jobs import FINISHED, HOSTILE, failing, output_of, window
 
 MOST_BYTES = 1_000_000
@@ -144,6 +156,49 @@ def test_no_text_of_others_is_read_as_html_or_moves_a_cursor(failed: JobReport) 
     assert not re.search(r"(?<!\\)<", markdown_of([failed]))
 
 
+def texts_in(value: Any) -> list[str]:
+    """All texts in decoded JSON."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list):
+        return [text for each in value for text in texts_in(each)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_what_an_exception_or_a_name_quotes_is_printable_in_every_format() -> None:
+    pytest.importorskip("plotly")
+    name = "\x1b]0;a\x07b\u202e"
+    failed = {
+        "held": {"backoff": 10},
+        "errors": {"disconnected": 3},
+        "error": "ConnectionError: \x1b[31mno\x08",
+    }
+    limited = {
+        "held": {"limit": 10},
+        "limits": (LimitUse(f"5 requests/s at {name}", 10, 5, 5, 1.0),),
+        "in_flight": 2.0,
+        "latency": Sketch.of([0.1] * 20),
+    }
+    run = history(
+        *(
+            Window(
+                begin_s=second, end_s=second + 1.0, samples=10, **(limited if second else failed)
+            )
+            for second in range(9)
+        )
+    )
+    run.prediction = Prediction(change=name, before_per_s=0.0, unknown=name)
+    report = made(run)
+    assert report.shares[1].evidence.endswith("the last: ConnectionError: no)")
+    assert report.scores
+    data = json.loads(json_of([report]))
+    # The script of plotly has such characters of its own.
+    page = re.sub(r"<script>.*?</script>", "", html_of([report]), flags=re.S)
+    texts = [svg_of(report), markdown_of([report]), page, *texts_in(data)]
+    assert not [text for text in texts if re.search("[\x00-\x08\x0b-\x1f\u202e]", text)]
+    ElementTree.fromstring(svg_of(report))
+
+
 def test_the_chart_is_xml_whose_line_ends_where_nothing_was_recorded(failed: JobReport) -> None:
     name = msgspec.structs.replace(failed, name=HOSTILE, sentence=HOSTILE)
     root = ElementTree.fromstring(svg_of(name).replace("\x1b", "").replace("\u202e", ""))
@@ -170,3 +225,13 @@ def test_a_failures_file_that_cannot_be_read_and_a_damaged_manifest_are_notes(
     timeline = read_timeline(output.state_path / "timeline.jsonl")
     notes = report_of(read_files(output, timeline, is_running=False)).notes
     assert [note.split(" are ")[0] for note in notes] == ["settings", "failures"]
+
+
+def test_a_row_that_failed_counts_once_and_not_if_it_succeeded_since(tmp_path: Path) -> None:
+    output = output_of(tmp_path / "out.jsonl", [([window(0)], FINISHED)])
+    failures = [failure(3), failure(3, "rejected"), failure(4, "rejected"), failure(5)]
+    write_output(output.path, [result(4)], failures)
+    timeline = read_timeline(output.state_path / "timeline.jsonl")
+    found = report_of(read_files(output, timeline, is_running=False)).failed
+    assert [(one.kind, one.rows) for one in found] == [("rejected", 1), ("server_failed", 1)]
+    assert [row.name for one in found for row in one.examples] == ["row 3", "row 5"]

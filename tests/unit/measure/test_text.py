@@ -7,6 +7,7 @@ import pytest
 
 from redline.measure import Figures, figures_lines
 from redline.measure.flow import Rate
+from redline.timeline import Spread
 
 FIGURES = Figures(
     target="t",
@@ -37,3 +38,14 @@ FIGURES = Figures(
 def test_the_cost_is_an_amount_of_dollars(spent_usd: float | None, shown: str) -> None:
     lines = figures_lines(msgspec.structs.replace(FIGURES, spent_usd=spent_usd))
     assert f"in flight   0.0 on average{shown}" in lines
+
+
+@pytest.mark.parametrize("name", ["latency", "ttft", "inter_token", "tpot"])
+@pytest.mark.parametrize(("count", "is_noted"), [(100_000, False), (100_001, True)])
+def test_estimated_quantiles_are_noted(name: str, count: int, is_noted: bool) -> None:
+    spread = Spread()
+    spread.extend([0.5] * count)
+    measured = msgspec.structs.replace(FIGURES, **{name: spread.quantiles()})
+    assert (
+        "note: quantiles are within 1% of the exact ones" in figures_lines(measured)
+    ) is is_noted

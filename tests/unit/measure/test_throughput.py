@@ -18,8 +18,8 @@ from redline.errors import ConfigError
 from redline.measure import Answer, caller_of
 from redline.measure.figures import ClientUse
 from redline.measure.resources import bottleneck, gpu_reader
-from redline.measure.spread import Quantiles
 from redline.testing import ScriptedBackend
+from redline.timeline import Quantiles
 
 BACKEND = ScriptedBackend([redline.Reply(output="yes", input_tokens=3, output_tokens=5)])
 USAGE = {"usage": {"prompt_tokens": 3, "completion_tokens": 5}}
@@ -145,6 +145,9 @@ async def test_in_a_running_loop_it_is_awaited() -> None:
         ({"concurrency": 0}, "concurrency must be a whole number of at least 1"),
         ({"arrivals": "poisson"}, "arrivals need a rate"),
         ({"rate_per_s": 1.0, "arrivals": "bursty"}, "arrivals are one of constant, poisson"),
+        ({"slo": 5}, "slo must be a text, not 5"),
+        ({"seed": "7"}, "seed must be a whole number, not '7'"),
+        ({"stream": "no"}, "stream must be True or False, not 'no'"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: Any, error: str) -> None:

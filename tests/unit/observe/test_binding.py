@@ -69,6 +69,13 @@ def test_samples_that_mean_the_same_count_together() -> None:
     assert found.cause is Cause.DOWN
 
 
+def test_attempts_that_an_interruption_ended_are_no_evidence_of_failures() -> None:
+    errors = {"cancelled": 3, "timed_out": 2}
+    (found,) = bindings([window(0, {"backoff": 10}, errors=errors, error="no answer")])
+    assert "2 x timed_out, the last: no answer" in found.evidence
+    assert "cancelled" not in found.evidence
+
+
 def test_nothing_is_said_without_evidence() -> None:
     mixed = {"input": 2, "limit": 2, "down": 2, "rest": 2, "client": 2}
     assert bindings([window(0, mixed)])[0].cause is Cause.UNDETERMINED

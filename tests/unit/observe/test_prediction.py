@@ -151,6 +151,12 @@ def test_the_rate_of_slow_answers_is_known_from_their_latency() -> None:
     assert per_s == pytest.approx(10 / 14, rel=0.1)
 
 
+def test_attempts_that_an_interruption_ended_are_no_failures() -> None:
+    stopped = run(proportional, 8, errors={"cancelled": 1000})
+    assert measured_per_s(stopped) == pytest.approx(40, rel=0.05)
+    assert measured_per_s(run(proportional, 8, errors={"timed_out": 1000})) is None
+
+
 def test_nothing_is_predicted_where_nothing_has_changed_or_all_has() -> None:
     runs = [run(proportional, n) for n in (4, 8, 16)]
     assert expected(runs, slots(16), FACTS) is None

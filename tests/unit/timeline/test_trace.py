@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -118,7 +119,16 @@ def test_damaged_lines_and_other_kinds_are_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b'{"prompt":"hello"}\n', b"text", b"\x00\xff" * 99, b"[1]\n", b'{"kind":"call"}\n']
+    "data",
+    [
+        b'{"prompt":"hello"}\n',
+        b"text",
+        b"\x00\xff" * 99,
+        b"[1]\n",
+        b'{"kind":"call"}\n',
+        # A run without its time.
+        b'{"kind":"run","v":1}\n{"kind":"call","arrived_s":0,"done_s":1,"outcome":"succeeded"}\n',
+    ],
 )
 def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "rows.jsonl"
@@ -132,6 +142,15 @@ def test_another_file_is_refused_and_stays_as_it_is(tmp_path: Path, data: bytes)
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.trace"
     path.write_bytes(b'{"kind":"run","v":2,"at":"another form"}\n')
+    with pytest.raises(ConfigError, match="version 2, and this redline reads version 1"):
+        read_trace(path, 1)
+
+
+def test_a_newer_version_of_a_later_run_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.trace"
+    written(path, 1)
+    with path.open("ab") as file:
+        file.write(b'{"kind":"run","v":2,"at":1.0}\n')
     with pytest.raises(ConfigError, match="version 2, and this redline reads version 1"):
         read_trace(path, 1)
 
@@ -151,3 +170,9 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert "none/t.trace" in caught.value.where
     with pytest.raises(ConfigError, match="cannot be read"):
         read_trace(tmp_path / "none", 1)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="the trace cannot be written"):
+        TraceFile(tmp_path / "pipe")

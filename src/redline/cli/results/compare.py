@@ -155,10 +155,16 @@ def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
     yield "tokens out", f"{one.output_tokens:,}", f"{two.output_tokens:,}"
     if one.cost.priced or two.cost.priced:
         yield "cost", _cost(one), _cost(two)
-    for title, share in (("latency p50", 0.5), ("latency p95", 0.95), ("latency, most", 1.0)):
-        values_s = (one.latencies.at_s(share), two.latencies.at_s(share))
-        if any(value is not None for value in values_s):
-            first, second = ("-" if value is None else seconds(value) for value in values_s)
+    sides = (one.latencies.quantiles(), two.latencies.quantiles())
+    if any(sides):
+        for title, name in (
+            ("latency p50", "p50_s"),
+            ("latency p95", "p95_s"),
+            ("latency, most", "max_s"),
+        ):
+            first, second = (
+                "-" if side is None else seconds(getattr(side, name)) for side in sides
+            )
             yield title, first, second
 
 

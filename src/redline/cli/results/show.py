@@ -311,16 +311,11 @@ def _spent_text(found: Opened, figures: Figures) -> str:
 
 def latency_text(figures: Figures) -> str:
     """Returns `p50 12 ms, p95 1.2 s, at most 4.0 s`; empty if no answer was live."""
-    latencies = figures.latencies
-    median, high = latencies.at_s(0.5), latencies.at_s(0.95)
-    if median is None or high is None:
+    found = figures.latencies.quantiles()
+    if found is None:
         return ""
-    parts = [
-        f"p50 {seconds(median)}",
-        f"p95 {seconds(high)}",
-        f"at most {seconds(latencies.most_s)}",
-    ]
-    return ", ".join(parts)
+    named = (("p50", found.p50_s), ("p95", found.p95_s), ("at most", found.max_s))
+    return ", ".join(f"{name} {seconds(value_s)}" for name, value_s in named)
 
 
 def seconds(value: float) -> str:

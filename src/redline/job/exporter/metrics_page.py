@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 from typing import Any
 
 from redline.job.monitor import BOUNDS_S, Family, Histogram
@@ -22,9 +23,8 @@ class MetricsPage:
 
     def of(self, found: Iterable[Family]) -> bytes:
         """Returns the page of these metrics."""
-        registry = self._core.CollectorRegistry()
-        registry.register(_Collector([self._metric(family) for family in found]))
-        page: bytes = self._library.generate_latest(registry)
+        collector = SimpleNamespace(collect=lambda: map(self._metric, found))
+        page: bytes = self._library.generate_latest(collector)
         return page
 
     def _metric(self, family: Family) -> Any:
@@ -44,13 +44,3 @@ class MetricsPage:
             else:
                 metric.add_metric(values, value)
         return metric
-
-
-class _Collector:
-    """The collector that prometheus-client calls for the metrics."""
-
-    def __init__(self, found: list[Any]) -> None:
-        self._found = found
-
-    def collect(self) -> list[Any]:
-        return self._found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from redline.apis import Usage
+from redline.apis import read_usage
 from redline.calls.cost import BATCH_DIVISOR, Price, Prices
-from redline.job.inspect.calls import Calls
+from redline.job.inspect.lines import Line
+from redline.job.inspect.names import count_name
 
 # The names of servers inside a run, see `job.settings.embedded`; they cost nothing.
 _SIM, _ENGINE = "sim", "engine:"
@@ -20,13 +21,6 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
     own: Mapping[str, Price] = {}
     models: Mapping[str, Mapping[str, str]] = {}
     tariffs: Mapping[str, Mapping[str, Price]] = {}
-
-    def at(self, endpoint: str) -> Prices:
-        """Returns the prices of answers of this endpoint."""
-        if endpoint not in self.models and endpoint not in self.tariffs:
-            return Prices(self.own)
-        models = {endpoint: self.models.get(endpoint, {})}
-        return Prices(self.own, models, {endpoint: self.tariffs.get(endpoint, {})})
 
 
 class Cost(msgspec.Struct, kw_only=True):
@@ -43,34 +37,33 @@ class Cost(msgspec.Struct, kw_only=True):
     unstated: int = 0
 
 
-class Billing(msgspec.Struct, frozen=True):
+class Billing:
     """The billing of one output's answers.
 
     asked_model: the one that the job has named. is_free: no answer costs anything.
     """
 
-    tariff: Tariff
-    asked_model: str | None
-    is_free: bool
+    def __init__(self, tariff: Tariff, asked_model: str | None, *, is_free: bool) -> None:
+        self._asked_model = asked_model
+        self._is_free = is_free
+        self._prices = Prices(tariff.own)
+        # Endpoints with other names or prices have no influence on what an answer of others costs.
+        models = {name: tariff.models.get(name, {}) for name in {*tariff.models, *tariff.tariffs}}
+        self._own_prices = dict.fromkeys(models, Prices(tariff.own, models, tariff.tariffs))
 
-    def cost(self, calls: Iterable[Calls]) -> Cost:
-        """Returns the cost of these answers."""
-        cost = Cost()
-        for each in calls:
-            is_embedded = each.endpoint == _SIM or each.endpoint.startswith(_ENGINE)
-            if not (self.is_free or each.is_cached or is_embedded):
-                self._add(cost, each)
-        return cost
-
-    def _add(self, cost: Cost, calls: Calls) -> None:
-        prices, model = self.tariff.at(calls.endpoint), calls.model or self.asked_model
-        price = prices.at(calls.endpoint, calls.model)
-        price = price or prices.at(calls.endpoint, self.asked_model)
-        if price is None:
-            name = model or "an unnamed model"
-            cost.unpriced[name] = cost.unpriced.get(name, 0) + calls.answers
+    def add(self, cost: Cost, line: Line) -> None:
+        """Adds an answer to the cost."""
+        endpoint = line.endpoint
+        if self._is_free or line.cached or endpoint == _SIM or endpoint.startswith(_ENGINE):
             return
-        dearest = price.of(Usage(*calls.billed))
-        cost.picodollars += -(-dearest // BATCH_DIVISOR) if calls.is_batched else dearest
-        cost.priced += calls.answers - calls.unbilled
-        cost.unstated += calls.unbilled
+        prices = self._own_prices.get(endpoint, self._prices)
+        price = prices.at(endpoint, line.model) or prices.at(endpoint, self._asked_model)
+        usage = read_usage(line.usage, has_output=False)
+        if price is None:
+            count_name(cost.unpriced, line.model or self._asked_model or "an unnamed model")
+        elif usage is None:
+            cost.unstated += 1
+        else:
+            dearest = price.of(usage)
+            cost.picodollars += -(-dearest // BATCH_DIVISOR) if line.batched else dearest
+            cost.priced += 1

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
+from redline.apis import stated_tokens
 from redline.calls.cost import DOLLAR
-from redline.job.inspect.calls import Calls, CallsBySource
 from redline.job.inspect.cost import Billing, Cost
-from redline.job.inspect.latencies import Latencies
 from redline.job.inspect.lines import Line
 from redline.job.inspect.names import OTHERS, count_name, known_or_others
+from redline.timeline import Spread
 
 _LONGEST_MESSAGE = 1000
 
@@ -30,18 +28,26 @@ class Figures:
     """Adds up lines.
 
     reasons: results by finish reason, None for one without. errors: failures by kind and HTTP
-    status. calls: results by their source. latencies: of results that were answered live. verdicts:
-    graded answers, by verdict. dropped: texts that were not kept, by the reason. reasks: None if no
-    line states them. unreadable: lines of which only the row is known.
+    status. models: results by the model that has answered. cached, batched: results from the cache,
+    and from batches. endpoints: results by endpoint. input_tokens, output_tokens: of results, as
+    their usage states them; stated, unstated: results with a usage, and without. These leave out
+    results from the cache, whose usage is what they cost when they were given. cost: of results.
+    latencies: of results that were answered live. verdicts: graded answers, by verdict. dropped:
+    texts that were not kept, by the reason. reasks: None if no line states them. unreadable: lines
+    of which only the row is known.
     """
 
     def __init__(self, billing: Billing) -> None:
         self._billing = billing
         self.succeeded = self.failed = self.cut = self.unreadable = 0
+        self.cached = self.batched = self.stated = self.unstated = 0
+        self.input_tokens = self.output_tokens = 0
         self.reasons: dict[str | None, Ending] = {}
         self.errors: dict[tuple[str, int | None], Ending] = {}
-        self.calls = CallsBySource()
-        self.latencies = Latencies()
+        self.models: dict[str, int] = {}
+        self.endpoints: dict[str, int] = {}
+        self.cost = Cost()
+        self.latencies = Spread()
         self.verdicts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
         self.reasks: int | None = None
@@ -49,54 +55,6 @@ class Figures:
     @property
     def rows(self) -> int:
         return self.succeeded + self.failed
-
-    @property
-    def cached(self) -> int:
-        """Results from the cache."""
-        return sum(each.answers for each in self.calls.values() if each.is_cached)
-
-    @property
-    def batched(self) -> int:
-        """Results from batches."""
-        return sum(each.answers for each in self.calls.values() if each.is_batched)
-
-    @property
-    def models(self) -> dict[str, int]:
-        """Results by the model that has answered."""
-        return _summed((each.model, each.answers) for each in self.calls.values())
-
-    @property
-    def endpoints(self) -> dict[str, int]:
-        """Results by endpoint, without those from the cache."""
-        return _summed((each.endpoint, each.answers) for each in self._asked())
-
-    @property
-    def input_tokens(self) -> int:
-        """Input tokens of results, as their usage states them.
-
-        Cached answers are left out: their usage is what they cost when they were given.
-        """
-        return sum(each.input_tokens for each in self._asked())
-
-    @property
-    def output_tokens(self) -> int:
-        """Output tokens of results, as their usage states them; cached answers are left out."""
-        return sum(each.output_tokens for each in self._asked())
-
-    @property
-    def stated(self) -> int:
-        """Results that state their tokens, without those from the cache."""
-        return sum(each.answers - each.unstated for each in self._asked())
-
-    @property
-    def unstated(self) -> int:
-        """Results that do not state their tokens, without those from the cache."""
-        return sum(each.unstated for each in self._asked())
-
-    @property
-    def cost(self) -> Cost:
-        """The cost of the results."""
-        return self._billing.cost(self.calls.values())
 
     def add_result(self, line: Line | None) -> None:
         """Adds a result; None for one that cannot be read, of which only the row is known."""
@@ -110,11 +68,29 @@ class Figures:
             ending = self.reasons[reason] = Ending(example=line.name)
         ending.rows += 1
         self.cut += line.is_cut
-        self.calls[line.endpoint, line.model, line.cached, line.batched].add(line)
-        if not (line.cached or line.batched):
-            self.latencies.add(line.latency_s)
+        self.cached += line.cached
+        self.batched += line.batched
+        if line.model:
+            count_name(self.models, line.model)
+        if not line.cached:
+            self._add_asked(line)
         if line.is_of_task:
             self._add_task(line)
+
+    def _add_asked(self, line: Line) -> None:
+        """Adds a result that an endpoint was asked for."""
+        if line.endpoint:
+            count_name(self.endpoints, line.endpoint)
+        if not line.batched:
+            self.latencies.add(line.latency_s)
+        if line.usage is None:
+            self.unstated += 1
+        else:
+            self.stated += 1
+            read, written = stated_tokens(line.usage)
+            self.input_tokens += read or 0
+            self.output_tokens += written or 0
+        self._billing.add(self.cost, line)
 
     def add_failure(self, line: Line | None) -> None:
         """Adds a failure; None for one that cannot be read."""
@@ -132,9 +108,6 @@ class Figures:
         if line.is_of_task:
             self._add_task(line)
 
-    def _asked(self) -> list[Calls]:
-        return [each for each in self.calls.values() if not each.is_cached]
-
     def _add_task(self, line: Line) -> None:
         if isinstance(line.verdict, str):
             count_name(self.verdicts, line.verdict)
@@ -149,12 +122,10 @@ class Figures:
 
         Fields of the cache, batches, tasks and unreadable lines are left out if they are empty.
         """
-        latencies, cost = self.latencies, self.cost
-        latency_s = {
-            "p50": latencies.at_s(0.5),
-            "p95": latencies.at_s(0.95),
-            "max": latencies.most_s,
-        }
+        cost, latency = self.cost, self.latencies.quantiles()
+        latency_s = None
+        if latency is not None:
+            latency_s = {"p50": latency.p50_s, "p95": latency.p95_s, "max": latency.max_s}
         fields: dict[str, Any] = {
             "rows": self.rows,
             "succeeded": self.succeeded,
@@ -170,7 +141,7 @@ class Figures:
             "cost_usd": cost.picodollars / DOLLAR if cost.priced else None,
             "priced": cost.priced,
             "unpriced": cost.unpriced,
-            "latency_s": latency_s if latencies.count else None,
+            "latency_s": latency_s,
             "endpoints": self.endpoints,
             "models": self.models,
         }
@@ -183,12 +154,3 @@ class Figures:
         }
         fields.update((name, value) for name, value in others.items() if value)
         return fields if self.reasks is None else {**fields, "reasks": self.reasks}
-
-
-def _summed(pairs: Iterable[tuple[str | None, int]]) -> dict[str, int]:
-    """Returns the sums by name, without those of no name."""
-    sums: Counter[str] = Counter()
-    for name, number in pairs:
-        if name:
-            sums[name] += number
-    return dict(sums)

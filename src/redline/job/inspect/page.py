@@ -13,6 +13,7 @@ from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.comparison import KINDS, Comparison, Pair
 from redline.job.inspect.lines import Line, input_text
 from redline.job.inspect.opening import Opened
+from redline.job.inspect.rendering import rendered
 from redline.process import printable
 
 # At most this many characters of a text are shown: a few screens.
@@ -41,14 +42,6 @@ def page_of(
     sides: the outputs, still open. table: figures of both by name. scores: in words. In memory are
     the texts that are shown, and of the pairs one at a time.
     """
-    # Imported here: only a page needs it.
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters["shown"] = printable
-    source = Path(__file__).with_name("page.html.jinja").read_text("utf-8")
     groups = [
         (words, comparison.pairs[kind], [_row(pair) for pair in comparison.samples.get(kind, [])])
         for kind, words in KINDS.items()
@@ -59,8 +52,13 @@ def page_of(
         without = (key for key, row in rows.items() if not row["asked"][0])
         for key, data in rows_asked(side, without):
             rows[key].update(_asked(input_text(data)))
-    return environment.from_string(source).render(
-        comparison=comparison, sides=sides, table=table, scores=scores, groups=groups
+    return rendered(
+        Path(__file__).with_name("page.html.jinja"),
+        comparison=comparison,
+        sides=sides,
+        table=table,
+        scores=scores,
+        groups=groups,
     )
 
 

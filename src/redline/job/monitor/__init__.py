@@ -1,5 +1,12 @@
 """Reports of a running job to other programs."""
 
-from redline.job.monitor.metrics import BOUNDS_S, Family, Histogram, families
+from redline.job.monitor.metrics import (
+    BOUNDS_S,
+    Family,
+    Histogram,
+    counter,
+    families,
+    gauge,
+)
 from redline.job.monitor.monitor import Monitor, Watch, watch_of
 from redline.job.monitor.webhook import Webhook

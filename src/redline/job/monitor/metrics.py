@@ -17,7 +17,7 @@ from redline._version import __version__
 from redline.calls.client import label_of
 from redline.calls.cost import DOLLAR
 from redline.job.show import View
-from redline.observe import Cause, current
+from redline.observe import Cause, current, recent
 from redline.timeline import EndpointState, Sketch, Window
 from redline.waist import Attempts, Health
 
@@ -43,12 +43,17 @@ class Histogram(msgspec.Struct, frozen=True):
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True):
-    """One metric. name: without the `_total` of a counter. samples: labels and values."""
+    """One metric.
+
+    name: without the `_total` of a counter. samples: labels and values. unit: with which it goes to
+    OpenTelemetry, empty for none; None for a metric that does not.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     about: str
     samples: list[tuple[Labels, float | Histogram]]
+    unit: str | None = None
 
 
 class _Seen(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +91,18 @@ def _parts(view: View) -> dict[str, Attempts]:
     return {job.endpoint.label if job.endpoint is not None else "": view.tally}
 
 
-def _counter(name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    return Family(name=name, kind="counter", about=about, samples=list(samples))
+def counter(
+    name: str, about: str, samples: Iterable[tuple[Labels, float]], unit: str | None = None
+) -> Family:
+    """Returns a metric that only grows."""
+    return Family(name=name, kind="counter", about=about, samples=list(samples), unit=unit)
 
 
-def _gauge(name: str, about: str, samples: Iterable[tuple[Labels, float]]) -> Family:
-    return Family(name=name, kind="gauge", about=about, samples=list(samples))
+def gauge(
+    name: str, about: str, samples: Iterable[tuple[Labels, float]], unit: str | None = None
+) -> Family:
+    """Returns a metric of the present state."""
+    return Family(name=name, kind="gauge", about=about, samples=list(samples), unit=unit)
 
 
 def _kinds(of: Labels, values: Mapping[str, float]) -> list[tuple[Labels, float]]:
@@ -100,17 +111,19 @@ def _kinds(of: Labels, values: Mapping[str, float]) -> list[tuple[Labels, float]
 
 def _about_calls(seen: _Seen) -> Iterator[Family]:
     named = [({"endpoint": name, **seen.of_job}, part) for name, part in seen.parts.items()]
-    yield _counter(
+    yield counter(
         "redline_requests",
         "Requests written, including retries.",
         [(labels, part.attempts) for labels, part in named],
+        "{request}",
     )
-    yield _counter(
+    yield counter(
         "redline_retries",
         "Requests written again after a failed attempt.",
         [(labels, part.retries) for labels, part in named],
+        "{request}",
     )
-    yield _counter(
+    yield counter(
         "redline_request_errors",
         "Failed attempts, by the kind of the error.",
         [
@@ -119,8 +132,9 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
             for sample in _kinds(labels, part.errors)
             if sample[0]["kind"] != _CANCELLED
         ],
+        "{request}",
     )
-    yield _counter(
+    yield counter(
         "redline_tokens",
         "Tokens that answers report, by direction.",
         [
@@ -128,55 +142,65 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
             for labels, part in named
             for sample in _kinds(labels, {"input": part.input_tokens, "output": part.output_tokens})
         ],
+        "{token}",
     )
-    yield _gauge(
+    yield gauge(
         "redline_requests_running",
         "Requests in flight.",
         [(labels, part.in_flight) for labels, part in named],
+        "{request}",
     )
 
 
 def _about_load(seen: _Seen) -> Iterator[Family]:
     of_job, last = seen.of_job, seen.last
-    yield _gauge(
+    yield gauge(
         "redline_requests_waiting",
         "Calls that wait for a rate limit: the mean of the last second.",
         [(of_job, last.waiting)],
+        "{request}",
     )
-    yield _gauge(
+    yield gauge(
         "redline_request_slots",
         "Requests that may be in flight at once, 0 if there is no bound.",
         [(of_job, last.slots)],
+        "{request}",
     )
-    yield _gauge(
+    yield gauge(
         "redline_rows_retrying",
         "Rows that wait for a retry.",
         [(of_job, seen.view.tally.retrying)],
+        "{row}",
     )
-    yield _gauge(
+    yield gauge(
         "redline_limit_used_ratio",
         "Share of each rate limit that is used in its window.",
         [({"limit": use.name}, use.used / use.count) for use in last.limits if use.count],
+        "1",
     )
-    yield _gauge(
+    yield gauge(
         "redline_parked_seconds",
         "Seconds until the endpoint may be asked again, if it asked to wait.",
         [(of_job, last.parked_s)],
+        "s",
     )
-    yield _gauge(
+    yield gauge(
         "redline_endpoint_state",
         "1 for the state of each of several endpoints, 0 for the others.",
         _states(last.endpoints),
+        "",
     )
-    yield _gauge(
+    yield gauge(
         "redline_client_busy_ratio",
         "Share of the last second in which the event loop was busy.",
         [({}, last.busy)],
+        "1",
     )
-    yield _gauge(
+    yield gauge(
         "redline_client_lag_seconds",
         "The longest delay of the event loop in the last second.",
         [({}, last.lag_s)],
+        "s",
     )
 
 
@@ -188,10 +212,11 @@ def _states(endpoints: Iterable[EndpointState]) -> Iterator[tuple[Labels, float]
 
 def _about_rows(seen: _Seen) -> Iterator[Family]:
     tally, counts = seen.view.tally, seen.view.counts()
-    yield _counter(
+    yield counter(
         "redline_rows",
         "Rows whose outcome is saved by this run.",
         _kinds(seen.of_job, {"done": tally.succeeded, "failed": tally.failed}),
+        "{row}",
     )
     whole = {
         "all": counts.rows,
@@ -200,29 +225,44 @@ def _about_rows(seen: _Seen) -> Iterator[Family]:
         "left": counts.left,
         "untried": counts.untried,
     }
-    yield _gauge("redline_job_rows", "Rows of the whole job, by all its runs.", _kinds({}, whole))
-    yield _counter(
+    yield gauge(
+        "redline_job_rows",
+        "Rows of the whole job, by all its runs.",
+        _kinds({}, whole),
+        "{row}",
+    )
+    yield counter(
         "redline_flawed_answers",
         "Rows done whose answer is cut, empty or refused.",
         _kinds(seen.of_job, tally.flawed),
+        "{row}",
     )
     if tally.cache is not None:
         use = tally.cache
         found = {"hit": use.hits, "shared": use.shared, "miss": use.misses, "passed": use.passed}
-        yield _counter(
-            "redline_cache_lookups", "Rows looked up in the answer cache.", _kinds({}, found)
+        yield counter(
+            "redline_cache_lookups",
+            "Rows looked up in the answer cache.",
+            _kinds({}, found),
+            "{row}",
         )
     if tally.batches is not None:
-        yield _gauge("redline_batch_rows", "Rows at the Batch API.", [({}, tally.batches.rows)])
+        yield gauge(
+            "redline_batch_rows",
+            "Rows at the Batch API.",
+            [({}, tally.batches.rows)],
+            "{row}",
+        )
 
 
 def _about_cost(seen: _Seen) -> Iterator[Family]:
     spent = seen.view.bill.read()
     if spent.here is not None:
-        yield _counter(
+        yield counter(
             "redline_cost_usd",
             "Dollars that this run has spent, by the prices that it knows.",
             [(seen.of_job, spent.here / DOLLAR)],
+            "{USD}",
         )
     used = {}
     for kind, value, of in (
@@ -231,8 +271,11 @@ def _about_cost(seen: _Seen) -> Iterator[Family]:
     ):
         if value is not None and of:
             used[kind] = value / of
-    yield _gauge(
-        "redline_budget_used_ratio", "Share of the budget that is spent.", _kinds({}, used)
+    yield gauge(
+        "redline_budget_used_ratio",
+        "Share of the budget that is spent.",
+        _kinds({}, used),
+        "1",
     )
 
 
@@ -252,33 +295,36 @@ def _about_times(seen: _Seen) -> Iterator[Family]:
             whole.first_token,
         )
     phases = msgspec.structs.asdict(whole.phases)
-    yield _counter(
+    yield counter(
         "redline_call_seconds",
         "Seconds spent in each phase, summed over calls.",
         _kinds({}, {name.removesuffix("_s"): value for name, value in phases.items()}),
+        "s",
     )
 
 
 def _about_run(seen: _Seen) -> Iterator[Family]:
-    binding = current(seen.view.sampler.windows)
+    binding = current(recent(seen.view.sampler.windows))
     found = Cause.UNDETERMINED if binding is None else binding.cause
-    yield _gauge(
+    yield gauge(
         "redline_binds",
         "1 for what holds the job back, 0 for the others.",
         [({"cause": cause.value}, float(cause is found)) for cause in Cause],
+        "",
     )
     firing = {alert.rule for alert in seen.view.alerts.firing}
-    yield _gauge(
+    yield gauge(
         "redline_alert_firing",
         "1 for each rule whose alert fires, 0 for the others.",
         [({"rule": one.name}, float(one.name in firing)) for one in seen.view.job.alerts.rules],
+        "",
     )
-    yield _gauge(
+    yield gauge(
         "redline_start_time_seconds",
         "When the run began, in seconds since 1970.",
         [({}, seen.view.sampler.facts.at)],
     )
-    yield _gauge("redline_build_info", "1, with the version.", [({"version": __version__}, 1)])
+    yield gauge("redline_build_info", "1, with the version.", [({"version": __version__}, 1)])
 
 
 _PARTS: tuple[Callable[[_Seen], Iterator[Family]], ...] = (

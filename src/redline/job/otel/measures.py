@@ -17,7 +17,7 @@ import msgspec
 
 from redline._version import __version__
 from redline.job.monitor import Family
-from redline.job.otel.names import HISTOGRAMS, SCOPE, HistogramName, NumberName, number_name
+from redline.job.otel.names import HISTOGRAMS, SCOPE, HistogramName, exported_name
 from redline.sources import extra
 
 Attributes = Mapping[str, str | int]
@@ -92,7 +92,7 @@ class Aggregated:
         return histogram
 
     def note(self, families: Iterable[Family]) -> None:
-        self._families = list(families)
+        self._families = _exported(families)
 
     def read(self, now_ns: int) -> Any:
         """Returns the present state as the SDK's MetricsData."""
@@ -151,28 +151,28 @@ class Aggregated:
 
     def _of_families(self, now_ns: int) -> list[Any]:
         sdk, found = self._sdk, []
-        for family, name in _exported(self._families):
+        for family in self._families:
             points = [
-                self._number_point(name, labels, value, now_ns)
+                self._number_point(family, labels, value, now_ns)
                 for labels, value in family.samples
                 if isinstance(value, (int, float))
             ]
             data = sdk.Gauge(points)
-            if name.kind == "counter":
+            if family.kind == "counter":
                 data = sdk.Sum(points, self._temporality, is_monotonic=True)
-            found.append(sdk.Metric(name.name, name.about, name.unit, data))
+            found.append(sdk.Metric(exported_name(family), family.about, family.unit, data))
         return found
 
     def _number_point(
-        self, name: NumberName, labels: Mapping[str, str], value: float, now_ns: int
+        self, family: Family, labels: Mapping[str, str], value: float, now_ns: int
     ) -> Any:
-        if name.kind == "counter":
-            key = name.name, frozenset(labels.items())
+        if family.kind == "counter":
+            key = family.name, frozenset(labels.items())
             self._read.counters[key] = value
             value -= self._base.counters.get(key, 0)
         return self._sdk.NumberDataPoint(
             attributes=labels,
-            start_time_unix_nano=self._base.at_ns if name.kind == "counter" else 0,
+            start_time_unix_nano=self._base.at_ns if family.kind == "counter" else 0,
             time_unix_nano=now_ns,
             value=value,
         )
@@ -202,24 +202,26 @@ class Passed:
         return _Recorded(self._histograms[name.name], attributes)
 
     def note(self, families: Iterable[Family]) -> None:
-        for family, name in _exported(families):
-            instrument = self._instrument(name)
+        for family in _exported(families):
+            instrument = self._instrument(family)
             for labels, value in family.samples:
                 if not isinstance(value, (int, float)):
                     continue
-                if name.kind == "gauge":
+                if family.kind == "gauge":
                     instrument.set(value, labels)
                     continue
-                key = name.name, frozenset(labels.items())
+                key = family.name, frozenset(labels.items())
                 instrument.add(max(0, value - self._counted.get(key, 0)), labels)
                 self._counted[key] = value
 
-    def _instrument(self, name: NumberName) -> Any:
-        if name.name not in self._numbers:
-            is_counter = name.kind == "counter"
+    def _instrument(self, family: Family) -> Any:
+        if family.name not in self._numbers:
+            is_counter = family.kind == "counter"
             create = self._meter.create_counter if is_counter else self._meter.create_gauge
-            self._numbers[name.name] = create(name.name, unit=name.unit, description=name.about)
-        return self._numbers[name.name]
+            self._numbers[family.name] = create(
+                exported_name(family), unit=family.unit, description=family.about
+            )
+        return self._numbers[family.name]
 
 
 class _Recorded:
@@ -233,6 +235,5 @@ class _Recorded:
         self._record(value, self._attributes)
 
 
-def _exported(families: Iterable[Family]) -> Iterable[tuple[Family, NumberName]]:
-    named = ((family, number_name(family)) for family in families)
-    return ((family, name) for family, name in named if name is not None)
+def _exported(families: Iterable[Family]) -> list[Family]:
+    return [family for family in families if family.unit is not None]

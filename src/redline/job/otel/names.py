@@ -7,14 +7,13 @@ https://github.com/open-telemetry/semantic-conventions/blob/v1.41.0/docs/gen-ai/
 They continue at https://github.com/open-telemetry/semantic-conventions-genai, where metrics have
 new names that no dashboard knows yet.
 
-`redline.*`: the metrics of the page for Prometheus (`job/monitor/metrics.py`), by the same name
-after `redline_` and with the same labels. A collector that exports them to Prometheus gives them
-the names that the page has.
+`redline.*`: the metrics of the page for Prometheus (`job/monitor/metrics.py`, with their units),
+by the same name after `redline_` and with the same labels. A collector that exports them to
+Prometheus gives them the names that the page has.
 """
 
 from __future__ import annotations
 
-from typing import Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -92,50 +91,10 @@ TOKEN_USAGE = HistogramName(
 )
 HISTOGRAMS = (DURATION, TIME_TO_FIRST_CHUNK, TOKEN_USAGE)
 
-# The units of the exported families, by their names on the metrics page.
-_UNITS = {
-    "redline_rows": "{row}",
-    "redline_job_rows": "{row}",
-    "redline_flawed_answers": "{row}",
-    "redline_requests": "{request}",
-    "redline_retries": "{request}",
-    "redline_request_errors": "{request}",
-    "redline_tokens": "{token}",
-    "redline_requests_running": "{request}",
-    "redline_requests_waiting": "{request}",
-    "redline_request_slots": "{request}",
-    "redline_rows_retrying": "{row}",
-    "redline_limit_used_ratio": "1",
-    "redline_parked_seconds": "s",
-    "redline_endpoint_state": "",
-    "redline_call_seconds": "s",
-    "redline_cost_usd": "{USD}",
-    "redline_budget_used_ratio": "1",
-    "redline_cache_lookups": "{row}",
-    "redline_batch_rows": "{row}",
-    "redline_binds": "",
-    "redline_alert_firing": "",
-    "redline_client_busy_ratio": "1",
-    "redline_client_lag_seconds": "s",
-}
 
-
-class NumberName(msgspec.Struct, frozen=True):
-    """A counter or a gauge."""
-
-    name: str
-    unit: str
-    kind: Literal["counter", "gauge"]
-    about: str
-
-
-def number_name(family: Family) -> NumberName | None:
-    """Returns the exported name of a family of the metrics page; None if it is not exported."""
-    unit = _UNITS.get(family.name)
-    if unit is None or family.kind == "histogram":
-        return None
-    name = f"{SCOPE}.{family.name.removeprefix('redline_')}"
-    return NumberName(name, unit, family.kind, family.about)
+def exported_name(family: Family) -> str:
+    """Returns the name under which a family of the metrics page is exported."""
+    return f"{SCOPE}.{family.name.removeprefix('redline_')}"
 
 
 # Providers by the ending of their host. Any other endpoint counts as OpenAI, whose API it has: the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from redline.job.report.series import (
     offsets_of,
     points_of,
     series_of,
+    spent_until,
 )
 from redline.journal import Manifest
 from redline.observe import (
@@ -30,7 +32,7 @@ from redline.observe import (
     scores_of,
     summary_of,
 )
-from redline.timeline import Prediction, RunHistory, Window, errors_of, merged_sketches
+from redline.timeline import Prediction, RunHistory, Window, errors_of, merged
 
 # Version of the JSON.
 VERSION = 1
@@ -156,7 +158,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
     is_bound = any(one.cause not in _UNBOUND for one in summary.shares[:1])
     best = best_of(helps) if is_bound else None
     more = "" if best is None else f"; {best.change} would bring {gain_text(best)}"
-    return JobReport(
+    report = JobReport(
         name=shown(files.name, _LONGEST_NAME),
         state=_state(last, is_running=files.is_running),
         sentence=summary.sentence + more,
@@ -177,6 +179,23 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
         settings=_settings(files.manifest),
         notes=tuple(shown(note) for note in notes),
     )
+    shown_report: JobReport = _printable(report)
+    return shown_report
+
+
+def _printable(value: Any) -> Any:
+    """Returns the value with all its texts printable: many of them quote others'."""
+    match value:
+        case str():
+            return shown(value, _LONGEST_SETTING)
+        case msgspec.Struct():
+            fields = msgspec.structs.asdict(value)
+            return msgspec.structs.replace(value, **_printable(fields))
+        case dict():
+            return {_printable(name): _printable(each) for name, each in value.items()}
+        case list() | tuple():
+            return type(value)(map(_printable, value))
+    return value
 
 
 def _state(run: RunHistory, *, is_running: bool) -> State:
@@ -190,9 +209,8 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
     running_s = sum(run.last_s for run in runs)
     if not windows:
         return Figures(running_s=running_s)
-    totals = windows[-1].totals
-    latency = merged_sketches(one.latency for one in windows)
-    ended = sum(one.done + one.failed for one in windows)
+    whole = merged(windows)
+    totals = whole.totals
     return Figures(
         rows=totals.rows,
         is_exact=totals.is_exact,
@@ -200,16 +218,16 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
         failed=totals.failed,
         untried=totals.untried,
         left=totals.left,
-        rows_per_s=ended / (running_s or 1.0),
-        requests=sum(one.sent for one in windows),
-        retries=sum(one.retries for one in windows),
+        rows_per_s=(whole.done + whole.failed) / (running_s or 1.0),
+        requests=whole.sent,
+        retries=whole.retries,
         failed_attempts=errors_of(windows).total(),
-        input_tokens=sum(one.input_tokens for one in windows),
-        output_tokens=sum(one.output_tokens for one in windows),
-        latency_p50_s=latency.quantile_s(0.5),
-        latency_p95_s=latency.quantile_s(0.95),
-        latency_p99_s=latency.quantile_s(0.99),
-        first_token_p50_s=merged_sketches(one.first_token for one in windows).quantile_s(0.5),
+        input_tokens=whole.input_tokens,
+        output_tokens=whole.output_tokens,
+        latency_p50_s=whole.latency.quantile_s(0.5),
+        latency_p95_s=whole.latency.quantile_s(0.95),
+        latency_p99_s=whole.latency.quantile_s(0.99),
+        first_token_p50_s=whole.first_token.quantile_s(0.5),
         spent_usd=_spent(runs, has_budget=files.has_budget),
         most_in_flight=most_in_flight,
         running_s=running_s,
@@ -217,21 +235,16 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
 
 
 def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
-    """Returns the dollars spent by all runs; None if those of a run that had answers are unknown.
-
-    A budget in money continues over the runs, so that a run begins with what those before it spent.
-    """
-    total_usd: float | None = None
+    """Returns the dollars spent by all runs; None if a run had answers of unknown cost."""
     for run in runs:
-        known = [one.totals.spent_usd for one in run.windows if one.totals.spent_usd is not None]
-        if not known:
-            # With many calls, `answered` is an estimate.
-            if any(one.answered or one.done or one.output_tokens for one in run.windows):
-                return None
-            continue
-        is_of_all = has_budget and total_usd is not None and known[0] >= total_usd
-        total_usd = known[-1] if is_of_all else (total_usd or 0.0) + known[-1]
-    return total_usd
+        has_cost = any(one.totals.spent_usd is not None for one in run.windows)
+        # With many calls, `answered` is an estimate.
+        has_answers = any(one.answered or one.done or one.output_tokens for one in run.windows)
+        if has_answers and not has_cost:
+            return None
+    windows = ((number, one) for number, run in enumerate(runs) for one in run.windows)
+    known = [usd for usd in spent_until(windows, has_budget=has_budget) if usd is not None]
+    return known[-1] if known else None
 
 
 def _runs(files: JobFiles) -> tuple[RunLine, ...]:

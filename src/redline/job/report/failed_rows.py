@@ -1,11 +1,11 @@
-"""The rows of a failures file by kind of error, with a few examples of each; read in one pass."""
+"""The rows of an output that failed, by kind of error, with a few examples of each."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
+from redline.job.inspect import Line, current_lines, read_line
+from redline.journal import Output
 from redline.process import printable
 
 _MOST_EXAMPLES = 3
@@ -33,52 +33,35 @@ class FailedKind(msgspec.Struct, kw_only=True):
     examples: list[FailedRow] = []
 
 
-class _Error(msgspec.Struct):
-    kind: str
-    message: str = ""
+def failed_rows(output: Output) -> list[FailedKind]:
+    """Returns the kinds of errors with which rows failed, most frequent first; at most 50.
 
-
-class _Line(msgspec.Struct):
-    error: _Error
-    row: int = 0
-    custom_id: str | None = None
-    attempts: int = 0
-
-
-_DECODE = msgspec.json.Decoder(_Line).decode
-
-
-def failed_rows(path: Path) -> list[FailedKind]:
-    """Returns the kinds in the failures file at `path`, most frequent first; at most 50.
-
-    Empty without a file. Lines that cannot be read are passed over, such as one that is being
-    written. Raises OSError.
+    Counts each row once, by its current line, and leaves out rows that have a result, so that both
+    files are read. Lines that cannot be read are passed over. Raises JournalError and OSError.
     """
-    kinds: dict[str, FailedKind] = {}
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
+    if not output.failed_path.exists():
         return []
-    with file:
-        for data in file:
-            try:
-                line = _DECODE(data)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+    kinds: dict[str, FailedKind] = {}
+    with current_lines(output) as lines:
+        for place in lines.failures.places():
+            line = read_line(place.line)
+            if line is None or line.error is None:
                 continue
-            kind = kinds.get(line.error.kind)
+            name, message = line.error.kind, line.error.message
+            kind = kinds.get(name)
             if kind is None and len(kinds) < _MOST_KINDS:
-                kind = kinds[line.error.kind] = FailedKind(kind=shown(line.error.kind))
+                kind = kinds[name] = FailedKind(kind=shown(name))
             if kind is None:
                 continue
             kind.rows += 1
             if len(kind.examples) < _MOST_EXAMPLES:
-                kind.examples.append(_example(line))
+                kind.examples.append(_example(line, message))
     return sorted(kinds.values(), key=lambda one: -one.rows)
 
 
-def _example(line: _Line) -> FailedRow:
+def _example(line: Line, message: str) -> FailedRow:
     name = f"row {line.row:,}" if line.custom_id is None else line.custom_id
-    return FailedRow(name=shown(name), attempts=line.attempts, message=shown(line.error.message))
+    return FailedRow(name=shown(name), attempts=line.attempts, message=shown(message))
 
 
 def shown(text: str, longest: int = _LONGEST) -> str:

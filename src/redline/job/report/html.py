@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError
+from redline.job.inspect import rendered
 from redline.job.report import colours, words
 from redline.job.report.data import VERSION, JobReport
 from redline.job.report.svg import unit_of
@@ -33,16 +34,10 @@ def html_of(reports: Sequence[JobReport]) -> str:
 
     Raises ConfigError if there is something to draw, and plotly is not installed.
     """
-    # Imported here: only a page needs it.
-    from jinja2 import Environment, StrictUndefined
-
     script = _plotly() if any(report.shares for report in reports) else ""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    template = environment.from_string(Path(__file__).with_name(_TEMPLATE).read_text("utf-8"))
     facts = words.facts_of(*(report.figures for report in reports))
-    return template.render(
+    return rendered(
+        Path(__file__).with_name(_TEMPLATE),
         reports=reports,
         facts=facts,
         data=_json(chart_data(reports)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from redline.errors import JournalError
@@ -43,14 +41,13 @@ def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFi
     except JournalError as error:
         files.notes.append(f"settings are left out: {error.what}")
     try:
-        files.failed = failed_rows(output.failed_path)
+        files.failed = failed_rows(output)
+    except JournalError as error:
+        files.notes.append(f"failures are left out: {error.what}")
     except OSError as error:
-        files.notes.append(f"failures are left out: {_why(output.failed_path, error)}")
+        what = f"{output.failed_path} cannot be read: {error.strerror}"
+        files.notes.append(f"failures are left out: {what}")
     if timeline.damaged:
         lines = counted(timeline.damaged, "damaged line")
         files.notes.append(f"{lines} of the timeline left out")
     return files
-
-
-def _why(path: Path, error: OSError) -> str:
-    return f"{path} cannot be read: {error.strerror}"

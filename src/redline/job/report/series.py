@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
 from redline.observe import Binding, bindings
-from redline.timeline import LimitUse, Timeline, Window, errors_of, merged, merged_phases
+from redline.timeline import Timeline, Window, errors_of, merged, merged_phases
 
 # Of one output: the data of a page is then some 300 kB at most.
 MOST_POINTS = 600
@@ -168,6 +167,7 @@ def band_of(points: Sequence[Point]) -> list[Binding]:
 def series_of(points: Sequence[Point], *, has_budget: bool) -> Series:
     """Returns the columns of these points. has_budget: see `JobFiles`."""
     windows = [point.window for point in points]
+    spent = ((point.run, point.window) for point in points)
 
     def per_s(count: Callable[[Window], float]) -> Column:
         return tuple(rounded(count(one) / (one.span_s or 1.0)) for one in windows)
@@ -186,7 +186,7 @@ def series_of(points: Sequence[Point], *, has_budget: bool) -> Series:
         input_tokens_per_s=per_s(lambda one: one.input_tokens),
         output_tokens_per_s=per_s(lambda one: one.output_tokens),
         retries_per_s=per_s(lambda one: one.retries),
-        spent_usd=_spent(points, has_budget=has_budget),
+        spent_usd=tuple(map(rounded, spent_until(spent, has_budget=has_budget))),
         phases={name: per_s(_phase(name)) for name in _phases(windows)},
         limits=_limits(windows),
         errors={kind: per_s(_counter(kinds)) for kind, kinds in _kinds(windows).items()},
@@ -198,24 +198,25 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
-def _spent(points: Sequence[Point], *, has_budget: bool) -> Column:
-    """Returns the dollars spent by all runs until the end of each point.
+def spent_until(
+    windows: Iterable[tuple[int, Window]], *, has_budget: bool
+) -> Iterator[float | None]:
+    """Yields the dollars spent by all runs until the end of each window; None if it is unknown.
 
-    A run's dollars count from its own beginning, unless a budget continues over the runs.
+    windows: each with the number of its run. A run's dollars count from its own beginning, unless a
+    budget continues over the runs.
     """
-    column: list[float | None] = []
-    run, before_usd, total_usd = 0, 0.0, 0.0
-    for point in points:
-        spent_usd = point.window.totals.spent_usd
+    last_run, before_usd, total_usd = 0, 0.0, 0.0
+    for run, window in windows:
+        spent_usd = window.totals.spent_usd
         if spent_usd is None:
-            column.append(None)
+            yield None
             continue
-        if point.run != run:
-            run = point.run
+        if run != last_run:
+            last_run = run
             before_usd = 0.0 if has_budget and spent_usd >= total_usd else total_usd
         total_usd = before_usd + spent_usd
-        column.append(rounded(total_usd))
-    return tuple(column)
+        yield total_usd
 
 
 def _phases(windows: Sequence[Window]) -> list[str]:
@@ -230,22 +231,16 @@ def _phase(name: str) -> Callable[[Window], float]:
 
 
 def _limits(windows: Sequence[Window]) -> tuple[LimitSeries, ...]:
-    held: Counter[str] = Counter()
-    latest: dict[str, LimitUse] = {}
-    used: list[dict[str, int]] = []
-    for window in windows:
-        used.append({use.name: use.used for use in window.limits})
-        for use in window.limits:
-            held[use.name] += use.held
-            latest[use.name] = use
+    found = merged(windows).limits[:_MOST_LINES] if windows else ()
+    used = [{use.name: use.used for use in window.limits} for window in windows]
     return tuple(
         LimitSeries(
-            name=name,
-            count=latest[name].count,
-            window_s=latest[name].window_s,
-            used=tuple(one.get(name) for one in used),
+            name=use.name,
+            count=use.count,
+            window_s=use.window_s,
+            used=tuple(one.get(use.name) for one in used),
         )
-        for name, _ in held.most_common(_MOST_LINES)
+        for use in found
     )
 
 

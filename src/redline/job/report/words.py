@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.job.report.data import Figures, JobReport, RunLine
 from redline.job.show import InputCounts
-from redline.observe import advice
+from redline.observe import Cause, advice
 from redline.process import counted, duration
 
 _STATES = {
@@ -18,16 +18,9 @@ _STATES = {
     "stopped": "stopped by an error",
     "dead": "died: its process was killed",
 }
-CAUSES = {
-    "input": "input",
-    "client": "client",
+CAUSES = {cause.value: cause.value for cause in Cause} | {
     "limit": "rate limit",
-    "concurrency": "concurrency",
-    "endpoint": "endpoint",
     "down": "endpoint down",
-    "writer": "writer",
-    "nothing": "nothing",
-    "undetermined": "undetermined",
 }
 
 

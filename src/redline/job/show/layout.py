@@ -225,9 +225,8 @@ def _usage(snapshot: Snapshot) -> list[Field]:
         found.append(_field(0, f"{snapshot.spent}{here}"))
         if snapshot.usd_per_min is not None:
             found.append(_field(2, f"{_dollars(snapshot.usd_per_min)}/min"))
-        if snapshot.expected_usd is not None:
-            whole = "with the rows left" if snapshot.is_spent_here else "in all"
-            found.append(_field(1, f"about {_dollars(snapshot.expected_usd)} {whole}"))
+        if snapshot.expected:
+            found.append(_field(1, snapshot.expected))
     if snapshot.tokens_per_row is not None:
         found.append(_field(3, f"{three_digits(snapshot.tokens_per_row)} tokens/row"))
     if snapshot.cache is not None:

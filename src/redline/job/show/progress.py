@@ -7,7 +7,6 @@ from typing import TextIO
 
 import msgspec
 
-from redline.calls.cost import DOLLAR, dollars_text
 from redline.job.show.notices import ONCE
 from redline.job.show.snapshot import Meter, Snapshot
 from redline.job.show.view import View
@@ -33,9 +32,8 @@ def line_of(snapshot: Snapshot) -> str:
         parts.insert(1, f"of those done {flaws_text(snapshot.flawed)}")
     if snapshot.spent:
         parts.append(f"spent {snapshot.spent}{' by this run' if snapshot.is_spent_here else ''}")
-        if snapshot.expected_usd is not None:
-            whole = "with the rows left" if snapshot.is_spent_here else "in all"
-            parts.append(f"about {dollars_text(round(snapshot.expected_usd * DOLLAR))} {whole}")
+        if snapshot.expected:
+            parts.append(snapshot.expected)
     if snapshot.cache is not None:
         parts.append(f"{snapshot.cache.spared:,} cached ({100 * snapshot.cache.share:.0f} %)")
     if snapshot.batches is not None:

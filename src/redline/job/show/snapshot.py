@@ -7,21 +7,20 @@ from collections import deque
 
 import msgspec
 
-from redline.calls.cost import DOLLAR
+from redline.calls.cost import DOLLAR, dollars_text
 from redline.clock import SYSTEM, Clock
 from redline.job.show.notices import STANDSTILL, notices
 from redline.job.show.row_count import InputCounts
 from redline.job.show.view import View
 from redline.job.work import BatchUse
 from redline.limits.rule import AUTO
-from redline.observe import Cause, Estimate, current, estimate
+from redline.observe import Cause, Estimate, current, estimate, recent
 from redline.timeline import LimitUse, Window, merged_sketches
 from redline.waist import CacheUse
 
 # Rates are means over the last of these seconds, costs and latencies over more.
 _RATE_S, _LONG_S = 10.0, 60.0
-# The windows that show what binds; and how long another constraint may interrupt it.
-_BOUND_WINDOWS = 60
+# For how long another constraint may interrupt what binds.
 _BRIDGED_S = 5.0
 
 
@@ -101,6 +100,14 @@ class Snapshot(msgspec.Struct, kw_only=True):
     batches: BatchUse | None = None
     look_in_s: float | None = None
 
+    @property
+    def expected(self) -> str:
+        """The dollars at the end in words, empty while they are unknown."""
+        if self.expected_usd is None:
+            return ""
+        whole = "with the rows left" if self.is_spent_here else "in all"
+        return f"about {dollars_text(round(self.expected_usd * DOLLAR))} {whole}"
+
 
 class _Lately(msgspec.Struct):
     """Figures from the last windows, recomputed when there is a new one."""
@@ -133,9 +140,7 @@ class _Bounds:
 
     def read(self, windows: list[Window]) -> Bound | None:
         """Returns what binds, from the windows so far; None if it is unknown, or nothing binds."""
-        # Windows of the first calls show how long an answer takes while the endpoint has no others.
-        first = [one for one in windows[:-_BOUND_WINDOWS] if one.first.pairs]
-        found = current([*first, *windows[-_BOUND_WINDOWS:]])
+        found = current(recent(windows))
         if found is None or found.cause in (Cause.UNDETERMINED, Cause.NOTHING):
             return None
         # The number of calls in flight may change all the time while it is searched for.

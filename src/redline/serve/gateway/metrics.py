@@ -7,28 +7,18 @@ Label values for models are the names in the settings, and `other`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from redline._version import __version__
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
-from redline.job.monitor import Family, Histogram
+from redline.job.monitor import Family, counter, gauge
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
 from redline.serve.workers import Fellows
 from redline.waist import Health
-
-_Samples = list[tuple[Mapping[str, str], float | Histogram]]
-
-
-def _counter(name: str, about: str, samples: _Samples) -> Family:
-    return Family(name=name, kind="counter", about=about, samples=samples)
-
-
-def _gauge(name: str, about: str, samples: _Samples) -> Family:
-    return Family(name=name, kind="gauge", about=about, samples=samples)
 
 
 class GatewayMetrics:
@@ -60,7 +50,7 @@ class GatewayMetrics:
 
     def _about_calls(self) -> Iterator[Family]:
         totals = self._totals
-        yield _counter(
+        yield counter(
             "redline_serve_requests",
             "Finished calls, by the status of the answer.",
             [
@@ -68,7 +58,7 @@ class GatewayMetrics:
                 for (model, klass, status), count in totals.answers.items()
             ],
         )
-        yield _counter(
+        yield counter(
             "redline_serve_tokens",
             "Tokens that answers report, by direction.",
             [
@@ -95,7 +85,7 @@ class GatewayMetrics:
             counts = Counter[str]()
             for one in classes:
                 counts[one.name] += getattr(one, name)
-            yield _gauge(
+            yield gauge(
                 f"redline_serve_{name}",
                 about,
                 [({"class": klass}, count) for klass, count in counts.items()],
@@ -104,7 +94,7 @@ class GatewayMetrics:
         for one in classes:
             for reason, count in one.refused.items():
                 refused[one.name, reason] += count
-        yield _counter(
+        yield counter(
             "redline_serve_refused",
             "Calls refused admission, by reason.",
             [({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
@@ -116,10 +106,10 @@ class GatewayMetrics:
         figures = self._lineup.function.figures()
         name = {"model": self._lineup.function.name}
         about = "Batches that the function was called with."
-        yield _counter("redline_batches", about, [(name, figures.batches)])
-        yield _counter("redline_batch_items", "Items in them.", [(name, figures.items)])
+        yield counter("redline_batches", about, [(name, figures.batches)])
+        yield counter("redline_batch_items", "Items in them.", [(name, figures.items)])
         efficiency = figures.batch_efficiency
-        yield _gauge(
+        yield gauge(
             "redline_batch_efficiency_ratio",
             "Share of the places in batches that were used.",
             [] if efficiency is None else [(name, efficiency)],
@@ -128,12 +118,12 @@ class GatewayMetrics:
     def _about_endpoints(self) -> Iterator[Family]:
         now_s = SYSTEM.now_s()
         attempts = self._lineup.attempts.items()
-        yield _counter(
+        yield counter(
             "redline_requests",
             "Requests written to an endpoint, including failovers.",
             [({"endpoint": name}, one.attempts) for name, one in attempts],
         )
-        yield _counter(
+        yield counter(
             "redline_request_errors",
             "Failed attempts, by the kind of the error.",
             [
@@ -142,12 +132,12 @@ class GatewayMetrics:
                 for kind, count in one.errors.items()
             ],
         )
-        yield _gauge(
+        yield gauge(
             "redline_requests_running",
             "Requests in flight.",
             [({"endpoint": name}, one.in_flight) for name, one in attempts],
         )
-        yield _gauge(
+        yield gauge(
             "redline_endpoint_state",
             "1 for the state of each endpoint, 0 for the others.",
             [
@@ -157,7 +147,7 @@ class GatewayMetrics:
                 for state in Health
             ],
         )
-        yield _counter(
+        yield counter(
             "redline_serve_failovers",
             "Calls that went to another endpoint after one had failed.",
             [({}, sum(way.failover.failovers for way in self._lineup.ways))],
@@ -166,12 +156,12 @@ class GatewayMetrics:
         yield from self._about_batching()
         if (answers := self._lineup.answers) is not None:
             found = ("hits", "hit"), ("shared", "shared"), ("misses", "miss"), ("passed", "passed")
-            yield _counter(
+            yield counter(
                 "redline_cache_lookups",
                 "Calls looked up in the answer cache.",
                 [({"kind": kind}, getattr(answers.use, name)) for name, kind in found],
             )
-        yield _gauge(
+        yield gauge(
             "redline_build_info",
             "1, with the version.",
             [({"version": __version__}, 1)],

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from redline.timeline import EMPTY, SKETCH_ERROR, Sketch, merged_sketches
+from redline.timeline.sketch import EMPTY, ERROR, Sketch, merged_sketches
 
 MOST_EXACT = 100_000
 # The number of durations that are added to the sketch at once.
@@ -37,29 +37,41 @@ class Spread:
     """A distribution of durations in seconds, each finite and 0 or more."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._sum_s = 0.0
-        self._max_s = 0.0
-        # All of them, or those that are not in the sketch yet.
+        # All of them, or those that are not in the sketch yet; at most this many.
         self._values_s = array("d")
+        self._most = MOST_EXACT
+        # Of those in the sketch.
         self._sketch: Sketch | None = None
+        self._count = 0
+        self._sum_s = self._max_s = 0.0
+
+    @property
+    def count(self) -> int:
+        return self._count + len(self._values_s)
 
     def add(self, value_s: float) -> None:
         """Adds one duration."""
-        self.extend((value_s,))
+        self._values_s.append(value_s)
+        if len(self._values_s) > self._most:
+            self._pack()
 
     def extend(self, values_s: Iterable[float]) -> None:
         """Adds several durations."""
-        added = array("d", values_s)
-        if not added:
-            return
-        self.count += len(added)
-        self._sum_s += math.fsum(added)
-        self._max_s = max(self._max_s, max(added))
-        self._values_s.extend(added)
-        if len(self._values_s) > (MOST_EXACT if self._sketch is None else _GROUP):
-            self._sketch = self._whole_sketch()
-            self._values_s = array("d")
+        self._values_s.extend(values_s)
+        if len(self._values_s) > self._most:
+            self._pack()
+
+    def _pack(self) -> None:
+        """Moves all durations into the sketch."""
+        self._count, self._sum_s, self._max_s = self.count, self._whole_sum_s(), self._whole_max_s()
+        self._sketch = self._whole_sketch()
+        self._values_s, self._most = array("d"), _GROUP
+
+    def _whole_sum_s(self) -> float:
+        return self._sum_s + math.fsum(self._values_s)
+
+    def _whole_max_s(self) -> float:
+        return max(self._max_s, max(self._values_s, default=0.0))
 
     def _whole_sketch(self) -> Sketch:
         rest = Sketch.of(_FACTOR * value_s for value_s in self._values_s)
@@ -75,7 +87,7 @@ class Spread:
             return 0.0
         if self._sketch is not None:
             found = self._whole_sketch().quantile_s(q) or 0.0
-            return min(found / _FACTOR, self._max_s)
+            return min(found / _FACTOR, self._whole_max_s())
         ordered = sorted(self._values_s)
         rank = q * (self.count - 1)
         below = math.floor(rank)
@@ -88,10 +100,10 @@ class Spread:
             return None
         return Quantiles(
             count=self.count,
-            mean_s=self._sum_s / self.count,
+            mean_s=self._whole_sum_s() / self.count,
             p50_s=self.quantile(0.5),
             p95_s=self.quantile(0.95),
             p99_s=self.quantile(0.99),
-            max_s=self._max_s,
-            error=0.0 if self._sketch is None else SKETCH_ERROR,
+            max_s=self._whole_max_s(),
+            error=0.0 if self._sketch is None else ERROR,
         )

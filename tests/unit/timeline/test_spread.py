@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.measure.spread import MOST_EXACT, Spread
+from redline.timeline import MOST_EXACT, Spread
 from redline.timeline import SKETCH_ERROR as ERROR
 
 
