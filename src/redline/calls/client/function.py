@@ -88,6 +88,7 @@ class FunctionBackend:
             waiting=slots.waiting + limiter.waiting,
             slots=slots.count,
             room_s=room_s,
+            parked_until_s=limiter.parked_until_s,
             next_s=limiter.next_s,
             binds=binds,
         )
