@@ -20,7 +20,6 @@ from redline.limits.rule import AUTO
 from redline.waist import (
     Attempt,
     Attempts,
-    Backlog,
     Call,
     Load,
     Outcome,
@@ -86,23 +85,12 @@ class FunctionBackend:
         return Load(
             in_flight=slots.in_use,
             waiting=slots.waiting + limiter.waiting,
+            queued=slots.waiting,
             slots=slots.count,
             room_s=room_s,
             parked_until_s=limiter.parked_until_s,
             next_s=limiter.next_s,
             binds=binds,
-        )
-
-    def backlog(self, now_s: float) -> Backlog:
-        """Returns the current calls and what they wait for. Reserves nothing."""
-        limiter, slots = self.limiter, self.slots
-        return Backlog(
-            in_use=slots.in_use,
-            slots=slots.count,
-            waiting=limiter.waiting,
-            queued=slots.waiting,
-            limits=tuple(limiter.holding(now_s)) if limiter.waiting else (),
-            parked_until_s=limiter.parked_until_s,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
