@@ -12,7 +12,7 @@ import msgspec
 
 from redline.calls.client.user_errors import call_error_of
 from redline.calls.http import Shared
-from redline.calls.wire import Deadlines, do_nothing
+from redline.calls.wire import TaskTimeout, do_nothing
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
@@ -71,7 +71,6 @@ class FunctionBackend:
             self.limiter.keep_sends(shared.stores.recent, self.label)
         self._timeout_s = timeout_s
         self._clock = clock
-        self._deadlines = Deadlines(clock)
         self._before_write = before_write
         self._attempts = attempts or Attempts()
 
@@ -100,8 +99,7 @@ class FunctionBackend:
             return failed(error, endpoint=self.label)
 
     async def aclose(self) -> None:
-        """Closes the limiter and the timers; the function is the user's."""
-        self._deadlines.close()
+        """Closes the limiter; the function is the user's."""
         await self.limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
@@ -149,7 +147,7 @@ class FunctionBackend:
     async def _call(self, request: Request, call: Call) -> Outcome:
         until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
         try:
-            async with self._deadlines.timeout(until_s) as alarm:
+            async with TaskTimeout(self._clock, until_s) as alarm:
                 result = self._function(copy.deepcopy(request.body))
                 if not inspect.isawaitable(result):
                     raise Rejected(
