@@ -17,7 +17,7 @@ from faults.script import MODEL, Script
 from faults.trace import Trace, Tried, Try
 from redline.calls import FunctionBackend, HttpBackend, Retry
 from redline.calls.tokens import TOKENIZERS
-from redline.calls.wire import Connection, Deadline
+from redline.calls.wire import Connection
 from redline.clock import SYSTEM
 from redline.job.work import Runner, Sampler
 from redline.journal import Journal, ResultsFile
@@ -77,7 +77,6 @@ def assemble(part: object = None, breaking: Breaking | None = None) -> Parts:
     TOKENIZERS.find(MODEL, may_block=True)
     tracing: dict[Any, Breaking] = {
         Connection: _numbered,
-        Deadline: _numbered,
         FunctionBackend: _traced,
         HttpBackend: _traced_http,
         Journal: _traced_journal,

@@ -18,8 +18,6 @@ from redline.errors import BadReply, RateLimited, Refused, Rejected, ServerFaile
 from redline.testing import WALL_START_S
 from support.answers import chunked, head
 
-# The clocks of exchanges ring at multiples of this, calls/wire/deadlines.py.
-_CLOCK_S = 0.05
 _HANGS_S = 10_000.0
 _EDGES_S = (-1e-6, 0.0, 0.0, 1e-6)
 
@@ -129,7 +127,8 @@ class Server:
         kind, late_s = attempt.kind, attempt.latency_s
         rng = self._script.draws(asked.name, asked.number, "bytes")
         if kind == "edge":
-            late_s = max(0.0, self._rings_in_s() + rng.choice(_EDGES_S))
+            # When the clock of an exchange that is written now rings.
+            late_s = max(0.0, self._script.settings.timeout_s + rng.choice(_EDGES_S))
         if kind in GOOD:
             data = _good(asked)
             # Parts that come in time, all of them, unless the whole is on its edge.
@@ -148,11 +147,6 @@ class Server:
             last = "end" if kind.startswith("cut") else "reset"
             return [(late_s, "send", whole[:at]), (rng.choice((0.0, 0.01)), last, b"")]
         return [(late_s, "send", whole), (0.0, "told", b""), *_afterwards(attempt)]
-
-    def _rings_in_s(self) -> float:
-        """Seconds from now until the clock of an exchange that is written now rings."""
-        settings, now_s = self._script.settings, _now_s()
-        return math.ceil((now_s + settings.timeout_s) / _CLOCK_S) * _CLOCK_S - now_s
 
 
 class _Play:

@@ -202,7 +202,7 @@ def test_plays_that_are_easily_lost_keep_the_law(name: str) -> None:
     check_play(PLAYED[name], Cached)
 
 
-class Forgetful:
+class Forgetful(AnswerStore):
     """A store that keeps nothing."""
 
     def __init__(self, store: AnswerStore) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from redline.calls.wire import Deadlines, ReplyMemory, connection
+from redline.calls.wire import ReplyMemory, connection
+from redline.clock import Clock
 from support import reference
 from support.answers import head
 from support.catching import assert_caught
@@ -59,8 +60,8 @@ class Credulous(connection.Connection):
 class Boundless(connection.Connection):
     """Takes answers of any length."""
 
-    def __init__(self, on_lost: Any, _: object, deadlines: Deadlines) -> None:
-        super().__init__(on_lost, ReplyMemory(1 << 40), deadlines)
+    def __init__(self, on_lost: Any, _: object, clock: Clock) -> None:
+        super().__init__(on_lost, ReplyMemory(1 << 40), clock)
 
 
 @pytest.mark.parametrize("kind", [Credulous, Boundless])

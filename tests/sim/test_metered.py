@@ -231,11 +231,9 @@ def test_a_cancelled_waiter_gives_its_place_up() -> None:
     class Letting(Spending):
         """Cancels the second call in the turn of the loop in which it is let in."""
 
-        def reserve(self, worst: Amount) -> bool:
-            is_free = super().reserve(worst)
-            if is_free and asyncio.get_running_loop().time():
-                asyncio.get_running_loop().call_soon(second.cancel)
-            return is_free
+        def settle(self, reserved: Amount, actual: Amount) -> None:
+            super().settle(reserved, actual)
+            asyncio.get_running_loop().call_soon(second.cancel)
 
     async def main() -> None:
         nonlocal second

@@ -234,6 +234,7 @@ class Pool:
             return Load(
                 state=Health.GONE,
                 waiting=len(self._queue),
+                queued=len(self._queue),
                 room_s=math.inf,
                 binds="no endpoint is left",
             )
@@ -247,6 +248,7 @@ class Pool:
             state=_best(one.health(now_s, load_of.get(one)) for one in self._members),
             in_flight=sum(one.in_flight for one in self._members),
             waiting=len(self._queue) + sum(one.waiting for one in loads),
+            queued=len(self._queue) + sum(one.queued for one in loads),
             slots=0 if most == math.inf else int(most),
             ahead_free=sum(one.ahead_free for one in loads),
             room_s=max(nearest.room_s, math.ulp(0.0)) if is_waited else nearest.room_s,

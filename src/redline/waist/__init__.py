@@ -2,5 +2,5 @@
 
 from redline.waist.backend import COUNTED, Backend, Call, Chunk, Member, Outlet, Request, Sink
 from redline.waist.counters import Attempts, CacheUse
-from redline.waist.load import Backlog, Health, Load
+from redline.waist.load import Health, Load
 from redline.waist.outcome import Attempt, Outcome, Reply, Status, failed

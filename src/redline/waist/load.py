@@ -16,8 +16,6 @@ from enum import Enum
 
 import msgspec
 
-from redline.limits.rule import Kind, Rate
-
 
 class Health(Enum):
     """The states of the table above."""
@@ -34,8 +32,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """The load of a backend at one moment.
 
     in_flight: calls that hold a slot. waiting: calls that wait, for a slot or with one for the
-    limits. slots: the most calls at once, 0 if it has no bound of its own. ahead_free: for an
-    endpoint, how many more calls may get ready to wait for the limits.
+    limits. queued: those of them that wait for a slot. slots: the most calls at once, 0 if it has
+    no bound of its own. ahead_free: for an endpoint, how many more calls may get ready to wait for
+    the limits.
     room_s: seconds until a call could start, after those that are waiting; 0 for now. If only a
     slot is missing, it is some number above 0: when an answer ends is not known.
     steady: calls in flight below which it has room for another one, until one has failed; 0 if that
@@ -52,6 +51,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     state: Health = Health.READY
     in_flight: int = 0
     waiting: int = 0
+    queued: int = 0
     slots: int = 0
     ahead_free: int = 0
     steady: int = 0
@@ -61,25 +61,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     tokens_out: int = 0
     binds: str = ""
 
-
-class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of one endpoint at one moment, and what they wait for.
-
-    in_use: slots that calls hold, of `slots`. waiting: calls that hold a slot and wait for a grant,
-    or for a place among the calls that may wait for one. queued: calls that wait for a slot.
-    limits: those that hold the next grant back, each with what it counts; several if they are
-    nearly as strict. parked_until_s: as in Load. is_down: the endpoint cannot be reached.
-    """
-
-    in_use: int = 0
-    slots: int = 0
-    waiting: int = 0
-    queued: int = 0
-    limits: tuple[tuple[Kind, Rate | None], ...] = ()
-    parked_until_s: float = -math.inf
-    is_down: bool = False
-
     @property
     def is_full(self) -> bool:
         """Whether another call would have to wait for a slot."""
-        return 0 < self.slots <= self.in_use
+        return 0 < self.slots <= self.in_flight
+
+    @property
+    def is_down(self) -> bool:
+        """Whether it cannot be used now, or is only tried now and then."""
+        return self.state in (Health.DEGRADED, Health.GONE)

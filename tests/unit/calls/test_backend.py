@@ -103,21 +103,19 @@ def test_every_call_that_is_not_on_the_wire_is_counted_as_waiting_for_one_thing(
         idle = backend.load(now_s())
         tasks = sent(backend, 50)
         await asyncio.sleep(LATENCY_S / 2)
-        load, backlog = backend.load(now_s()), backend.backlog(now_s())
+        load = backend.load(now_s())
         # One is on the wire, 39 have slots and wait for the limit, 10 wait for slots.
         assert len(server.seen) == 1
-        assert (load.in_flight, load.slots, load.waiting) == (40, 40, 49)
+        assert (load.in_flight, load.slots, load.waiting, load.queued) == (40, 40, 49, 10)
         assert (load.ahead_free, load.binds) == (0, "40 calls in flight")
         assert 59 < load.room_s < math.inf
-        assert (backlog.in_use, backlog.slots) == (40, 40)
-        assert (backlog.waiting, backlog.queued) == (39, 10)
-        assert [kind for kind, _ in backlog.limits] == ["requests"]
-        assert not backlog.is_down
+        assert not load.is_down
+        assert [kind for kind, _ in backend.limiter.holding(now_s())] == ["requests"]
         await cancelled(tasks)
-        load, backlog = backend.load(now_s()), backend.backlog(now_s())
-        assert (load.in_flight, load.waiting, load.ahead_free) == (0, 0, idle.ahead_free)
-        assert (backlog.in_use, backlog.waiting, backlog.queued) == (0, 0, 0)
-        assert backlog.limits == ()
+        load = backend.load(now_s())
+        assert (load.in_flight, load.waiting, load.queued) == (0, 0, 0)
+        assert load.ahead_free == idle.ahead_free
+        assert backend.limiter.holding(now_s()) == []
 
     play(late, story, limits=Limits(requests="1/60s", concurrency=40, profile="fixed"))
 

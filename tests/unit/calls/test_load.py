@@ -9,7 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Reply, Request, Retry
+from redline.calls import (
+    Call,
+    Endpoint,
+    FunctionBackend,
+    Health,
+    HttpBackend,
+    Load,
+    Reply,
+    Request,
+    Retry,
+)
 from redline.calls.cost import Allowance, Metered, Prices, Spending
 from redline.limits import Cost, Limits
 from redline.testing import ScriptedBackend, VirtualClock, virtual_run
@@ -97,6 +107,22 @@ def test_a_parked_endpoint_says_until_when() -> None:
         assert (load.state, load.binds) == (Health.READY, "the endpoint asked to wait")
 
     play(Limits(), story)
+
+
+def test_a_function_whose_limits_are_parked_says_until_when() -> None:
+    async def main() -> None:
+        async def answer(row: object) -> object:
+            return row
+
+        backend = FunctionBackend(answer, clock=VirtualClock(asyncio.get_running_loop()))
+        assert backend.load(2.0).parked_until_s == -math.inf
+        # As when another process that shares them is asked to wait.
+        backend.limiter.park(7.0)
+        load = backend.load(2.0)
+        assert (load.room_s, load.parked_until_s) == (5.0, 7.0)
+        await backend.aclose()
+
+    virtual_run(main())
 
 
 def test_an_endpoint_out_of_reach_is_degraded_and_then_gone() -> None:

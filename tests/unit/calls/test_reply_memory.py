@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from redline.calls import Timeouts
-from redline.calls.wire import Connection, Deadlines, ReplyMemory, Timing
+from redline.calls.wire import Connection, ReplyMemory, Timing
 from redline.calls.wire import reply_memory as intake
-from redline.clock import SYSTEM
 from redline.testing import ManualClock
 from support.asking import Asked
 from support.catching import assert_caught
@@ -182,39 +180,19 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
 ALLOWED = Timeouts(first_byte_s=5, attempt_s=20)
 
 
-class Alarm(Deadlines):
-    """The one clock of a connection."""
-
-    when_s = 0.0
-
-    def __init__(self) -> None:
-        super().__init__(SYSTEM)
-
-    def alarm(self, ring: Callable[[], None]) -> Any:
-        return self
-
-    def ring_at(self, when_s: float) -> None:
-        self.when_s = when_s
-
-    def stop(self) -> None:
-        self.when_s = float("inf")
-
-    def leave(self) -> None:
-        self.stop()
-
-
 class Line:
     """One of some connections whose answers go through one intake."""
 
     def __init__(self, clock: ManualClock, shared: ReplyMemory) -> None:
         self.transport = FakeTransport()
-        self.alarm = Alarm()
-        self.connection = Connection(lambda _: None, shared, self.alarm)
+        self.connection = Connection(lambda _: None, shared, clock)
         self.connection.connection_made(self.transport)
         self.asked = Asked(Timing(ALLOWED, clock))
         assert self.asked.may_leave()
         self.connection.open(self.asked, is_streamed=False)
         self.connection.leave()
+        # The one clock of the connection.
+        self.alarm: Any = self.asked.alarm
 
     def get(self, data: bytes) -> None:
         for at in range(0, len(data), 100_000):

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
-from redline.calls import Endpoint, HttpBackend
-from redline.job.work import Endpoints
+from redline.calls import Endpoint, Health, HttpBackend, Load, Reply, Request
+from redline.job.work import Endpoints, Moment, holder_of
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
-from redline.testing import ManualClock, virtual_run
+from redline.testing import ManualClock, ScriptedBackend, virtual_run
 
 CLOCK = ManualClock()
 
@@ -35,8 +35,8 @@ def pool_of(count: int) -> Pool:
 
 
 def slots_of(endpoints: Endpoints) -> int:
-    backlogs, _ = endpoints.backlogs(CLOCK.now_s())
-    return endpoints.slots(backlogs)
+    loads, _ = endpoints.loads(CLOCK.now_s())
+    return endpoints.slots(loads)
 
 
 @pytest.mark.parametrize("count", [2, 64, 65, 200])
@@ -62,3 +62,31 @@ def test_an_endpoint_that_fails_has_no_slots_and_the_others_keep_theirs() -> Non
         await pool.aclose()
 
     virtual_run(main())
+
+
+class Other(ScriptedBackend):
+    """A backend that reports no more than `stated`."""
+
+    def __init__(self, stated: Load) -> None:
+        super().__init__([Reply(output="ok")])
+        self.stated = stated
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self.stated
+
+
+@pytest.mark.parametrize(
+    ("stated", "held"),
+    [
+        (Load(in_flight=4, slots=4, waiting=3), "slots"),
+        (Load(in_flight=3, slots=4, waiting=3), "limit"),
+        (Load(in_flight=3, waiting=3), "limit"),
+        (Load(in_flight=4, slots=4, state=Health.DEGRADED), "slots"),
+        (Load(in_flight=4, slots=4, state=Health.GONE), "down"),
+        (Load(in_flight=1, slots=4), "client"),
+    ],
+)
+def test_a_backend_of_another_kind_is_judged_by_its_slots(stated: Load, held: str) -> None:
+    loads, limits = Endpoints(Other(stated)).loads(CLOCK.now_s())
+    assert holder_of(Moment(now_s=CLOCK.now_s(), loads=loads, has_ready=True)) == held
+    assert not limits

@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from redline.job.work import Moment, holder_of
-from redline.waist import Backlog
+from redline.waist import Health, Load
 
-FREE = Backlog(in_use=2, slots=4)
-FULL = Backlog(in_use=4, slots=4)
-LIMITED = Backlog(in_use=4, slots=4, waiting=3)
-PARKED = Backlog(in_use=0, slots=4, waiting=1, parked_until_s=9.0)
-DOWN = Backlog(slots=4, is_down=True)
+FREE = Load(in_flight=2, slots=4)
+FULL = Load(in_flight=4, slots=4)
+LIMITED = Load(in_flight=4, slots=4, waiting=3)
+PARKED = Load(in_flight=0, slots=4, waiting=1, parked_until_s=9.0)
+DOWN = Load(slots=4, state=Health.DEGRADED)
 READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
 
 
 @pytest.mark.parametrize(
-    ("held", "backlogs", "state"),
+    ("held", "loads", "state"),
     [
         ("slots", [FULL], READY),
         ("limit", [LIMITED], READY),
@@ -43,12 +43,16 @@ READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
         ("backoff", [FREE], {"is_over": True, "in_hand": 1, "retrying": 1}),
         ("rest", [FREE], {"is_over": True, "in_hand": 2, "in_flight": 2}),
         ("rest", [FULL], {"is_over": True, "in_hand": 4, "in_flight": 4}),
-        ("slots", [Backlog(in_use=4, slots=4, queued=2)], {"is_over": True, "in_hand": 6}),
+        (
+            "slots",
+            [Load(in_flight=4, slots=4, waiting=2, queued=2)],
+            {"is_over": True, "in_hand": 6},
+        ),
         ("rest", [LIMITED], {**READY, "is_ending": True}),
         ("batch", [], {"has_batches": True}),
         ("client", [FREE], {**READY, "in_flight": 1}),
         ("client", [], {}),
     ],
 )
-def test_each_state_has_one_holder(held: str, backlogs: list[Backlog], state: Any) -> None:
-    assert holder_of(Moment(now_s=5.0, backlogs=backlogs, **state)) == held
+def test_each_state_has_one_holder(held: str, loads: list[Load], state: Any) -> None:
+    assert holder_of(Moment(now_s=5.0, loads=loads, **state)) == held

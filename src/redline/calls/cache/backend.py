@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from redline.apis import has_ended
 from redline.apis import replies as apis
 from redline.calls.cache.key import is_determined, key_of, only_asks
+from redline.calls.cache.store import AnswerStore
 from redline.calls.http import whole_chunk
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, NoEndpoint, TimedOut
@@ -30,20 +31,6 @@ _LATE = "raise --row-deadline"
 # Finish reasons of a whole answer. Answers with another one, such as length, content_filter,
 # refusal, empty or a server's own word for a breakdown, are not stored.
 _WHOLE = frozenset({"stop", "tool_calls", "function_call", "eos_token", "stop_sequence"})
-
-
-class Store(Protocol):
-    """A store of bytes by key. A failure loses entries and raises nothing."""
-
-    notes: list[str]
-
-    def look_up(self, key: bytes) -> asyncio.Future[bytes | None]:
-        """Returns the answer stored under `key`; None if there is none."""
-
-    def put(self, key: bytes, value: bytes) -> None:
-        """Stores `value` under `key`, as long as there is room. Never waits."""
-
-    async def aclose(self) -> None: ...
 
 
 class _Kept(msgspec.Struct, array_like=True):
@@ -64,24 +51,8 @@ class _Found(NamedTuple):
     how: Literal["hit", "shared"]
 
 
-class _Flight:
-    """A call in flight, and the followers that wait for its answer."""
-
-    def __init__(self) -> None:
-        self._waiting: list[asyncio.Future[_Found | None]] = []
-
-    def joined(self) -> asyncio.Future[_Found | None]:
-        """Returns a future of the answer; None means that the follower is to send its own."""
-        # One future each: a task that is cancelled cancels what it waits for.
-        waiter: asyncio.Future[_Found | None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(waiter)
-        return waiter
-
-    def end(self, found: _Found | None) -> None:
-        """Passes the answer to the followers, in order of arrival."""
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(found)
+# The answer that the followers of a call in flight wait for; None if they are to send their own.
+_Flight = asyncio.Future[_Found | None]
 
 
 class Cached:
@@ -95,7 +66,7 @@ class Cached:
     def __init__(
         self,
         inner: Backend,
-        store: Store,
+        store: AnswerStore,
         identity: str,
         *,
         includes_sampled: bool = False,
@@ -124,7 +95,8 @@ class Cached:
             if sink is not None:
                 return await self._streamed(key, request, call, sink)
             while (flight := self._flights.get(key)) is not None:
-                found = await call.in_time(flight.joined(), self._clock, _LATE)
+                # Shielded: a task that is cancelled cancels what it waits for.
+                found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
                 if found is not None and (outcome := self._again(request, found.value)) is not None:
                     self._use.count(found.how)
                     return outcome
@@ -147,7 +119,8 @@ class Cached:
 
     async def _lead(self, key: bytes, request: Request, call: Call) -> Outcome:
         """Looks up or sends the request, for all identical ones that arrive meanwhile."""
-        flight = self._flights[key] = _Flight()
+        flight: _Flight = asyncio.get_running_loop().create_future()
+        self._flights[key] = flight
         found: _Found | None = None
         try:
             value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
@@ -165,7 +138,7 @@ class Cached:
         finally:
             # However it ended: the followers continue; without an answer, one of them leads.
             del self._flights[key]
-            flight.end(found)
+            flight.set_result(found)
 
     def _again(self, request: Request, value: bytes) -> Outcome | None:
         """Returns the outcome of a stored answer; None if it is too old or no longer readable."""

@@ -11,11 +11,13 @@ is read and written by system calls alone, its truncation is an error like any o
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -85,10 +87,11 @@ class Files:
 
 
 class Database:
-    """One thread's connection to the file in use."""
+    """A thread with its connection to the file in use. name: the thread's."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, name: str) -> None:
         self._files = files
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._number = 0
         self._database: sqlite3.Connection | None = None
 
@@ -107,6 +110,22 @@ class Database:
                 if not (_is_damage(error) and self._files.give_up(self._number, error)):
                     self._files.note(f"{what}: {error}")
                     return otherwise
+
+    async def run(self, work: Callable[[sqlite3.Connection], T], otherwise: T, what: str) -> T:
+        """Returns the result of `do` in the thread; a defect is noted like an error."""
+        loop = asyncio.get_running_loop()
+        running = loop.run_in_executor(self._thread, self.do, work, otherwise, what)
+        await asyncio.wait([running])
+        error = running.exception()
+        if error is None:
+            return running.result()
+        self._files.note(f"{what}: {error!r}")
+        return otherwise
+
+    async def aclose(self) -> None:
+        """Closes the connection and ends the thread."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.close)
+        self._thread.shutdown()
 
     def opened(self) -> sqlite3.Connection:
         """Returns a connection to the file in use. Raises sqlite3.Error."""

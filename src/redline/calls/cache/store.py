@@ -2,7 +2,8 @@
 
   a lookup     those of one turn of the event loop go to a thread together; those that arrive while
                it reads make up the next group
-  an answer    is found from the moment it is put; another thread writes it with its group
+  an answer    is found from the moment it is put; another thread writes it with its group, so that
+               no lookup waits while the group waits for the writes of other processes
   the bound    the least recently used answers are deleted before a group would exceed it
   a damage     an answer with a wrong checksum counts as absent; for a damaged file see file.py
   a failure    a full or unreachable disk stores nothing and finds nothing, and a note says so
@@ -16,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,15 +86,14 @@ class AnswerStore:
         self.notes: list[str] = []
         self._max_bytes = max_bytes
         self._clock = clock
-        self._wanted: dict[bytes, list[Lookup]] = {}
-        self._reading: asyncio.Future[Found] | None = None
+        self._wanted: list[tuple[bytes, Lookup]] = []
+        self._reading: asyncio.Task[None] | None = None
         self._pending: dict[bytes, bytes] = {}
         self._pending_bytes = 0
+        self._new_bytes = 0  # of pending answers, those that are not being written
         self._used: set[bytes] = set()
-        self._writing: asyncio.Future[None] | None = None
-        self._due: asyncio.TimerHandle | None = None
-        self._readers = ThreadPoolExecutor(1, thread_name_prefix="redline-cache-read")
-        self._writers = ThreadPoolExecutor(1, thread_name_prefix="redline-cache-write")
+        self._writing: asyncio.Task[None] | None = None
+        self._is_due = asyncio.Event()
 
     def open(self) -> None:
         """Opens or creates the file. Blocks. Raises ConfigError if nothing can be stored."""
@@ -102,9 +102,9 @@ class AnswerStore:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._files = Files(self.folder)
             self.notes = self._files.notes
-            self._read_connection = Database(self._files)
-            self._write_connection = Database(self._files)
-            is_open = self._write_connection.do(try_out, False, "SQLite says")
+            self._reader = Database(self._files, "redline-cache-read")
+            self._writer = Database(self._files, "redline-cache-write")
+            is_open = self._writer.do(try_out, False, "SQLite says")
         except OSError as error:
             raise _unusable(self.folder, error.strerror or str(error)) from error
         if not is_open:
@@ -117,9 +117,9 @@ class AnswerStore:
         if value is not None:
             future.set_result(value)
             return future
-        if not self._wanted and self._reading is None:
-            asyncio.get_running_loop().call_soon(self._read_group)
-        self._wanted.setdefault(key, []).append(future)
+        self._wanted.append((key, future))
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._read_on())
         return future
 
     def put(self, key: bytes, value: bytes) -> None:
@@ -134,147 +134,119 @@ class AnswerStore:
             return
         self._pending_bytes += size - len(self._pending.get(key, b""))
         self._pending[key] = value
+        self._new_bytes += size
+        if self._new_bytes >= _GROUP_BYTES:
+            self._is_due.set()
         self._write_soon()
 
     async def aclose(self) -> None:
         """Writes pending answers and closes the file. Lookups not yet begun result in None."""
         self._answer(self._wanted, {})
-        self._wanted = {}
-        while self._reading is not None:
+        self._wanted = []
+        if self._reading is not None:
             await asyncio.wait([self._reading])
-            # Its callback, which may begin the next one, comes after this.
-            await asyncio.sleep(0)
         await self.flush()
-        loop = asyncio.get_running_loop()
-        if self._due is not None:
-            self._due.cancel()
-        await loop.run_in_executor(self._readers, self._read_connection.close)
-        await loop.run_in_executor(self._writers, self._write_connection.close)
-        self._readers.shutdown()
-        self._writers.shutdown()
+        await self._reader.aclose()
+        await self._writer.aclose()
 
     async def flush(self) -> None:
         """Waits until every answer that was put is in the file, or noted as lost."""
-        while self._writing is not None or self._pending or self._used:
-            if self._writing is None:
-                self._write_group()
-            if self._writing is not None:
-                await asyncio.wait([self._writing])
-            # Its callback, which may begin the next one, comes after this.
-            await asyncio.sleep(0)
+        while self._writing is not None:
+            self._is_due.set()
+            await asyncio.wait([self._writing])
 
-    def _read_group(self) -> None:
-        if not self._wanted:
-            return
-        wanted, self._wanted = self._wanted, {}
-        loop = asyncio.get_running_loop()
-        self._reading = loop.run_in_executor(self._readers, self._read, list(wanted))
-
-        def tell(reading: asyncio.Future[Found]) -> None:
+    async def _read_on(self) -> None:
+        """Answers lookups until none is left: those that wait, together."""
+        try:
+            while self._wanted:
+                wanted, self._wanted = self._wanted, []
+                work = partial(self._read, [key for key, _ in wanted])
+                found = await self._reader.run(work, Found(), "answers cannot be looked up")
+                self._answer(wanted, found)
+        finally:
             self._reading = None
-            error = reading.exception()
-            if error is not None:
-                self._files.note(f"answers cannot be looked up: {error!r}")
-            self._answer(wanted, {} if error is not None else reading.result())
-            self._read_group()
 
-        self._reading.add_done_callback(tell)
-
-    def _answer(
-        self,
-        wanted: dict[bytes, list[Lookup]],
-        found: Found,
-    ) -> None:
+    def _answer(self, wanted: Sequence[tuple[bytes, Lookup]], found: Found) -> None:
         stale_s = self._clock.wall_s() - _USED_EVERY_S
-        for key, futures in wanted.items():
+        for key, future in wanted:
             value, used_s = found.get(key, (None, 0))
-            for future in futures:
-                if not future.done():
-                    future.set_result(value)
+            if not future.done():
+                future.set_result(value)
             if value is not None and used_s < stale_s:
                 self._used.add(key)
         if self._used:
             self._write_soon()
 
-    def _read(self, keys: Sequence[bytes]) -> Found:
+    def _read(self, keys: Sequence[bytes], database: sqlite3.Connection) -> Found:
         """Reads values and the times of their last use, in the reading thread."""
-
-        def work(database: sqlite3.Connection) -> Found:
-            found: Found = {}
-            for start in range(0, len(keys), _MOST_IN_ONE_QUERY):
-                part = keys[start : start + _MOST_IN_ONE_QUERY]
-                # Few lengths, so that few statements are prepared.
-                size = 1 << (len(part) - 1).bit_length()
-                places = ",".join("?" * size)
-                rows = database.execute(
-                    f"SELECT key, value, used FROM answers WHERE key IN ({places})",
-                    [*part, *[part[-1]] * (size - len(part))],
-                )
-                for key, sealed, used_s in rows:
-                    value = _unsealed(key, sealed)
-                    if value is None:
-                        self._files.note("some answers in it were damaged, and are requested again")
-                    else:
-                        found[key] = (value, used_s if isinstance(used_s, int) else 0)
-            return found
-
-        return self._read_connection.do(work, {}, "answers cannot be looked up")
+        found: Found = {}
+        for start in range(0, len(keys), _MOST_IN_ONE_QUERY):
+            part = keys[start : start + _MOST_IN_ONE_QUERY]
+            # Few lengths, so that few statements are prepared.
+            size = 1 << (len(part) - 1).bit_length()
+            places = ",".join("?" * size)
+            rows = database.execute(
+                f"SELECT key, value, used FROM answers WHERE key IN ({places})",
+                [*part, *[part[-1]] * (size - len(part))],
+            )
+            for key, sealed, used_s in rows:
+                value = _unsealed(key, sealed)
+                if value is None:
+                    self._files.note("some answers in it were damaged, and are requested again")
+                else:
+                    found[key] = (value, used_s if isinstance(used_s, int) else 0)
+        return found
 
     def _write_soon(self) -> None:
-        if self._writing is not None:
-            return
-        if self._pending_bytes >= _GROUP_BYTES:
-            self._write_group()
-        elif self._due is None:
-            self._due = asyncio.get_running_loop().call_later(_GROUP_S, self._write_group)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_on())
 
-    def _write_group(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        if self._writing is not None or not (self._pending or self._used):
-            return
-        group, used = list(self._pending.items()), list(self._used)
-        self._used.clear()
-        loop = asyncio.get_running_loop()
-        self._writing = loop.run_in_executor(self._writers, self._write, group, used)
-
-        def forget(writing: asyncio.Future[None]) -> None:
-            # Written or lost: from here on, lookups read the file.
+    async def _write_on(self) -> None:
+        """Writes what was put and used, each group when it is due, until nothing is left."""
+        try:
+            while self._pending or self._used:
+                try:
+                    async with asyncio.timeout(_GROUP_S):
+                        await self._is_due.wait()
+                except TimeoutError:
+                    pass
+                self._is_due.clear()
+                await self._write_group()
+        finally:
             self._writing = None
-            if (error := writing.exception()) is not None:
-                self._files.note(f"answers cannot be stored: {error!r}")
-            for key, value in group:
-                if self._pending.get(key) is value:
-                    del self._pending[key]
-                    self._pending_bytes -= len(value)
-            if self._pending or self._used:
-                self._write_soon()
 
-        self._writing.add_done_callback(forget)
+    async def _write_group(self) -> None:
+        group, used = [*self._pending.items()], [*self._used]
+        self._new_bytes = 0
+        self._used.clear()
+        work = partial(self._write, group, used)
+        await self._writer.run(work, None, "answers cannot be stored")
+        # Written or lost: from here on, lookups read the file.
+        for key, value in group:
+            if self._pending.get(key) is value:
+                del self._pending[key]
+                self._pending_bytes -= len(value)
 
-    def _write(self, group: Sequence[tuple[bytes, bytes]], used: Iterable[bytes]) -> None:
+    def _write(
+        self,
+        group: Sequence[tuple[bytes, bytes]],
+        used: Iterable[bytes],
+        database: sqlite3.Connection,
+    ) -> None:
         """Writes a group and the times of use in one transaction, in the writing thread."""
         now_s = int(self._clock.wall_s())
         rows = [(key, _sealed(key, value), now_s) for key, value in group]
-
-        def work(database: sqlite3.Connection) -> None:
-            database.execute("BEGIN IMMEDIATE")
-            self._make_room(database, sum(len(row[1]) for row in rows))
-            database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
-            database.executemany(
-                "UPDATE answers SET used = ? WHERE key = ?", [(now_s, key) for key in used]
-            )
-            self._make_room(database, 0)
-            database.execute("COMMIT")
-            if (
-                number_of(database, "page_count") * number_of(database, "page_size")
-                > self._max_bytes
-            ):
-                # As a script: `execute` would take one step of it, which frees one page.
-                database.executescript("PRAGMA incremental_vacuum")
-
-        self._write_connection.do(work, None, "answers cannot be stored")
+        database.execute("BEGIN IMMEDIATE")
+        self._make_room(database, sum(len(row[1]) for row in rows))
+        database.executemany("INSERT OR REPLACE INTO answers VALUES (?, ?, ?)", rows)
+        database.executemany(
+            "UPDATE answers SET used = ? WHERE key = ?", [(now_s, key) for key in used]
+        )
+        self._make_room(database, 0)
+        database.execute("COMMIT")
+        if number_of(database, "page_count") * number_of(database, "page_size") > self._max_bytes:
+            # As a script: `execute` would take one step of it, which frees one page.
+            database.executescript("PRAGMA incremental_vacuum")
 
     def _make_room(self, database: sqlite3.Connection, wanted_bytes: int) -> None:
         """Deletes the least recently used answers until `wanted_bytes` more fit the bound."""

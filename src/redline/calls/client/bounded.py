@@ -27,6 +27,7 @@ class Bounded:
         return msgspec.structs.replace(
             load,
             waiting=load.waiting + slots.waiting,
+            queued=load.queued + slots.waiting,
             slots=slots.count,
             room_s=max(load.room_s, math.ulp(0.0)),
             binds=f"{slots.count} calls in flight",

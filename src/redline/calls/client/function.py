@@ -12,7 +12,7 @@ import msgspec
 
 from redline.calls.client.user_errors import call_error_of
 from redline.calls.http import Shared
-from redline.calls.wire import Deadlines, do_nothing
+from redline.calls.wire import TaskTimeout, do_nothing
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
@@ -20,7 +20,6 @@ from redline.limits.rule import AUTO
 from redline.waist import (
     Attempt,
     Attempts,
-    Backlog,
     Call,
     Load,
     Outcome,
@@ -72,7 +71,6 @@ class FunctionBackend:
             self.limiter.keep_sends(shared.stores.recent, self.label)
         self._timeout_s = timeout_s
         self._clock = clock
-        self._deadlines = Deadlines(clock)
         self._before_write = before_write
         self._attempts = attempts or Attempts()
 
@@ -86,22 +84,12 @@ class FunctionBackend:
         return Load(
             in_flight=slots.in_use,
             waiting=slots.waiting + limiter.waiting,
+            queued=slots.waiting,
             slots=slots.count,
             room_s=room_s,
+            parked_until_s=limiter.parked_until_s,
             next_s=limiter.next_s,
             binds=binds,
-        )
-
-    def backlog(self, now_s: float) -> Backlog:
-        """Returns the current calls and what they wait for. Reserves nothing."""
-        limiter, slots = self.limiter, self.slots
-        return Backlog(
-            in_use=slots.in_use,
-            slots=slots.count,
-            waiting=limiter.waiting,
-            queued=slots.waiting,
-            limits=tuple(limiter.holding(now_s)) if limiter.waiting else (),
-            parked_until_s=limiter.parked_until_s,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -111,8 +99,7 @@ class FunctionBackend:
             return failed(error, endpoint=self.label)
 
     async def aclose(self) -> None:
-        """Closes the limiter and the timers; the function is the user's."""
-        self._deadlines.close()
+        """Closes the limiter; the function is the user's."""
         await self.limiter.aclose()
 
     async def _in_slot(self, request: Request, call: Call) -> Outcome:
@@ -164,7 +151,7 @@ class FunctionBackend:
     async def _call(self, request: Request, call: Call) -> Outcome:
         until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
         try:
-            async with self._deadlines.timeout(until_s) as alarm:
+            async with TaskTimeout(self._clock, until_s) as alarm:
                 result = self._function(copy.deepcopy(request.body))
                 if not inspect.isawaitable(result):
                     raise Rejected(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from typing import Protocol
 
 import msgspec
@@ -26,7 +25,7 @@ from redline.calls.cost.prices import Price, Prices, how_to_price, unpriced
 from redline.calls.cost.spending import NOTHING, Amount, Spending, dollars_text
 from redline.calls.tokens import TokenEstimator, Worst, worst_of
 from redline.clock import SYSTEM, Clock
-from redline.errors import BadRow, BudgetSpent, CallError, TimedOut, Unpriced
+from redline.errors import BadRow, BudgetSpent, CallError, Unpriced
 from redline.waist import Backend, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _FREE = Price(input=0, cached_input=0, output=0)
@@ -54,6 +53,7 @@ class Metered:
     """A backend that sends only what `spending` has room for, and counts what each call costs.
 
     account: updated before each write and after each settlement; None for no record.
+    waiting: the number of calls that wait for reservations of others to be settled.
     """
 
     def __init__(
@@ -71,7 +71,10 @@ class Metered:
         self._prices = prices
         self._clock = clock
         self._estimator = TokenEstimator()
-        self._waiting: deque[tuple[Amount, asyncio.Future[bool]]] = deque()
+        self.waiting = 0
+        # The first call in line holds the turn until it has what it needs.
+        self._turn = asyncio.Lock()
+        self._settled = asyncio.Event()
         self._open = 0
         # The part of what is reserved that belongs to written requests.
         self._written = NOTHING
@@ -81,18 +84,13 @@ class Metered:
         # The part of what is spent that is recorded in another file than the account's.
         self._elsewhere = NOTHING
 
-    @property
-    def waiting(self) -> int:
-        """The number of calls that wait for reservations of others to be settled."""
-        return len(self._waiting)
-
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        load, waiting = self._backend.load(now_s, request), len(self._waiting)
-        if not waiting and not self._is_spent:
+        load = self._backend.load(now_s, request)
+        if not self.waiting and not self._is_spent:
             return load
         return msgspec.structs.replace(
             load,
-            waiting=load.waiting + waiting,
+            waiting=load.waiting + self.waiting,
             room_s=max(load.room_s, math.ulp(0.0)),
             binds="the budget",
         )
@@ -137,7 +135,7 @@ class Metered:
 
     def reserve(self, worst: Amount) -> bool:
         """Reserves `worst`; False if it does not fit. The caller settles it and records it."""
-        return not self._waiting and not self._is_spent and self.spending.reserve(worst)
+        return not self.waiting and not self._is_spent and self.spending.reserve(worst)
 
     def settle(self, reserved: Amount, actual: Amount) -> None:
         """Settles an amount that `reserve` has reserved."""
@@ -174,28 +172,27 @@ class Metered:
 
         Raises BudgetSpent, or TimedOut for a late row.
         """
-        if not self._waiting and self._take(worst):
+        if not self.waiting and self._take(worst):
             return None
-        if not self._open:
-            self._end()
-        if self._is_spent:
-            raise self.spent(worst)
-        waiter = asyncio.get_running_loop().create_future()
-        entry = (worst, waiter)
-        self._waiting.append(entry)
         since_s = self._clock.now_s()
-        wait_s = call.deadline_s - since_s
+        self.waiting += 1
         try:
-            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
-                is_reserved = await waiter
-        except BaseException as error:
-            self._give_up(entry)
-            if isinstance(error, TimeoutError):
-                raise TimedOut("row") from None
-            raise
-        if not is_reserved:
-            raise self.spent(worst)
+            await call.in_time(self._take_in_turn(worst), self._clock)
+        finally:
+            self.waiting -= 1
         return since_s
+
+    async def _take_in_turn(self, worst: Amount) -> None:
+        """Reserves `worst` once it fits and all earlier calls have theirs. Raises BudgetSpent."""
+        async with self._turn:
+            while not self._take(worst):
+                if not self._open:
+                    # A smaller row must not overtake the one that did not fit.
+                    self._is_spent = True
+                if self._is_spent:
+                    raise self.spent(worst)
+                self._settled.clear()
+                await self._settled.wait()
 
     def _take(self, worst: Amount) -> bool:
         if self._is_spent or not self.spending.reserve(worst):
@@ -203,38 +200,10 @@ class Metered:
         self._open += 1
         return True
 
-    def _give_up(self, entry: tuple[Amount, asyncio.Future[bool]]) -> None:
-        """Removes a cancelled or late waiter and passes on what it may have been granted."""
-        worst, waiter = entry
-        if entry in self._waiting:
-            self._waiting.remove(entry)
-        elif waiter.done() and not waiter.cancelled() and waiter.result():
-            self._close(worst, NOTHING)
-        self._admit()
-
     def _close(self, reserved: Amount, actual: Amount) -> None:
         self._open -= 1
         self.spending.settle(reserved, actual)
-
-    def _admit(self) -> None:
-        """Admits waiting calls that fit, in order; refuses all if none can ever fit."""
-        while self._waiting:
-            worst, waiter = self._waiting[0]
-            if not waiter.done():
-                if not self._take(worst):
-                    if not self._open:
-                        self._end()
-                    return
-                waiter.set_result(True)
-            self._waiting.popleft()
-
-    def _end(self) -> None:
-        """Marks the budget spent: a smaller row must not overtake the one that did not fit."""
-        self._is_spent = True
-        while self._waiting:
-            _, waiter = self._waiting.popleft()
-            if not waiter.done():
-                waiter.set_result(False)
+        self._settled.set()
 
     def _write(self, attempt: _Attempt, call: Call) -> None:
         """Records a request that is about to be written. Raises BudgetSpent if that fails.
@@ -273,7 +242,6 @@ class Metered:
         worst = attempt.worst
         if not attempt.writes:
             self._close(worst, NOTHING)
-            self._admit()
             return
         for _ in range(attempt.writes - 1):
             # No answer to the writes before the last one was read.
@@ -288,7 +256,6 @@ class Metered:
         except OSError:
             # The file states more than is spent; the next write fails likewise, and reports it.
             pass
-        self._admit()
 
     def _actual(self, attempt: _Attempt, request: Request, outcome: Outcome | None) -> Amount:
         """Returns the cost of a written attempt, by the table at the top of this file."""

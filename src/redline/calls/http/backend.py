@@ -52,7 +52,6 @@ from redline.limits import Cost, Grant
 from redline.waist import (
     Attempt,
     Attempts,
-    Backlog,
     Call,
     Chunk,
     Health,
@@ -227,6 +226,7 @@ class HttpBackend:
             state=state,
             in_flight=slots.in_use,
             waiting=slots.waiting + ahead.waiting + limiter.waiting,
+            queued=slots.waiting,
             slots=slots.count,
             ahead_free=max(0, ahead.count - ahead.in_use),
             steady=steady,
@@ -235,20 +235,6 @@ class HttpBackend:
             next_s=limiter.next_s,
             tokens_out=self._tokens_out,
             binds=binds,
-        )
-
-    def backlog(self, now_s: float) -> Backlog:
-        """Returns the current calls and what they wait for. Reserves nothing."""
-        limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
-        waiting = limiter.waiting + ahead.waiting
-        return Backlog(
-            in_use=slots.in_use,
-            slots=slots.count,
-            waiting=waiting,
-            queued=slots.waiting,
-            limits=tuple(limiter.holding(now_s)) if waiting else (),
-            parked_until_s=max(limiter.parked_until_s, outage.again_s),
-            is_down=outage.is_down,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:

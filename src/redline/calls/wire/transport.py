@@ -15,7 +15,7 @@ from string import punctuation
 from urllib.parse import quote, urlsplit
 
 from redline.calls.wire.connection import Connection, unread
-from redline.calls.wire.deadlines import Deadlines
+from redline.calls.wire.deadlines import TaskTimeout
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.endpoint import Endpoint, proxy_of
 from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, do_nothing
@@ -125,11 +125,9 @@ class Transport:
         self._heads: dict[tuple[str, str], bytes] = {}
         self._outbox = outbox or Outbox(before_write, clock)
         self._reuse = Reuse()
-        self._deadlines = Deadlines(clock)
-        dialer = Dialer(endpoint, proxy, self._deadlines, on_handshake)
-        self._pool = Pool(
-            dialer, self.intake, self._reuse, self._deadlines, endpoint.max_reply_bytes
-        )
+        self._clock = clock
+        dialer = Dialer(endpoint, proxy, clock, on_handshake)
+        self._pool = Pool(dialer, self.intake, self._reuse, clock, endpoint.max_reply_bytes)
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
         """Returns the head of a request: its first line and its headers.
@@ -189,7 +187,6 @@ class Transport:
     async def aclose(self) -> None:
         """Closes every connection. Current and later exchanges end with Disconnected."""
         self._pool.close()
-        self._deadlines.close()
 
     async def _ready(self, exchange: Exchange) -> Connection:
         """Waits for a connection and the exchange's grant. Raises CallError."""
@@ -197,7 +194,7 @@ class Transport:
         if exchange.deadline_s == math.inf:
             return await self._connected(exchange)
         try:
-            async with self._deadlines.timeout() as alarm:
+            async with TaskTimeout(self._clock) as alarm:
                 exchange.follow(alarm)
                 return await self._connected(exchange)
         except TimeoutError:

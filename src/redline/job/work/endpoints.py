@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
+
+import msgspec
 
 from redline.calls import Backend, FunctionBackend, HttpBackend
 from redline.limits.rule import limit_text
 from redline.route import Pool
 from redline.timeline import EndpointState, LimitUse
-from redline.waist import Backlog, Health
+from redline.waist import Health, Load
 
 # At most this many endpoints of a large fleet are sampled each time, others the next time.
 MOST_LOOKED_AT = 64
 
-# Backends that report what their calls wait for.
+# Backends that report what their calls wait for, and have a limiter.
 _Watched = HttpBackend | FunctionBackend
 
 
@@ -44,34 +45,35 @@ class Endpoints:
         """Whether a pool has as many calls in flight as its endpoints may have together."""
         return isinstance(self._of, Pool) and self._of.is_full
 
-    def slots(self, backlogs: Sequence[Backlog]) -> int:
+    def slots(self, loads: Sequence[Load]) -> int:
         """Returns the most calls in flight at all endpoints that are not down; 0 for no bound.
 
-        backlogs: the latest ones; those of a large fleet are a sample.
+        loads: the latest ones; those of a large fleet are a sample.
         """
-        slots = [backlog.slots for backlog in backlogs if not backlog.is_down]
+        slots = [load.slots for load in loads if not load.is_down]
         most = self._of.most if isinstance(self._of, Pool) else None
         if not slots or not all(slots):
             return most or 0
         total = sum(slots)
-        if self._left > len(backlogs):
-            total = total * self._left // len(backlogs)
+        if self._left > len(loads):
+            total = total * self._left // len(loads)
         return total if most is None else min(total, most)
 
-    def backlogs(self, now_s: float) -> tuple[list[Backlog], set[str]]:
-        """Returns the backlogs of endpoints that are not out, and the limits that hold calls."""
+    def loads(self, now_s: float) -> tuple[list[Load], set[str]]:
+        """Returns the loads of endpoints that are not out, and the limits that hold calls."""
         of = self._of
         if not isinstance(of, Pool | _Watched):
-            return [_backlog_by_load(of, now_s)], set()
-        backlogs, names = list[Backlog](), set[str]()
+            return [_estimated(of.load(now_s))], set()
+        loads, names = list[Load](), set[str]()
         for seen in self._seen():
-            backlog = seen.backend.backlog(now_s)
+            load = seen.backend.load(now_s)
             if seen.is_degraded:
-                backlog = Backlog(is_down=True)
-            backlogs.append(backlog)
-            if backlog.parked_until_s <= now_s:
-                names.update(limit_text(kind, rate) + seen.name for kind, rate in backlog.limits)
-        return backlogs, names
+                load = Load(state=Health.DEGRADED)
+            elif load.parked_until_s <= now_s:
+                held = seen.backend.limiter.holding(now_s)
+                names.update(limit_text(kind, rate) + seen.name for kind, rate in held)
+            loads.append(load)
+        return loads, names
 
     def uses(self, now_s: float) -> Iterator[LimitUse]:
         """Yields the use of each limit of the endpoints."""
@@ -116,16 +118,11 @@ class Endpoints:
                 yield _Seen(f" at {member.name}", member.backend, is_degraded)
 
 
-def _backlog_by_load(backend: Backend, now_s: float) -> Backlog:
-    """Returns the backlog of a backend that only reports its load."""
-    load = backend.load(now_s)
-    is_lost = load.state is Health.GONE
-    is_waiting = load.waiting > 0 and (not load.slots or load.in_flight < load.slots)
-    return Backlog(
-        in_use=load.in_flight,
-        slots=load.slots,
-        waiting=load.waiting if is_waiting else 0,
-        queued=0 if is_waiting else load.waiting,
-        parked_until_s=load.parked_until_s if load.parked_until_s > now_s else -math.inf,
-        is_down=is_lost,
-    )
+def _estimated(load: Load) -> Load:
+    """Returns the load of a backend of another kind, which need not say what its calls wait for.
+
+    If it is full, they wait for a slot, otherwise for a limit. A degraded one may still answer.
+    """
+    state = load.state if load.state is Health.GONE else Health.READY
+    queued = load.waiting if load.is_full else 0
+    return msgspec.structs.replace(load, state=state, queued=queued)

@@ -25,13 +25,13 @@ from collections.abc import Sequence
 import msgspec
 
 from redline.timeline import Holder
-from redline.waist import Backlog
+from redline.waist import Load
 
 
 class Moment(msgspec.Struct, kw_only=True):
     """The state of a run at one moment.
 
-    backlogs: of the endpoints that are not out. queued: calls that wait for any of them.
+    loads: of the endpoints that are not out. queued: calls that wait for any of them.
     is_full_together: they have as many calls as they may have together.
     is_starved: workers wait for a row to be read; is_over: no more rows will be read; has_ready:
     some rows are read and not handed out. is_full: no rows are read for now; is_behind: because too
@@ -40,7 +40,7 @@ class Moment(msgspec.Struct, kw_only=True):
     """
 
     now_s: float
-    backlogs: Sequence[Backlog] = ()
+    loads: Sequence[Load] = ()
     queued: int = 0
     is_full_together: bool = False
     is_starved: bool = False
@@ -81,7 +81,7 @@ def holder_of(moment: Moment) -> Holder:
 
 def _at_endpoints(moment: Moment) -> Holder | None:
     """Returns how endpoints hold back the next call; None if one has room, or none is used."""
-    found = [_holder_at(backlog, moment.now_s) for backlog in moment.backlogs]
+    found = [_holder_at(load, moment.now_s) for load in moment.loads]
     if not found or None in found:
         # The endpoints have room, but not all of them together.
         is_full = moment.queued or moment.is_full_together
@@ -93,17 +93,17 @@ def _at_endpoints(moment: Moment) -> Holder | None:
         return held if is_wanted else None
     if 2 * working.count("limit") >= len(working):
         return "limit"
-    queued = moment.queued or any(backlog.queued for backlog in moment.backlogs)
+    queued = moment.queued or any(load.queued for load in moment.loads)
     if moment.has_ready or queued or not moment.is_over:
         return "slots"
     return None
 
 
-def _holder_at(backlog: Backlog, now_s: float) -> Holder | None:
-    if backlog.is_down:
+def _holder_at(load: Load, now_s: float) -> Holder | None:
+    if load.is_down:
         return "down"
-    if backlog.parked_until_s > now_s:
+    if load.parked_until_s > now_s:
         return "parked"
-    if backlog.waiting:
+    if load.waiting > load.queued:
         return "limit"
-    return "slots" if backlog.is_full else None
+    return "slots" if load.is_full else None

@@ -166,8 +166,8 @@ class Sampler:
     def _stated(self, now_s: float) -> Setting:
         """Returns the slots and limits with which the run begins."""
         endpoints = self._sampled.endpoints
-        backlogs, _ = endpoints.backlogs(now_s)
-        slots = endpoints.slots(backlogs)
+        loads, _ = endpoints.loads(now_s)
+        slots = endpoints.slots(loads)
         return setting_of(slots, list(endpoints.uses(now_s)), len(self.facts.endpoints))
 
     async def _sample_on(self) -> None:
@@ -233,13 +233,13 @@ class Sampler:
         """Returns the current state of the run."""
         sampled = self._sampled
         runner, feed, load, tally = sampled.runner, sampled.feed, sampled.load, sampled.tally
-        backlogs, limits = sampled.endpoints.backlogs(now_s)
+        loads, limits = sampled.endpoints.loads(now_s)
         in_hand = max(0, runner.offered - runner.ended)
         metered, batches = sampled.metered, tally.batches
         is_starved, is_behind = feed.is_starved, load.is_behind
         moment = Moment(
             now_s=now_s,
-            backlogs=backlogs,
+            loads=loads,
             queued=sampled.endpoints.queued,
             is_full_together=sampled.endpoints.is_full,
             is_starved=is_starved,
@@ -256,14 +256,14 @@ class Sampler:
             retrying=tally.retrying,
         )
         held = holder_of(moment)
-        self._slots = sampled.endpoints.slots(backlogs)
+        self._slots = sampled.endpoints.slots(loads)
         return Sample(
             held=held,
             limits=limits if held == "limit" else (),
             in_flight=tally.in_flight,
             in_hand=in_hand,
             slots=self._slots,
-            waiting=sum(backlog.waiting for backlog in backlogs),
+            waiting=sum(load.waiting - load.queued for load in loads),
             retrying=tally.retrying,
             is_feed_empty=is_starved,
             is_journal_full=is_behind,
