@@ -135,6 +135,24 @@ def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> Non
 
 
 @pytest.mark.parametrize(
+    ("limits", "together", "own"),
+    [
+        (Limits(concurrency=8), 2, 2),
+        (Limits(), 2, 2),
+        (Limits(concurrency=8), 9, 8),
+        (Limits(concurrency="auto"), 2, Limits(concurrency="auto").slots()),
+    ],
+)
+def test_a_list_of_one_endpoint_is_bounded_like_any_list(
+    limits: Limits, together: int, own: int
+) -> None:
+    one = Endpoint(base_url="http://a.example/v1", limits=limits)
+    made = job(endpoint=[one], concurrency=together)
+    assert made.slots == min(own, together)
+    assert made.endpoint.limits.slots() == own
+
+
+@pytest.mark.parametrize(
     ("endpoints", "options", "what"),
     [
         (["http://a.example/v1", "sim"], {}, "sim is started for one run"),

@@ -225,11 +225,11 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
                 raise ConfigError(f"call and {name} cannot be combined", hint="leave one out")
     stated = given.get("endpoint")
     is_one = isinstance(stated, Endpoint)
-    is_several = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
-    if is_one or is_several:
+    is_list = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
+    if is_one or is_list:
         for name in _NOT_WITH_ENDPOINT:
-            # The bound of several together is not an endpoint's own.
-            if name in given and not (is_several and name == "concurrency"):
+            # The bound of a list together is not an endpoint's own.
+            if name in given and not (is_list and name == "concurrency"):
                 raise ConfigError(
                     f"{name} and an Endpoint cannot be combined",
                     hint="set it in the Endpoint: api_key, headers, proxy, limits=Limits(...) or "

@@ -114,8 +114,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     endpoints, call: the servers that answer, or a coroutine function of one row; neither if
     `execute` gets a backend. embedded: a server that is started for the run; its base URL replaces
     the endpoint's. balance: the choice among several endpoints, one of STRATEGIES. limits: those of
-    a job without an endpoint; with several endpoints, its number of calls in flight is the bound
-    for all of them together. memory: the file of the limits that rate "auto" has found. cache: the
+    a job without an endpoint; with endpoints, its number of calls in flight is the bound for all of
+    them together. memory: the file of the limits that rate "auto" has found. cache: the
     answers that are kept, with their folder. via: one of VIAS; empty for live, unless earlier runs
     have left batches.
 
@@ -225,9 +225,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_together(self) -> int | None:
-        """The most calls in flight at several endpoints together; None if that is not stated."""
+        """The most calls in flight at all endpoints together; None if that is not stated."""
         stated = self.limits.concurrency
-        return stated if len(self.endpoints) > 1 and isinstance(stated, int) else None
+        return stated if isinstance(stated, int) else None
 
     @property
     def slots(self) -> int:
