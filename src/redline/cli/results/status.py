@@ -29,7 +29,6 @@ PARAMS = (
     flag("json", None, "Print it as JSON, one line each time.", kind=Kind.FLAG),
 )
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _NARROWEST, _WIDEST = 40, 120
 
 
@@ -56,7 +55,7 @@ def status(ctx: Context, results: str) -> None:
             if is_json:
                 say(msgspec.json.encode(found).decode() + "\n")
             else:
-                say((_HOME_AND_CLEAR if is_drawn else "") + text_of(output.name, found) + "\n")
+                say(text_of(output.name, found) + "\n", clears=is_drawn)
             if not is_watching or found.state != "running":
                 break
             time.sleep(every_s)

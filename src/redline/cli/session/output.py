@@ -20,6 +20,7 @@ _TURN_BYTES = 256 * 1024
 # The pause before a full pipe is tried again: short at first, since a quick reader takes 64 KB in
 # about 0.1 ms, and then ever longer.
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 def tell(text: str) -> None:
@@ -29,18 +30,18 @@ def tell(text: str) -> None:
     stream.flush()
 
 
-def say(text: str = "") -> None:
+def say(text: str = "", *, clears: bool = False) -> None:
     """Writes to stdout and flushes it; does nothing if stdout is closed.
 
-    Raises BrokenPipeError if the reader has gone, JournalError for other failures, such as a full
-    disk.
+    clears: whether the terminal is cleared first. Raises BrokenPipeError if the reader has gone,
+    JournalError for other failures, such as a full disk.
     """
     if sys.stdout is None:
         return
     try:
         if text:
             # Nothing may be written to a terminal that no longer exists, not even an empty text.
-            sys.stdout.write(printable(text))
+            sys.stdout.write((_HOME_AND_CLEAR if clears else "") + printable(text))
         sys.stdout.flush()
     except OSError as error:
         raise lost_stdout(error) from error
