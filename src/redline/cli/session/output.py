@@ -6,6 +6,7 @@ import asyncio
 import os
 import select
 import sys
+from io import TextIOWrapper
 from typing import TextIO
 
 import msgspec
@@ -69,7 +70,8 @@ def hold_standard_streams() -> None:
     """Opens the null device in place of a closed stdin, stdout or stderr.
 
     Otherwise the next file or socket would take its number, and be read or written instead of it.
-    sys.stderr is never None afterwards: with None, `print` would write to stdout.
+    sys.stderr is never None afterwards: with None, `print` would write to stdout. Characters that
+    the encoding of stdout lacks are written as escapes.
     """
     for number in (0, 1, 2):
         try:
@@ -78,6 +80,9 @@ def hold_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # As on stderr: the name of a file need not be text, and latin-1 lacks most characters.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Notes:
