@@ -31,5 +31,12 @@ from redline.job.settings.resolve import (
 from redline.job.settings.settings import BATCHING, BODILESS, Hooks, Job, Prompting
 from redline.job.settings.tables import refuse_unknown, struct_in
 from redline.job.settings.task import NO_MORE_S, Answered, Ask, Noted, Remembering
-from redline.job.settings.toml_file import errors_in, read_toml, reason_of, settings_in, table_in
+from redline.job.settings.toml_file import (
+    errors_in,
+    read_toml,
+    reason_of,
+    settings_in,
+    table_in,
+    underscored,
+)
 from redline.job.settings.values import Flags, flag_of

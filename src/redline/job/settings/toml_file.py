@@ -49,11 +49,29 @@ def table_in(value: object, name: str, file: str) -> dict[str, Any]:
 def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
     """Returns the table with its values in the form of flags. A key may have dashes.
 
-    Raises ConfigError for an unknown key and a value of the wrong kind.
+    Raises ConfigError for an unknown key, one that is stated twice, and a value of the wrong kind.
     """
-    named = {key.replace("-", "_"): value for key, value in table.items()}
+    named = underscored(table, where)
     refuse_unknown(named, kinds, where)
     return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
+
+
+def underscored(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the table with underscores for the dashes in its keys.
+
+    Raises ConfigError for a key that is stated both with dashes and with underscores.
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in found:
+            raise ConfigError(
+                f"{name} is stated twice, once as {name.replace('_', '-')}",
+                where=where,
+                hint="leave one out",
+            )
+        found[name] = value
+    return found
 
 
 @contextmanager

@@ -267,15 +267,18 @@ def text_or_file(value: str, flag: str) -> str:
 @_of_given
 def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
     """Returns the values of `--param NAME=VALUE`, each as JSON if it is JSON, otherwise as text."""
-    found = {}
+    found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or not key.strip():
+        name = key.strip()
+        if not equals or not name:
             raise ConfigError(f"{flag} is not NAME=VALUE: {text}", hint="write it like seed=7")
+        if name in found:
+            raise _named_twice(flag, name)
         try:
-            found[key.strip()] = msgspec.json.decode(value)
+            found[name] = msgspec.json.decode(value)
         except (ValueError, RecursionError):
-            found[key.strip()] = value
+            found[name] = value
     return found
 
 
@@ -285,16 +288,24 @@ def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
 
     Errors do not show the value: it may be a secret.
     """
-    found = {}
+    found: dict[str, str] = {}
     for line in lines:
         key, colon, value = line.partition(":")
-        if not colon or not key.strip():
+        name = key.strip()
+        if not colon or not name:
             raise ConfigError(
                 f"{flag} is not NAME: VALUE",
                 hint=f"write it like {flag} 'X-Team: search'",
             )
-        found[key.strip()] = value.strip()
+        # Names of headers are the same in upper and lower case (RFC 9110, 5.1).
+        if name.lower() in map(str.lower, found):
+            raise _named_twice(flag, name)
+        found[name] = value.strip()
     return found
+
+
+def _named_twice(flag: str, name: str) -> ConfigError:
+    return ConfigError(f"{flag} names {name} twice", hint="leave one out")
 
 
 @_of_given

@@ -22,6 +22,7 @@ from redline.job.settings import (
     settings_in,
     struct_in,
     table_in,
+    underscored,
 )
 from redline.route import check_balance
 from redline.route.scale import LocalReplica, ScaleSettings
@@ -130,7 +131,7 @@ def _front(top: _Top, where: str) -> FrontSettings:
 
 def _replica(path: Path, top: _Top) -> LocalReplica:
     where, folder = f"{path.name}, [replica]", path.parent
-    table = {key.replace("-", "_"): value for key, value in top.replica.items()}
+    table = underscored(top.replica, where)
     refuse_unknown(table, (*_Started.__struct_fields__, *_OF_REPLICA), where)
     own = {key: value for key, value in table.items() if key in _Started.__struct_fields__}
     # In an environment, numbers are accepted like texts.
