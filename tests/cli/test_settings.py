@@ -42,6 +42,7 @@ def key_seen(odd: Any) -> str | None:
         ("[run]\nquiet = 'no'\n", "quiet must be true or false", "redline.toml, [run]", ""),
         ("[run]\nparam = {}\n", "param must be text, or a list of texts", "redline.toml, [run]",
          ""),
+        ("[run]\nlog = 'xml'\n", "--log is one of text, json, not xml", "redline.toml, [run]", ""),
         ("[run]\nrpm = 'x'\n", "--rpm is not a number: x", "redline.toml, [run]",
          "write it like 500, 200k or 1.5m"),
         ("run = 3\n", "run must be a table", "redline.toml", "write [run]"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,10 +156,10 @@ def _settings(given: Flags) -> GatewaySettings:
     classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
     batches = parse_batches(configuration.serve.get("batches", {}), configuration.file)
     state = Path(flags.get("state") or "redline.serve")
-    with _placed(configuration, given):
+    with configuration.located(given):
         stated = _own_settings(flags, state)
+        function = _function(flags)
     calling = {FLAGS[name].key for name in _CALLING}
-    function = _function({**configuration.run, **given})
     found = (
         Answering(endpoints=())
         if function is not None
@@ -206,18 +204,6 @@ def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
         "certificate": _certificate(flags),
         "keys": None if flags.get("keys") is None else Path(flags["keys"]),
     }
-
-
-@contextmanager
-def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
-    """Adds the file to a ConfigError about a value in it, which begins with the flag's name."""
-    try:
-        yield
-    except ConfigError as error:
-        found = [flag_of(name) for name in configuration.run if name not in given]
-        if not error.where and error.what.partition(" ")[0] in found:
-            error.where = f"{configuration.file}, [serve]"
-        raise
 
 
 def _configuration(given: Flags) -> Configuration:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     def where_defaults(self) -> str:
         """Returns the table of the flags' defaults as errors name it: `redline.toml, [run]`."""
         return f"{self.file}, [{self.defaults}]"
+
+    @contextmanager
+    def located(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """Adds the table of the defaults to a ConfigError about one of them.
+
+        given: the flags on the command line. The error begins with the name of the flag.
+        """
+        try:
+            yield
+        except ConfigError as error:
+            name = error.what.partition(" ")[0].removeprefix("--").replace("-", "_")
+            if name in self.run and name not in given:
+                error.where = error.where or self.where_defaults()
+            raise
 
     def where_endpoint(self, name: str) -> str:
         """Returns the table of an endpoint as errors name it: `redline.toml, [endpoints.NAME]`."""

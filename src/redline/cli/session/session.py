@@ -53,7 +53,8 @@ class Session:
         self._argv = ctx.obj["argv"] if isinstance(ctx.obj, dict) else []
         settings = {**self.configuration.run, **self.given}
         self.is_dry = bool(ctx.params.get("dry_run"))
-        self._is_json = values.choice(settings, "log", LOGS) == "json"
+        with self.configuration.located(self.given):
+            self._is_json = values.choice(settings, "log", LOGS) == "json"
         self._is_quiet = settings.get("quiet") is True
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:
