@@ -11,6 +11,7 @@ import pytest
 
 from redline.limits import Limits, Rate
 from redline.serve.fleet import read_fleet
+from support.scripted import scripted
 
 Cli = Callable[..., Any]
 
@@ -144,3 +145,11 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
         assert told.err.startswith(f"error: the URL of the fleet is not valid\nwhere: {url}\n")
     (tmp_path / "fleet.toml").write_text(GOOD.replace("8080", "0"), "utf-8")
     assert "fleet.toml sets no port" in cli("fleet", "status", "fleet.toml").err
+
+
+def test_a_page_that_is_not_text_is_not_a_fleets(cli: Cli) -> None:
+    with scripted(lambda asked: b"\xff") as server:
+        for more in ([], ["--json"]):
+            told = cli("fleet", "status", server.base_url, *more)
+            assert (told.status, told.out) == (2, "")
+            assert told.err.startswith("error: it is not a fleet of redline: its page is not UTF-8")

@@ -29,15 +29,15 @@ def fleet_status(ctx: Context, where: str) -> None:
 
     Exit status: 0 it runs, 2 it does not, or bad usage, 3 a defect in redline.
     """
-    raw = _page(where)
+    page = _page(where)
     if "json" in stated(ctx):
-        say(raw.decode() + "\n")
+        say(page + "\n")
         return
     # Imported here, because the flags do not need it.
     from redline.serve.fleet import FleetStatus
 
     try:
-        status = msgspec.json.decode(raw, type=FleetStatus)
+        status = msgspec.json.decode(page, type=FleetStatus)
     except msgspec.DecodeError as error:
         raise RedlineError(
             f"it is not a fleet of redline: {error}", where=without_secret(where), hint=_HINT
@@ -57,7 +57,7 @@ def fleet_status(ctx: Context, where: str) -> None:
     say("\n".join(lines) + "\n")
 
 
-def _page(where: str) -> bytes:
+def _page(where: str) -> str:
     """Fetches the JSON of a fleet's page. Raises RedlineError if no fleet runs there."""
     # Imported here: it takes longer than the rest.
     import http.client
@@ -89,7 +89,10 @@ def _page(where: str) -> bytes:
         raise RedlineError(what, where=shown, hint=_HINT) from None
     finally:
         connection.close()
-    if answer.status != http.HTTPStatus.OK:
-        what = f"it is not a fleet of redline: HTTP {answer.status}"
-        raise RedlineError(what, where=shown, hint=_HINT)
-    return raw
+    what = f"it is not a fleet of redline: HTTP {answer.status}"
+    if answer.status == http.HTTPStatus.OK:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            what = "it is not a fleet of redline: its page is not UTF-8"
+    raise RedlineError(what, where=shown, hint=_HINT)
