@@ -320,9 +320,9 @@ class BatchRunner:
                     f"the provider has no room for one row in a batch: {why}",
                     hint="wait for other batches of the account; --via live sends rows live",
                 )
+            if self._world.metered is not None:
+                self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
             if rest.offsets:
-                if self._world.metered is not None:
-                    self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
                 half = -(-len(rest.offsets) // 2)
                 await self._store.send_again(reader, part, rest.offsets, most_rows=half)
             await self._store.finish(part, NOTHING)
