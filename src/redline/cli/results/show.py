@@ -85,13 +85,13 @@ def show(ctx: Context, results: str) -> None:
 
 def _selection(given: Mapping[str, Any]) -> Selection | None:
     """Returns the requested selection of rows; None for the numbers of all rows."""
-    if not {"failed", "cut", "row", "sample"} & given.keys():
-        if "seed" in given:
-            raise ConfigError("--seed draws a sample", hint="add --sample 5")
-        return None
-    for name in ("failed", "cut", "sample"):
+    for name in ("failed", "cut", "sample", "seed"):
         if "row" in given and name in given:
             raise ConfigError(f"--row and --{name} cannot be combined", hint="leave one out")
+    if "seed" in given and "sample" not in given:
+        raise ConfigError("--seed draws a sample", hint="add --sample 5")
+    if not {"failed", "cut", "row", "sample"} & given.keys():
+        return None
     sample = values.whole(given, "sample", 1, _MOST_SAMPLED)
     return Selection(
         failed="failed" in given,
