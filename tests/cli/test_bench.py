@@ -74,6 +74,13 @@ def test_it_says_what_it_will_send_and_prints_figures(cli: Cli) -> None:
         assert name in told.out
 
 
+def test_a_name_with_hidden_characters_is_whole_in_json(cli: Cli) -> None:
+    Path("a\u200bb.jsonl").write_text('{"prompt": "a"}\n')
+    told = cli("bench", "sim", "--limit", "2", "--rows", "a\u200bb.jsonl", "--json", "-q")
+    assert "\u200b" not in told.out
+    assert "a\u200bb.jsonl" in json.loads(told.out)["asked"]
+
+
 def test_figures_are_json_and_saved(cli: Cli) -> None:
     told = cli("bench", "sim", "--limit", "20", "--json", "-o", "f.json", "--slo", "latency<9s")
     found = json.loads(told.out)

@@ -153,3 +153,10 @@ def test_a_page_that_is_not_text_is_not_a_fleets(cli: Cli) -> None:
             told = cli("fleet", "status", server.base_url, *more)
             assert (told.status, told.out) == (2, "")
             assert told.err.startswith("error: it is not a fleet of redline: its page is not UTF-8")
+
+
+def test_hidden_characters_of_a_fleet_are_escaped_in_json(cli: Cli) -> None:
+    page = '{"model": "a\u200bb"}'.encode()
+    with scripted(lambda asked: page) as server:
+        told = cli("fleet", "status", server.base_url, "--json")
+    assert told == (0, '{"model": "a\\u200bb"}\n', "")

@@ -16,7 +16,7 @@ from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
 from redline.cli.bench.target import Target, answering, target_of
-from redline.cli.session import load, say, tell
+from redline.cli.session import load, say, say_json, tell
 from redline.errors import ConfigError
 from redline.job.settings import Flags, values
 from redline.limits import parse_rate
@@ -112,7 +112,10 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     if bench.is_sweep:
         lines = [] if knee is None else knee_lines(knee, found)
     try:
-        say(page.decode() if options.get("json") else "\n".join([*lines, ""]))
+        if "json" in options:
+            say_json(page)
+        else:
+            say("\n".join([*lines, ""]))
     finally:
         # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:

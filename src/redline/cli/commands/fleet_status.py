@@ -9,7 +9,7 @@ from click import Context
 
 from redline.calls import is_http_url
 from redline.cli.flags import Word, flag, stated
-from redline.cli.session import say, without_secret
+from redline.cli.session import say, say_json, without_secret
 from redline.errors import ConfigError, RedlineError
 from redline.job.settings import Kind
 
@@ -31,7 +31,7 @@ def fleet_status(ctx: Context, where: str) -> None:
     """
     page = _page(where)
     if "json" in stated(ctx):
-        say(page + "\n")
+        say_json(page.encode())
         return
     # Imported here, because the flags do not need it.
     from redline.serve.fleet import FleetStatus

@@ -10,7 +10,7 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.cli.flags import Word, flag, stated
-from redline.cli.session import say
+from redline.cli.session import say, say_json
 from redline.job.settings import Kind, values
 from redline.process import counted
 from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
@@ -37,7 +37,10 @@ def replay(ctx: Context, trace: str) -> None:
     """
     given = stated(ctx)
     found = replayed(local_path(trace), most=values.whole(given, "calls", 1) or MOST_CALLS)
-    say(_json(found) if given.get("json") else "\n".join([*_lines(found), ""]))
+    if "json" in given:
+        say_json(_json(found))
+    else:
+        say("\n".join([*_lines(found), ""]))
     raise Exit(0)
 
 
@@ -115,8 +118,8 @@ def _end(found: Replay) -> list[str]:
     return lines
 
 
-def _json(found: Replay) -> str:
-    """Returns all results, and their means over the seeds, as one line of JSON."""
+def _json(found: Replay) -> bytes:
+    """Returns all results, and their means over the seeds, as JSON."""
     fields: dict[str, Any] = msgspec.to_builtins(found)
     names = [name for name in Seeded.__struct_fields__ if name.endswith("_s")]
     for one, scored in zip(fields["scored"], found.scored, strict=True):
@@ -127,4 +130,4 @@ def _json(found: Replay) -> str:
         del fields["services"][name]["spread"], fields["services"][name]["failed_s"]
         fields["services"][name]["words"] = str(service)
     fields["recommended"] = recommended(found)
-    return msgspec.json.encode(fields).decode() + "\n"
+    return msgspec.json.encode(fields)

@@ -10,7 +10,7 @@ from click import Context
 
 from redline.cli.flags import flag, stated
 from redline.cli.keys.file_flag import FILE, path_of
-from redline.cli.session import say
+from redline.cli.session import say, say_json
 from redline.job.settings import Kind
 from redline.process import counted, printable
 
@@ -39,7 +39,7 @@ def list_keys(ctx: Context) -> None:
     found = keys.read_keys(path)
     if "json" in flags:
         shown = [_facts(key, now) for key in found]
-        say(msgspec.json.format(msgspec.json.encode(shown)).decode() + "\n")
+        say_json(msgspec.json.format(msgspec.json.encode(shown)))
         return
     if not found:
         say(f"{printable(str(path))} holds no keys\n")

@@ -12,11 +12,11 @@ from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, stated
 from redline.cli.results.reading import notes_of, open_results, priced
 from redline.cli.results.show import seconds
-from redline.cli.session import folded, say, screen_width
+from redline.cli.session import folded, say, say_json, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
 from redline.job.settings import Kind, values
-from redline.process import counted, printable_json, replace_file, write_all
+from redline.process import counted, replace_file, write_all
 from redline.store import local_path
 
 _USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
@@ -64,7 +64,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
             data = page_of(found, (one, two), table, scores).encode("utf-8", "replace")
             replace_file(page, lambda fd: write_all(fd, [data]))
         if "json" in given:
-            say(printable_json(msgspec.json.encode(found.as_fields())).decode() + "\n")
+            say_json(msgspec.json.encode(found.as_fields()))
             return
         notes = [*_notes(one, first), *_notes(two, second)]
         if problem:

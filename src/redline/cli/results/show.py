@@ -11,7 +11,7 @@ from click import Context
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, stated
 from redline.cli.results.reading import notes_of, open_results, priced
-from redline.cli.session import folded, say, screen_width
+from redline.cli.session import folded, say, say_json, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import (
     Figures,
@@ -25,7 +25,7 @@ from redline.job.inspect import (
 )
 from redline.job.settings import Kind, values
 from redline.journal import FAIL_ON
-from redline.process import counted, duration, printable_json
+from redline.process import counted, duration
 
 _MOST_SAMPLED = 100_000
 _MOST_SEED = 2**63 - 1
@@ -75,8 +75,7 @@ def show(ctx: Context, results: str) -> None:
             tariff, problem = priced()
             figures = figures_of(found, tariff)
             if "json" in given:
-                fields = _fields(found, figures)
-                say(printable_json(msgspec.json.encode(fields)).decode() + "\n")
+                say_json(msgspec.json.encode(_fields(found, figures)))
             else:
                 say(_text(found, figures, results, problem))
             return
@@ -107,7 +106,7 @@ def _show_rows(found: Opened, selection: Selection, *, is_json: bool) -> None:
     width, is_any = screen_width(), False
     for row in select(found, selection):
         if is_json:
-            say(printable_json(row.data).decode())
+            say_json(row.data)
         elif selection.row is not None:
             say(("\n" if is_any else "") + _whole_row(row))
         else:

@@ -16,7 +16,7 @@ from click.exceptions import Exit
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.flags import Word, flag, stated
 from redline.cli.results.recorded import read_recorded
-from redline.cli.session import say
+from redline.cli.session import say, say_json
 from redline.job.settings import Kind
 from redline.job.show import InputCounts
 from redline.journal import Output
@@ -53,7 +53,7 @@ def status(ctx: Context, results: str) -> None:
     try:
         while True:
             if is_json:
-                say(msgspec.json.encode(found).decode() + "\n")
+                say_json(msgspec.json.encode(found))
             else:
                 say(text_of(output.name, found) + "\n", clears=is_drawn)
             if not is_watching or found.state != "running":

@@ -2,7 +2,14 @@
 
 from redline.cli.session.configuration import ENDPOINT_KEYS, RUN_KEYS, Configuration, load
 from redline.cli.session.folding import folded, screen_width
-from redline.cli.session.output import Notes, forget_stdout, hold_standard_streams, say, tell
+from redline.cli.session.output import (
+    Notes,
+    forget_stdout,
+    hold_standard_streams,
+    say,
+    say_json,
+    tell,
+)
 from redline.cli.session.present import (
     error_text,
     plan_text,

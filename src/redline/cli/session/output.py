@@ -48,6 +48,14 @@ def say(text: str = "", *, clears: bool = False) -> None:
         raise lost_stdout(error) from error
 
 
+def say_json(data: bytes) -> None:
+    """Writes JSON to stdout as `say` does; what that would remove is escaped.
+
+    data: one JSON value; a line feed follows it.
+    """
+    say(printable_json(data).decode().removesuffix("\n") + "\n")
+
+
 def lost_stdout(error: OSError) -> Exception:
     """Returns the error to raise after a failed write to stdout, as described at `say`."""
     if isinstance(error, BrokenPipeError):
