@@ -67,7 +67,7 @@ def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
     kind = "tokens" if name == "tpm" else "requests"
     (rate,) = getattr(job(**{name: value}).limits, kind)
     flag = f"{value:g}" if isinstance(value, float) else str(value)
-    assert values.rate_per({name: flag}, name, window_s) == rate
+    assert values.rate_per(flag, name, window_s) == rate
     factor = {"k": 1e3, "m": 1e6}.get(flag[-1], 1)
     stated = float(flag.rstrip("km")) * factor
     assert rate.count / rate.window_s == pytest.approx(stated / window_s, rel=1e-12)

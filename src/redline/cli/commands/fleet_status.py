@@ -8,14 +8,13 @@ import msgspec
 from click import Context
 
 from redline.calls import is_http_url
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, stated, switch
 from redline.cli.session import say, say_json, without_secret
 from redline.errors import ConfigError, RedlineError
-from redline.job.settings import Kind
 
 PARAMS = (
     Word("where", "URL|FILE", "The URL that `redline fleet up` printed, or its file."),
-    flag("json", None, "Print it as JSON.", kind=Kind.FLAG),
+    switch("json", "Print it as JSON."),
 )
 _TIMEOUT_S = 10.0
 _HINT = "start it with redline fleet up FILE; its first line is the URL"

@@ -9,9 +9,8 @@ import msgspec
 from click import Context
 from click.exceptions import Exit
 
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, read_flags, switch, whole
 from redline.cli.session import say, say_json
-from redline.job.settings import Kind, values
 from redline.process import counted
 from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
 from redline.route.replay import replay as replayed
@@ -19,8 +18,8 @@ from redline.store import local_path
 
 PARAMS = (
     Word("trace", "TRACE", "A file that redline run --trace has written."),
-    flag("calls", "N", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
-    flag("json", None, "Print one JSON object.", kind=Kind.FLAG),
+    whole("calls", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
+    switch("json", "Print one JSON object."),
 )
 
 
@@ -35,8 +34,8 @@ def replay(ctx: Context, trace: str) -> None:
 
     Exit status: 0 done, 2 the trace does not allow a conclusion.
     """
-    given = stated(ctx)
-    found = replayed(local_path(trace), most=values.whole(given, "calls", 1) or MOST_CALLS)
+    given = read_flags(ctx, PARAMS)
+    found = replayed(local_path(trace), most=given.get("calls", MOST_CALLS))
     if "json" in given:
         say_json(_json(found))
     else:

@@ -13,7 +13,7 @@ from click import Context
 
 from redline.cli.flags.flags import Flag, Word, params_of, values_of
 from redline.errors import ConfigError
-from redline.job.settings import Option
+from redline.job.settings import Option, read
 
 _OTHER, _FLAGS = "Other", "Flags"
 WIDTH = 100
@@ -178,3 +178,8 @@ def stated(ctx: Context) -> dict[str, Any]:
         for name, value in ctx.params.items()
         if (source := ctx.get_parameter_source(name)) is not None and source.name != "DEFAULT"
     }
+
+
+def read_flags(ctx: Context, params: Iterable[Word | Option]) -> dict[str, Any]:
+    """Returns what those flags set that are given, by field. Raises ConfigError."""
+    return read((each for each in params if isinstance(each, Option)), stated(ctx))

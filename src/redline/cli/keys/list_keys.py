@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from click import Context
 
-from redline.cli.flags import flag, stated
+from redline.cli.flags import stated, switch
 from redline.cli.keys.file_flag import FILE, path_of
 from redline.cli.session import say, say_json
-from redline.job.settings import Kind
 from redline.process import counted, printable
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 PARAMS = (
     FILE,
-    flag("json", None, "Print them as JSON.", kind=Kind.FLAG),
+    switch("json", "Print them as JSON."),
 )
 
 

@@ -14,10 +14,9 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.calls.cost import DOLLAR, dollars_text
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, stated, switch
 from redline.cli.results.recorded import read_recorded
 from redline.cli.session import say, say_json
-from redline.job.settings import Kind
 from redline.job.show import InputCounts
 from redline.journal import Output
 from redline.observe import SILENT_S, Cause, Score, Status, advice, status_of
@@ -25,8 +24,8 @@ from redline.process import counted, duration, three_digits
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
-    flag("watch", None, "Show it again each second until the job ends.", kind=Kind.FLAG),
-    flag("json", None, "Print it as JSON, one line each time.", kind=Kind.FLAG),
+    switch("watch", "Show it again each second until the job ends."),
+    switch("json", "Print it as JSON, one line each time."),
 )
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
 _NARROWEST, _WIDEST = 40, 120

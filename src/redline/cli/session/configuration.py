@@ -20,6 +20,7 @@ from redline.job.settings import (
     Environment,
     Kind,
     OtelSettings,
+    kinds_of,
     parse_alerts,
     parse_otel,
     read_toml,
@@ -40,13 +41,13 @@ _NAME_THE_KEY = (
 
 # The settings of [run]: the options that are flags, and those of the display.
 RUN_KEYS = {
-    **{option.key: option.kind for option in FLAGS.values() if "toml" not in option.absent},
+    **kinds_of(option for option in FLAGS.values() if "toml" not in option.absent),
     "quiet": Kind.FLAG,
     "log": Kind.TEXT,
 }
 # The settings of [endpoints.NAME]. A list of `NAME: VALUE` is a table there.
 ENDPOINT_KEYS = {
-    **{option.key: option.kind for option in OF_ENDPOINT.values()},
+    **kinds_of(OF_ENDPOINT.values()),
     "headers": Kind.TABLE,
 }
 

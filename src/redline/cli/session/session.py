@@ -54,7 +54,7 @@ class Session:
         settings = {**self.configuration.run, **self.given}
         self.is_dry = bool(ctx.params.get("dry_run"))
         with self.configuration.located(self.given):
-            self._is_json = values.choice(settings, "log", LOGS) == "json"
+            self._is_json = values.choice(settings.get("log", "text"), "--log", LOGS) == "json"
         self._is_quiet = settings.get("quiet") is True
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:

@@ -12,15 +12,13 @@ from types import UnionType
 from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from redline.calls import Cache, Endpoint
-from redline.calls.cost import parse_money, parse_price
+from redline.calls.cost import parse_price
 from redline.errors import ConfigError
 from redline.job.settings import values
-from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.option_hints import meant
-from redline.job.settings.options import Options
-from redline.job.settings.otel_table import parse_otel
-from redline.limits import Limits, as_rates, parse_count, rate_per
+from redline.job.settings.options import TABLE, Options
+from redline.limits import Limits, as_rates
 from redline.limits.rule import KINDS
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -176,7 +174,9 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
     fields: dict[str, Any] = {}
     # In the order of `Keywords`: concurrency and rate override those of `limits`.
     for name in Keywords.__annotations__:
-        if name in given:
+        if name in _AS_FLAGS and name in given:
+            fields[name] = TABLE[name].read(given[name], name)
+        elif name in given:
             read = _READERS.get(name)
             fields |= {name: given[name]} if read is None else read(given[name])
     return Options(**fields)
@@ -301,26 +301,18 @@ def _fail_on(stated: object) -> dict[str, Any]:
     return {"fail_on": reasons}
 
 
-# Readers of the keywords that do not state the option of their own name by its value.
+# Keywords whose values are read as those of a flag or of a table in redline.toml are.
+_AS_FLAGS = (
+    *("rps", "rpm", "tpm", "metrics_port", "alerts", "otel"),
+    *("budget", "budget_tokens", "stop_at_error_rate"),
+)
+# Readers of the other keywords that do not state the option of their own name by its value.
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "params": lambda given: {"params": dict(given)},
     "endpoint": _endpoint,
     "limits": _limits,
-    "rps": lambda given: {"rps": rate_per(given, 1.0, "rps")},
-    "rpm": lambda given: {"rpm": rate_per(given, 60.0, "rpm")},
-    "tpm": lambda given: {"tpm": rate_per(given, 60.0, "tpm")},
     "cache": _cache,
-    "metrics_port": lambda given: {
-        "metrics_port": values.parse_address(str(given), "metrics_port")
-    },
-    "alerts": lambda given: {"alerts": parse_alerts(given, "alerts")},
-    "otel": lambda given: {"otel": parse_otel(given, "otel")},
-    "budget": lambda given: {"budget": parse_money(given, "budget")},
-    "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
     "prices": _prices,
-    "stop_at_error_rate": lambda given: {
-        "stop_at_error_rate": values.part(given, "stop_at_error_rate")
-    },
     "fail_on": _fail_on,
     # Used by the caller; no part of the job.
     "progress": lambda given: {},

@@ -6,7 +6,7 @@ the rest, so a new one is added here. `TABLE` holds them by field. `values` read
 """
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from enum import StrEnum
 from functools import partial
@@ -15,10 +15,12 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from redline.calls import Endpoint
-from redline.calls.cost import Price
+from redline.calls.cost import Price, parse_money
 from redline.job.settings import values
+from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.otel_settings import OtelSettings
+from redline.job.settings.otel_table import parse_otel
 from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
@@ -50,9 +52,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     key: its name in redline.toml and, with dashes, on the command line; the field's name if empty.
     short: a flag of one letter. python: the argument of `redline.run` that states it; the field's
-    name if empty. read: returns its value from flags and settings, None if it is not among them.
-    kind: the type of their values. metavar, help, complete: for `--help` and a shell's completion.
-    section: of `--help`; that of the option before it if empty. of_endpoint: a table
+    name if empty. field: what it sets; the key if empty. read: returns its value from that of a
+    flag or setting, whose type is kind. metavar, help, complete: for `--help` and a shell's
+    completion. section: of `--help`; that of the option before it if empty. of_endpoint: a table
     [endpoints.NAME] may state it.
     absent: the places where it cannot be stated, "flag", "toml" or "python", each with the reason.
     """
@@ -60,7 +62,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     short: str = ""
     python: str = ""
-    read: Callable[[values.Flags, str], Any] = values.as_text
+    field: str = ""
+    read: values.Reader = values.plain
     kind: Kind = Kind.TEXT
     metavar: str | None = None
     help: str = ""
@@ -84,7 +87,7 @@ def _time(about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Op
 
 
 def _switch(about: str, **facts: Any) -> Option:
-    return Option(help=about, read=values.switch, kind=Kind.FLAG, **facts)
+    return Option(help=about, kind=Kind.FLAG, **facts)
 
 
 def _limit(metavar: str, about: str, **facts: Any) -> Option:
@@ -285,7 +288,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "N|auto",
             "Most requests in flight, at all endpoints together; auto finds each server's "
             "best. Default: 64 for each, or what a request limit can use.",
-            read=partial(values.whole_or, AUTO, least=1, most=MAX_CONCURRENCY),
+            read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
             short="-c",
         ),
     ] = None
@@ -352,7 +355,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "MONEY",
             "The most that all runs of this output may spend, such as 5usd. Never exceeded "
             "if --max-tokens bounds the answers.",
-            read=values.money,
+            read=parse_money,
             section=_COST,
         ),
     ] = None
@@ -519,7 +522,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
             "SHARE",
             "End the run once this share of the last 1,000 rows has failed, such as 20%; of fewer "
             "from row 100 on. Default: only if the first 100 rows all fail.",
-            read=values.percentage,
+            read=values.part,
         ),
     ] = None
     longest_wait_s: Annotated[
@@ -559,15 +562,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     group: Annotated[str | None, _of_one_endpoint(python="endpoint")] = None
     models: Annotated[
         Mapping[str, str] | None,
-        _of_one_endpoint(read=values.table, kind=Kind.TABLE, python="endpoint"),
+        _of_one_endpoint(kind=Kind.TABLE, python="endpoint"),
     ] = None
     metrics: Annotated[
         bool | str | None,
-        _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
+        _of_one_endpoint(kind=Kind.PAGE, python="endpoint"),
     ] = None
     probe: Annotated[
         bool | str | None,
-        _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
+        _of_one_endpoint(kind=Kind.PAGE, python="endpoint"),
     ] = None
     tariff: Annotated[
         Mapping[str, Price] | None,
@@ -585,11 +588,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     alerts: Annotated[
         AlertSettings | None,
-        Option(absent={"flag": "the table [alerts] of redline.toml states them"}),
+        Option(
+            read=parse_alerts,
+            absent={"flag": "the table [alerts] of redline.toml states them"},
+        ),
     ] = None
     otel: Annotated[
         OtelSettings | None,
-        Option(absent={"flag": "the table [otel] of redline.toml states it"}),
+        Option(read=parse_otel, absent={"flag": "the table [otel] of redline.toml states it"}),
     ] = None
     call: Annotated[Callable[[Any], Awaitable[Any]] | None, _only_in_python(_IS_CODE)] = None
     before: Annotated[
@@ -605,7 +611,11 @@ def _table() -> dict[str, Option]:
         option: Option = hint.__metadata__[0]
         section = option.section or section
         found[name] = msgspec.structs.replace(
-            option, key=option.key or name, python=option.python or name, section=section
+            option,
+            key=option.key or name,
+            python=option.python or name,
+            field=name,
+            section=section,
         )
     return found
 
@@ -617,10 +627,26 @@ FLAGS = {name: option for name, option in TABLE.items() if "flag" not in option.
 OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpoint}
 
 
-def options_in(given: values.Flags) -> Options:
-    """Returns the options that flags and settings state. given: their values, by key.
+def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of) -> Options:
+    """Returns the options that flags and settings state; see `read`."""
+    return Options(**read({**FLAGS, **OF_ENDPOINT}.values(), given, shown))
 
-    Raises ConfigError that names the flag.
+
+def read(
+    options: Iterable[Option], given: values.Flags, shown: Callable[[str], str] = values.flag_of
+) -> dict[str, Any]:
+    """Returns what the given ones of these options set, by field.
+
+    given: values by key. shown: the name of a key in errors. Raises ConfigError that names the
+    option.
     """
-    read = {**FLAGS, **OF_ENDPOINT}
-    return Options(**{name: option.read(given, option.key) for name, option in read.items()})
+    return {
+        option.field or option.key: option.read(given[option.key], shown(option.key))
+        for option in options
+        if option.key in given
+    }
+
+
+def kinds_of(options: Iterable[Option]) -> dict[str, Kind]:
+    """Returns the types of their values in a settings file, by key."""
+    return {option.key: option.kind for option in options}

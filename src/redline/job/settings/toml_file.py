@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from redline.errors import ConfigError
-from redline.job.settings.options import Kind
+from redline.job.settings.options import Kind, Option, kinds_of, read
 from redline.job.settings.tables import refuse_unknown
 
 
@@ -74,14 +74,23 @@ def underscored(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
+def fields_in(table: object, name: str, file: str, options: Collection[Option]) -> dict[str, Any]:
+    """Returns what the options that the table of this name states set, by field.
+
+    Raises ConfigError that names the setting as the file does, and its place.
+    """
+    where = f"{file}, [{name}]"
+    stated = settings_in(table_in(table, name, file), kinds_of(options), where)
+    with errors_in(where):
+        return read(options, stated, shown=str)
+
+
 @contextmanager
 def errors_in(where: str) -> Iterator[None]:
-    """Errors about settings in the block name them as a file does, not as flags, and the place."""
+    """Adds the place to errors about settings in the block."""
     try:
         yield
     except ConfigError as error:
-        flag, space, rest = error.what.partition(" ")
-        error.what = f"{flag.removeprefix('--').replace('-', '_')}{space}{rest}"
         error.where = where
         raise
 

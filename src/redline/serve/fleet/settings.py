@@ -16,6 +16,7 @@ from redline.job.settings import (
     Environment,
     Kind,
     endpoint_of,
+    kinds_of,
     options_in,
     read_toml,
     refuse_unknown,
@@ -31,7 +32,7 @@ from redline.route.scale import LocalReplica, ScaleSettings
 # replica has no URL, name or account of its own.
 _NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
 _OF_REPLICA = {
-    **{o.key: o.kind for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA},
+    **kinds_of(o for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA),
     "headers": Kind.TABLE,
 }
 _ANY_URL = "http://127.0.0.1/v1"
@@ -154,8 +155,6 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     except ValueError as error:
         raise ConfigError(f"command cannot be read: {error}", where=where) from error
     except ConfigError as error:
-        # The message names the setting as in a file, not as on the command line.
-        error.what = error.what.removeprefix("--")
         error.where = error.where or where
         raise
 
@@ -168,7 +167,7 @@ def _endpoint(stated: dict[str, Any]) -> Endpoint:
             f"api_key_env names {variable}, which is not set", hint=f"export {variable}=..."
         )
     options = msgspec.structs.replace(
-        options_in(stated),
+        options_in(stated, shown=str),
         base_url=_ANY_URL,
         # The key of another account must not be sent to a server of one's own.
         api_key=os.environ[variable] if variable is not None else "",
