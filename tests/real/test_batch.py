@@ -534,13 +534,16 @@ def test_a_list_of_batches_without_an_end_is_given_up(
     assert asked == [None, "other"]
 
 
-@pytest.mark.parametrize("via", ["batch", "live"])
+@pytest.mark.parametrize(
+    ("via", "at", "place"),
+    [("batch", "batch", "after"), ("live", "batch", "after"), ("batch", "done", "before")],
+)
 def test_a_row_that_changes_while_it_is_with_a_batch_gets_the_answer_of_what_it_is_now(
-    via: str,
+    via: str, at: str, place: str
 ) -> None:
     with simulated("--batch-latency", "0.2", "--batch-window", "60") as sim:
         write_rows(4)
-        with dying("batch", "after"):
+        with dying(at, place):
             run(sim)
         text = Path("rows.jsonl").read_text().replace("say 2", "a whole other question")
         Path("rows.jsonl").write_text(text)

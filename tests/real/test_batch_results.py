@@ -322,3 +322,22 @@ def test_a_batch_without_room_whose_rows_have_changed_frees_its_budget() -> None
         report = run(server, **options)
     assert (report.stopped, report.succeeded, report.unfinished) == (None, 1, 0)
     assert results() == {"r0": "echo say 1"}
+
+
+def test_a_changed_row_counts_once_if_its_new_batch_ends_first() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    def late(batch: Line, seen: int) -> Line:
+        is_first = batch["id"] == "batch-0"
+        return {**batch, "status": "in_progress"} if is_first and seen < 9 else batch
+
+    provider = Provider(shows=refused)  # type: ignore[arg-type]
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        changed = Path("rows.jsonl").read_text().replace("say 2", "say two")
+        Path("rows.jsonl").write_text(changed)
+        provider.shows = late
+        report = run(server)
+    assert (report.offered, report.succeeded, report.unfinished) == (ROWS, ROWS, 0)
+    assert results() == ALL | {"r2": "echo say two"}

@@ -210,12 +210,12 @@ class Collector:
 
     def _is_open(self, part: Part, picked: Picked) -> bool:
         """Whether the row still gets its outcome from this part."""
-        if part.moved is not None and picked.key in part.moved:
+        key, held = picked.key, self._world.held
+        if part.moved is not None and key in part.moved:
             return False
-        if self.has_line(picked.key, picked.mark):
+        if part.moved is not None and key in held.changed:
+            # The input contained the row again, and counted it. The answer for that may be here.
+            if key not in held.ended:
+                self._world.runner.offer(-1)
             return False
-        if part.moved is not None and picked.key in self._world.held.changed:
-            # The input contained the row again.
-            self._world.runner.offer(-1)
-            return False
-        return True
+        return not self.has_line(key, picked.mark)

@@ -97,7 +97,10 @@ class BatchRunner:
                     if not self._world.held.add(key, mark):
                         moved.add(key)
                         continue
-                    unfinished += not self._collector.has_line(key, mark)
+                    if self._collector.has_line(key, mark):
+                        self._world.held.ended.add(key)
+                    else:
+                        unfinished += 1
         return unfinished
 
     async def _probe(self) -> None:
