@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -121,7 +122,7 @@ def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, 
     for one in stated:
         if embedded_in(one) is not None:
             raise no_embedded(str(one))
-    each = (msgspec.structs.replace(options, endpoint=one) for one in stated)
+    each = (dataclasses.replace(options, endpoint=one) for one in stated)
     return tuple(endpoint_of(one, environment) for one in each)
 
 

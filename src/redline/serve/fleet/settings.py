@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from pathlib import Path
@@ -166,7 +167,7 @@ def _endpoint(stated: dict[str, Any]) -> Endpoint:
         raise ConfigError(
             f"api_key_env names {variable}, which is not set", hint=f"export {variable}=..."
         )
-    options = msgspec.structs.replace(
+    options = dataclasses.replace(
         options_in(stated, shown=str),
         base_url=_ANY_URL,
         # The key of another account must not be sent to a server of one's own.
