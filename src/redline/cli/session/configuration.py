@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,8 @@ from redline.job.settings import (
     table_in,
 )
 from redline.observe import AlertSettings
+
+T = TypeVar("T")
 
 FILE = "redline.toml"
 _TABLES = ("alerts", "endpoints", "otel", "prices", "run", "serve", "tenants")
@@ -135,26 +137,21 @@ def load(
         endpoints=endpoints,
         run=settings_in(run, run_kinds, f"{file}, [run]"),
         prices=_prices(tables.get("prices", {}), "prices", file),
-        alerts=_alerts(tables, file),
-        otel=_otel(tables, file),
+        alerts=_parsed(parse_alerts, tables, "alerts", file),
+        otel=_parsed(parse_otel, tables, "otel", file),
         tariffs=tariffs,
         environ=environ,
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
     )
 
 
-def _alerts(tables: dict[str, Any], file: str) -> AlertSettings | None:
-    """Reads the settings of [alerts]; None without it."""
-    if "alerts" not in tables:
+def _parsed(
+    parse: Callable[[dict[str, Any], str], T], tables: dict[str, Any], name: str, file: str
+) -> T | None:
+    """Reads the table of this name; None without it."""
+    if name not in tables:
         return None
-    return parse_alerts(table_in(tables["alerts"], "alerts", file), f"{file}, [alerts]")
-
-
-def _otel(tables: dict[str, Any], file: str) -> OtelSettings | None:
-    """Reads the settings of [otel]; None without it."""
-    if "otel" not in tables:
-        return None
-    return parse_otel(table_in(tables["otel"], "otel", file), f"{file}, [otel]")
+    return parse(table_in(tables[name], name, file), f"{file}, [{name}]")
 
 
 def _where_endpoint(name: str, file: str) -> str:
