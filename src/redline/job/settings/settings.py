@@ -191,17 +191,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                     f"unknown reason to fail on: {reason}",
                     hint=nearest(reason, FAIL_ON) or f"one of {', '.join(FAIL_ON)}",
                 )
-        rate = self.stop_at_error_rate
-        if rate is not None and not 0 < rate <= 1:
-            raise ConfigError(f"stop_at_error_rate must be above 0 and at most 1, not {rate:g}")
         for name in ("row_deadline_s", "deadline_s", "longest_wait_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
-        if self.samples < 1:
-            raise ConfigError(f"samples must be at least 1, not {self.samples}")
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()

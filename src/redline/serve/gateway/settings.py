@@ -15,7 +15,6 @@ from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
 from redline.job.settings import Embedded, Option, errors_in, fields_in, table_in, values
 from redline.process import MOST_PROCESSES
-from redline.route import check_balance
 from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.batches import BatchSettings
 from redline.serve.functions import function_backend
@@ -99,9 +98,6 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
-        check_balance(self.balance)
-        if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
         if not 1 <= self.workers <= MOST_PROCESSES:
             raise ConfigError(f"workers must be 1 to {MOST_PROCESSES}, not {self.workers}")
         if not 0 < self.most_body_bytes <= _MOST_BODY_BYTES:
