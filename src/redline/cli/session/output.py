@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from io import TextIOWrapper
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -94,7 +94,7 @@ def hold_standard_streams() -> None:
 
 
 class Notes:
-    """The first failure of this run, for its summary.
+    """Writes what happens in a run to stderr, and keeps its first failure for the summary.
 
     is_json: each line on stderr is a JSON object.
     """
@@ -107,15 +107,19 @@ class Notes:
         if self.first_failure is None:
             self.first_failure = result.outcome.error
 
-
-class AlertLog:
-    """Writes a line of JSON to stderr when an alert fires or ends. A Listener."""
+    def tell(self, kind: str, line: str = "", /, **fields: Any) -> None:
+        """Writes the line, if it is not empty; as JSON, always an object of kind and fields."""
+        if self.is_json:
+            line = msgspec.json.encode({"event": kind, **fields}).decode()
+        if line:
+            tell(f"{line}\n")
 
     def on_event(self, event: Event) -> None:
+        """Writes that an alert fires or ends. A Listener."""
         if isinstance(event, AlertChanged):
             fields = msgspec.structs.asdict(event)
             del fields["at_s"]
-            tell(msgspec.json.encode({"event": "alert", **fields}).decode() + "\n")
+            self.tell("alert", **fields)
 
 
 class Lines:
@@ -141,12 +145,9 @@ class Lines:
             async with self._turn:
                 line = self._line_of(result)
                 await self._put(printable_json(line) if self._is_terminal else line)
-        elif error is not None and self._notes.is_json:
-            row = result.row.number
-            fields = {"event": "failure", "row": row, "error": error_fields(error)}
-            tell(msgspec.json.encode(fields).decode() + "\n")
         elif error is not None:
-            tell(f"failed: {error}\n")
+            fields = error_fields(error)
+            self._notes.tell("failure", f"failed: {error}", row=result.row.number, error=fields)
 
     async def _put(self, data: bytes) -> None:
         """Writes a result. A slow reader delays the results, but not the event loop."""
