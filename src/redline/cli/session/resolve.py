@@ -141,16 +141,14 @@ def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
             "things out, --endpoint sim",
         )
     servers = _servers(chosen, configuration)
-    if (embedded := servers[0].embedded) is not None:
-        with _located(stated, servers, configuration):
-            options = _of_server(chosen, servers[0], configuration, is_sending=True)
-            endpoint = endpoint_of(options, configuration.environment)
-        return Answering(endpoints=(endpoint,), embedded=embedded_in(embedded))
     made = [
         _one_of_several(defaults, stated, server, configuration, is_sending=True)
         for server in servers
     ]
-    return Answering(endpoints=tuple(endpoint for endpoint, _ in made))
+    return Answering(
+        endpoints=tuple(endpoint for endpoint, _ in made),
+        embedded=embedded_in(servers[0].embedded),
+    )
 
 
 def _one_of_several(
