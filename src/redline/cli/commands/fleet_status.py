@@ -9,7 +9,7 @@ from click import Context
 
 from redline.calls import is_http_url
 from redline.cli.flags import Word, stated, switch
-from redline.cli.session import say, say_json, without_secret
+from redline.cli.session import aligned, say, say_json, without_secret
 from redline.errors import ConfigError, RedlineError
 
 PARAMS = (
@@ -46,10 +46,7 @@ def fleet_status(ctx: Context, where: str) -> None:
     for one in status.replicas:
         latency = f"{one.latency_s:.2f} s" if one.latency_s else "-"
         rows.append((one.name, one.state, f"{one.in_flight:,}", f"{one.answered:,}", latency))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        lines.append("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    lines += aligned(rows)
     for title, events in (("changes", status.changes), ("failures", status.failures)):
         if events:
             lines += ["", f"{title}:", *(f"{one.at}  {one.what}" for one in events)]

@@ -10,7 +10,7 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.cli.flags import Word, read_flags, switch, whole
-from redline.cli.session import say, say_json
+from redline.cli.session import aligned, say, say_json
 from redline.process import counted
 from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
 from redline.route.replay import replay as replayed
@@ -82,14 +82,7 @@ def _table(found: Replay) -> list[str]:
     rows += [_row(one.strategy, one, names) for one in scored]
     if found.recorded.cost_usd is None:
         rows = [[*row[:5], *row[6:]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:{width}}" if at == 0 else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, is_figures=True)
 
 
 def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import notes_of, open_results, priced
 from redline.cli.results.show import seconds
-from redline.cli.session import folded, say, say_json, screen_width
+from redline.cli.session import aligned, folded, say, say_json, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
 from redline.process import counted, replace_file, write_all
@@ -123,7 +123,8 @@ def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: l
         lines += folded(
             f"{found.changed:,} of these {hold} something else in B than in A", width, 2
         )
-    lines += ["", *_figures(found)]
+    rows = [("", "A", "B"), *_table(found)]
+    lines += ["", *aligned(rows, is_figures=True, least=_NARROW)]
     lines += ["", *_pairs(found, width)]
     if found.settings:
         lines += ["", "settings that differ"]
@@ -140,13 +141,6 @@ def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: l
 def _wrapped(line: str, width: int) -> list[str]:
     """Wraps a line, unless it is narrow enough: then its aligned columns are kept."""
     return [line] if len(line) <= width else folded(line, width, 3)
-
-
-def _figures(found: Comparison) -> Iterator[str]:
-    rows = [("", "A", "B"), *_table(found)]
-    name, one, two = (max(_NARROW, *map(len, column)) for column in zip(*rows, strict=True))
-    for title, first, second in rows:
-        yield f"{title:{name}}  {first:>{one}}  {second:>{two}}".rstrip()
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
