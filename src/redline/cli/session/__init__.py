@@ -19,3 +19,4 @@ from redline.cli.session.present import (
 )
 from redline.cli.session.resolve import Answering, resolve_endpoints, resolve_run
 from redline.cli.session.session import LOGS, Session, run_command
+from redline.cli.session.status_line import StatusLine
