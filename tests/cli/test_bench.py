@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.simulated import simulated
+from support.terminal import OnTerminal
 
 Cli = Callable[..., Any]
 
@@ -72,6 +73,24 @@ def test_it_says_what_it_will_send_and_prints_figures(cli: Cli) -> None:
     )
     for name in ("tokens ", "in flight ", "latency ", "first token ", "between tokens ", "p99"):
         assert name in told.out
+
+
+def test_progress_on_a_terminal_is_one_line_that_is_gone_at_the_end() -> None:
+    command = [sys.executable, "-m", "redline", "bench", "sim", "--duration", "2s", "-c", "1"]
+    with OnTerminal(command, columns=60) as shown:
+        assert shown.end() == 0
+    progress = re.compile(r"[\d.]+ s of 2\.0 s: [\d,]+ answered, 1 in flight")
+    drawn = [line for frame in shown.frames for line in frame if progress.fullmatch(line)]
+    assert drawn
+    assert all(sum(map(bool, map(progress.fullmatch, frame))) <= 1 for frame in shown.frames)
+    assert not any(map(progress.fullmatch, shown.screen.lines))
+
+
+def test_a_name_with_hidden_characters_is_whole_in_json(cli: Cli) -> None:
+    Path("a\u200bb.jsonl").write_text('{"prompt": "a"}\n')
+    told = cli("bench", "sim", "--limit", "2", "--rows", "a\u200bb.jsonl", "--json", "-q")
+    assert "\u200b" not in told.out
+    assert "a\u200bb.jsonl" in json.loads(told.out)["asked"]
 
 
 def test_figures_are_json_and_saved(cli: Cli) -> None:

@@ -150,7 +150,7 @@ def test_a_wrong_size_names_the_table_that_it_stands_in(cli: Cli, rows: Rows) ->
     [("1g", 10**9), ("1.5 GB", 1_500_000_000), ("500m", 5 * 10**8), ("2000kb", 2_000_000)],
 )
 def test_sizes(text: str, size: int) -> None:
-    assert values.size({"cache_size": text}, "cache_size") == size
+    assert values.size(text, "--cache-size") == size
 
 
 def test_a_place_that_cannot_be_written_ends_the_run_before_it_begins(cli: Cli, rows: Rows) -> None:

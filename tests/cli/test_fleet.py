@@ -11,6 +11,7 @@ import pytest
 
 from redline.limits import Limits, Rate
 from redline.serve.fleet import read_fleet
+from support.scripted import scripted
 
 Cli = Callable[..., Any]
 
@@ -81,6 +82,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         (COMMAND, 'command = "sh -c \'x {port}"', "command cannot be read", REPLICA, ""),
         (COMMAND, "command = 5", "command must be text or a list, not a whole", REPLICA, ""),
         ("rpm = 600", "rpmm = 600", "unknown setting: rpmm", REPLICA, "did you mean rpm?"),
+        ("rpm = 600", "t-rial = 1\nt_rial = 2", "t_rial is stated twice", REPLICA, "leave one out"),
         ("rpm = 600", 'rpm = "many"', "rpm is not", REPLICA, ""),
         ("rpm = 600", "rpm = true", "rpm must be text or a number", REPLICA, ""),
         ("concurrency = 8", "concurrency = 0", "concurrency must be", REPLICA, ""),
@@ -143,3 +145,18 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
         assert told.err.startswith(f"error: the URL of the fleet is not valid\nwhere: {url}\n")
     (tmp_path / "fleet.toml").write_text(GOOD.replace("8080", "0"), "utf-8")
     assert "fleet.toml sets no port" in cli("fleet", "status", "fleet.toml").err
+
+
+def test_a_page_that_is_not_text_is_not_a_fleets(cli: Cli) -> None:
+    with scripted(lambda asked: b"\xff") as server:
+        for more in ([], ["--json"]):
+            told = cli("fleet", "status", server.base_url, *more)
+            assert (told.status, told.out) == (2, "")
+            assert told.err.startswith("error: it is not a fleet of redline: its page is not UTF-8")
+
+
+def test_hidden_characters_of_a_fleet_are_escaped_in_json(cli: Cli) -> None:
+    page = '{"model": "a\u200bb"}'.encode()
+    with scripted(lambda asked: page) as server:
+        told = cli("fleet", "status", server.base_url, "--json")
+    assert told == (0, '{"model": "a\\u200bb"}\n', "")

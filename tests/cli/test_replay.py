@@ -57,6 +57,13 @@ def test_json_has_everything(cli: Cli, trace: str) -> None:
         assert len(one["runs"]) == 5
 
 
+def test_a_name_with_hidden_characters_is_whole_in_json(cli: Cli, trace: str) -> None:
+    Path(trace).rename("t\u200b")
+    told = cli("route", "replay", "t\u200b", "--json")
+    assert "\u200b" not in told.out
+    assert json.loads(told.out)["trace"] == "t\u200b"
+
+
 def test_a_cut_record_is_noted(cli: Cli, trace: str) -> None:
     data = Path(trace).read_bytes()
     Path(trace).write_bytes(data[:-7])

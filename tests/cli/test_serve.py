@@ -146,6 +146,11 @@ def test_flags_that_cannot_be(
     ("toml", "what", "where"),
     [
         ("[serve]\nport = 80.5", "--port is not a whole number: 80.5", "redline.toml, [serve]"),
+        (
+            "[serve]\nfunction = 'json:loads'\nmax_batch_size = 'x'",
+            "--max-batch-size is not a whole number: x",
+            "redline.toml, [serve]",
+        ),
         ("[serve]\ndrain = '-5'", "--drain is not a time: -5", "redline.toml, [serve]"),
         ("[serve]\nbody_size = 'big'", "--body-size is not a size", "redline.toml, [serve]"),
         ("[serve]\nrpm = 'many'", "--rpm is not a number: many", "redline.toml, [serve]"),

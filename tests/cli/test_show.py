@@ -316,6 +316,12 @@ def test_answers_of_a_plain_endpoint_and_of_odd_ones(cli: Cli, rows: Rows, odd: 
             "leave one",
         ),
         (["labels.jsonl", "--seed", "1"], "--seed draws a sample", "add --sample 5"),
+        (["labels.jsonl", "--failed", "--seed", "1"], "--seed draws a sample", "add --sample 5"),
+        (
+            ["labels.jsonl", "--row", "1", "--seed", "1"],
+            "--row and --seed cannot be combined",
+            "leave one out",
+        ),
         (["labels.jsonl", "--sample", "0"], "sample must be", ""),
         ([], "OUT is missing", "redline show OUT [FLAGS]"),
     ],

@@ -25,6 +25,7 @@ from redline.timeline import (
     Window,
 )
 from support.simulated import simulated
+from support.terminal import OnTerminal
 
 Cli = Callable[..., Any]
 
@@ -112,6 +113,18 @@ def test_a_run_that_records_nothing_is_said_to_hang(cli: Cli) -> None:
         told = cli("status", "out.jsonl")
     text = told.out.replace("\n", " ")
     assert "it has recorded nothing for 1 m 02 s: it is stopped or hangs" in text
+
+
+def test_watching_on_a_terminal_shows_the_latest_state_alone(tmp_path: Path) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 10)
+    command = [sys.executable, "-m", "redline", "status", "out.jsonl", "--watch"]
+    with OnTerminal(command, columns=100) as shown:
+        with OutputLock(output):
+            shown.until(lambda lines: bool(lines) and "running for" in lines[0])
+        assert shown.end() == 1
+    assert "process 4194305 has died" in shown.screen.lines[0]
+    assert "running for" not in "\n".join(shown.screen.lines)
 
 
 def test_it_is_readable_on_60_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from crash.killing import LIMIT_S, sealed_lines
 from redline.apis import Batch
 from redline.calls import RetryPolicy
 from redline.calls.client import BatchApi
-from redline.job.batch import Collector, Ledger, Note, Sender
+from redline.job.batch import Collector, Ledger, Note, PartStore
 from redline.job.batch import plan as batch_plan
 from redline.job.batch import runner as batch_module
 from redline.job.outputs import verify
@@ -260,7 +260,7 @@ def test_a_death_at_any_note_asks_no_row_twice_and_loses_none(
     dies_and_goes_on(plain, at, place)
 
 
-class FindsNothing(Sender):
+class FindsNothing(PartStore):
     async def find(self, part: Any) -> None:
         return None
 
@@ -268,13 +268,13 @@ class FindsNothing(Sender):
 def test_a_batch_that_is_made_twice_is_noticed(
     plain: Simulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(sender: type[Sender]) -> None:
-        monkeypatch.setattr(batch_module, "Sender", sender)
+    def check(store: type[PartStore]) -> None:
+        monkeypatch.setattr(batch_module, "PartStore", store)
         for path in Path().glob("out*"):
             path.rename(path.with_name(f"old-{time.monotonic_ns()}"))
         dies_and_goes_on(plain, "batch", "before")
 
-    assert_caught(check, Sender, FindsNothing)
+    assert_caught(check, PartStore, FindsNothing)
 
 
 class KnowsNoLine(Collector):
@@ -534,13 +534,16 @@ def test_a_list_of_batches_without_an_end_is_given_up(
     assert asked == [None, "other"]
 
 
-@pytest.mark.parametrize("via", ["batch", "live"])
+@pytest.mark.parametrize(
+    ("via", "at", "place"),
+    [("batch", "batch", "after"), ("live", "batch", "after"), ("batch", "done", "before")],
+)
 def test_a_row_that_changes_while_it_is_with_a_batch_gets_the_answer_of_what_it_is_now(
-    via: str,
+    via: str, at: str, place: str
 ) -> None:
     with simulated("--batch-latency", "0.2", "--batch-window", "60") as sim:
         write_rows(4)
-        with dying("batch", "after"):
+        with dying(at, place):
             run(sim)
         text = Path("rows.jsonl").read_text().replace("say 2", "a whole other question")
         Path("rows.jsonl").write_text(text)

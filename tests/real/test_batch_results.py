@@ -299,3 +299,45 @@ def test_half_answers_and_miscounted_ones_are_failures_in_batches_too() -> None:
     assert (report.succeeded, report.failed) == (ROWS - 5, 5)
     kinds = sorted((line["custom_id"], line["error"]["kind"]) for line in failures())
     assert [kind for _, kind in kinds] == ["server_failed"] * 3 + ["bad_reply", "server_failed"]
+
+
+def test_a_batch_without_room_whose_rows_have_changed_frees_its_budget() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    def full(batch: Line, seen: int) -> Line:
+        if batch["id"] != "batch-0":
+            return batch
+        problem = {"code": "token_limit_exceeded", "message": "no room", "line": None}
+        return {**batch, "status": "failed", "errors": {"data": [problem]}}
+
+    # Room for one row's worst case, not for two.
+    options: Line = {"params": {"max_tokens": 1000}, "budget_tokens": 1500}
+    provider = Provider(shows=refused)  # type: ignore[arg-type]
+    with serving(provider) as server:
+        Path("rows.jsonl").write_text('{"custom_id": "r0", "prompt": "say 0"}\n')
+        assert run(server, **options).unfinished == 1
+        Path("rows.jsonl").write_text('{"custom_id": "r0", "prompt": "say 1"}\n')
+        provider.shows = full
+        report = run(server, **options)
+    assert (report.stopped, report.succeeded, report.unfinished) == (None, 1, 0)
+    assert results() == {"r0": "echo say 1"}
+
+
+def test_a_changed_row_counts_once_if_its_new_batch_ends_first() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    def late(batch: Line, seen: int) -> Line:
+        is_first = batch["id"] == "batch-0"
+        return {**batch, "status": "in_progress"} if is_first and seen < 9 else batch
+
+    provider = Provider(shows=refused)  # type: ignore[arg-type]
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        changed = Path("rows.jsonl").read_text().replace("say 2", "say two")
+        Path("rows.jsonl").write_text(changed)
+        provider.shows = late
+        report = run(server)
+    assert (report.offered, report.succeeded, report.unfinished) == (ROWS, ROWS, 0)
+    assert results() == ALL | {"r2": "echo say two"}

@@ -1,4 +1,4 @@
-"""A terminal of some columns, as far as the live view uses one, and a program that runs on it."""
+"""A terminal of some columns, as far as redline uses one, and a program that runs on it."""
 
 from __future__ import annotations
 
@@ -77,6 +77,9 @@ class Terminal:
     def _obey(self, number: str, letter: str) -> None:
         if letter == "A":
             self._row = max(0, self._row - int(number or 1))
+        elif letter == "H":
+            assert not number, f"only the corner is known, not {number}"
+            self._row = self._column = 0
         elif letter == "K":
             del self.rows[self._row][self._column :]
         elif letter == "J":

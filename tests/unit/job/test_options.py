@@ -67,7 +67,7 @@ def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
     kind = "tokens" if name == "tpm" else "requests"
     (rate,) = getattr(job(**{name: value}).limits, kind)
     flag = f"{value:g}" if isinstance(value, float) else str(value)
-    assert values.rate_per({name: flag}, name, window_s) == rate
+    assert values.rate_per(flag, name, window_s) == rate
     factor = {"k": 1e3, "m": 1e6}.get(flag[-1], 1)
     stated = float(flag.rstrip("km")) * factor
     assert rate.count / rate.window_s == pytest.approx(stated / window_s, rel=1e-12)
@@ -132,6 +132,24 @@ def test_several_endpoints_have_their_own_limits_and_one_bound_together() -> Non
     made = job(endpoint=[fast, slow], concurrency=100)
     assert (made.slots, made.most_together, made.attempt_s) == (11, 100, 600)
     assert job(endpoint=[fast]).endpoint is fast
+
+
+@pytest.mark.parametrize(
+    ("limits", "together", "own"),
+    [
+        (Limits(concurrency=8), 2, 2),
+        (Limits(), 2, 2),
+        (Limits(concurrency=8), 9, 8),
+        (Limits(concurrency="auto"), 2, Limits(concurrency="auto").slots()),
+    ],
+)
+def test_a_list_of_one_endpoint_is_bounded_like_any_list(
+    limits: Limits, together: int, own: int
+) -> None:
+    one = Endpoint(base_url="http://a.example/v1", limits=limits)
+    made = job(endpoint=[one], concurrency=together)
+    assert made.slots == min(own, together)
+    assert made.endpoint.limits.slots() == own
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import msgspec
 from redline.apis import api_of, chat
 from redline.cli.bench.target import Target
 from redline.errors import BadRow, BadTemplate, ConfigError
-from redline.job.settings import Flags, values
+from redline.job.settings import Flags
 from redline.job.work import Renderer
 from redline.measure import Prompts
 from redline.process import counted
@@ -21,7 +21,6 @@ from redline.store import local_path
 from redline.timeline import CallEnded, read_trace
 
 _PROMPT_TOKENS, _MAX_TOKENS = 128, 128
-_MOST_PROMPT_TOKENS = 1_000_000
 # Rows that are kept to be asked in turn, and their bytes.
 _MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
 _MOST_RECORDED = 100_000
@@ -75,7 +74,7 @@ def asked_of(
                 f"--{name} is a template over rows, and there are none",
                 hint="--rows FILE; without a template, synthetic prompts are asked",
             )
-    tokens = values.whole(options, "prompt_tokens", 1, _MOST_PROMPT_TOKENS) or _PROMPT_TOKENS
+    tokens = options.get("prompt_tokens", _PROMPT_TOKENS)
     sizes = None if calls is None else [(call.input_tokens, call.output_tokens) for call in calls]
     return _synthetic(target, tokens, seed, sizes)
 

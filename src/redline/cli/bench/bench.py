@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from click import Context
 from click.exceptions import Exit
 
-from redline.cli.bench.command import bench_command
+from redline.cli.bench.command import bench_command, rate_per_s, users
 from redline.cli.bench.target import run_options
-from redline.cli.flags import Word, flag, stated
-from redline.job.settings import Kind
+from redline.cli.flags import Word, flag, stated, switch, time, whole
+from redline.job.settings import read, values
+
+_MOST_PROMPT_TOKENS = 1_000_000
 
 _OWN = (
-    flag(
+    time(
         "duration",
-        "TIME",
         "How long to send requests. Default 60s; 15s a level with --find-concurrency; the whole "
         "trace with --replay.",
         section="What load",
@@ -25,25 +27,30 @@ _OWN = (
         "TIME",
         "Leave out the first part of the duration, while caches fill and servers compile. "
         "Default 0s.",
+        field="warm_up_s",
+        read=partial(values.duration, may_be_0=True),
     ),
-    flag("limit", "N", "Send at most N requests."),
+    whole("limit", "Send at most N requests."),
     flag(
         "concurrency",
         "N",
         "Users, each of whom sends the next request when an answer is complete. Default 16. With "
         "a rate or a trace, the most requests in flight; default 1000.",
         short="-c",
+        read=users,
     ),
     flag(
         "constant",
         "N|N/W",
         "Send requests at a constant rate, such as 20 (per second) or 90/60s, regardless of "
         "earlier ones.",
+        read=rate_per_s,
     ),
     flag(
         "poisson",
         "N|N/W",
         "Send requests at random times, as independent users do, at this average rate.",
+        read=rate_per_s,
     ),
     flag(
         "replay",
@@ -51,13 +58,11 @@ _OWN = (
         "Send requests at the arrival times of those of redline run --trace FILE; without --rows, "
         "also of the same lengths.",
     ),
-    flag("seed", "N", "Seed of random arrivals and synthetic prompts. Default 0."),
-    flag(
+    whole("seed", "Seed of random arrivals and synthetic prompts. Default 0.", least=0),
+    switch(
         "find_concurrency",
-        None,
         "Try 1, 2, 4, ... users, at most -c N (default 256), while throughput rises; report the "
         "smallest number with 95 % of the best.",
-        kind=Kind.FLAG,
     ),
     flag(
         "slo",
@@ -65,17 +70,16 @@ _OWN = (
         "Count requests that meet these objectives as goodput: ttft<500ms,latency<3s; also tpot.",
     ),
     flag("rows", "FILE", "Send these rows, in turn, as redline run would.", section="Requests"),
-    flag(
+    whole(
         "prompt_tokens",
-        "N",
         "Send synthetic prompts of about N tokens, no two alike. Default 128, without --rows.",
+        most=_MOST_PROMPT_TOKENS,
     ),
-    flag(
+    whole(
         "batch_size",
-        "N",
         "The function takes a list of at most N rows and returns a list of the same length.",
     ),
-    flag("no_stream", None, "Ask for whole answers instead of streams.", kind=Kind.FLAG),
+    switch("no_stream", "Ask for whole answers instead of streams."),
     flag(
         "output",
         "FILE",
@@ -83,8 +87,8 @@ _OWN = (
         short="-o",
         section="Display",
     ),
-    flag("json", None, "Print the figures as JSON.", kind=Kind.FLAG),
-    flag("quiet", None, "Print no progress, only the figures.", short="-q", kind=Kind.FLAG),
+    switch("json", "Print the figures as JSON."),
+    switch("quiet", "Print no progress, only the figures.", short="-q"),
 )
 PARAMS = (
     Word(
@@ -125,7 +129,6 @@ def bench(ctx: Context, targets: list[str] | None) -> None:
     """
     own = {option.key for option in _OWN}
     given = stated(ctx)
-    others = {*own, "targets"} - {"concurrency"}
-    flags = {name: value for name, value in given.items() if name not in others}
-    options = {name: value for name, value in given.items() if name in own}
-    raise Exit(bench_command(Path.cwd(), targets or [], options, flags))
+    left = {*own, "targets"} - {"concurrency"}
+    flags = {name: value for name, value in given.items() if name not in left}
+    raise Exit(bench_command(Path.cwd(), targets or [], read(_OWN, given), flags))

@@ -16,10 +16,11 @@ from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
 from redline.cli.bench.target import Target, answering, target_of
-from redline.cli.session import load, say, tell
+from redline.cli.session import load, say, say_json, tell
 from redline.errors import ConfigError
-from redline.job.settings import Flags, values
+from redline.job.settings import Flags, flag_of, values
 from redline.limits import parse_rate
+from redline.limits.rule import AUTO
 from redline.measure import (
     SCHEDULE_CONCURRENCY,
     USUAL_CONCURRENCY,
@@ -70,8 +71,8 @@ class _Bench(msgspec.Struct, frozen=True, kw_only=True):
 def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags) -> int:
     """Runs the benchmark, prints its figures, and returns the exit status.
 
-    options: the flags of `redline bench` alone. flags: those that it shares with `redline run`.
-    Raises RedlineError if there are no figures.
+    options: what the flags of `redline bench` alone set. flags: those that it shares with
+    `redline run`. Raises RedlineError if there are no figures.
     """
     objectives = parse_objectives(options["slo"]) if "slo" in options else ()
     place = None if "output" not in options else _place(options["output"])
@@ -90,7 +91,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
         async with answering(
             bench.target,
             bench.plan.concurrency,
-            batch_size=values.whole(options, "batch_size", 1),
+            batch_size=options.get("batch_size"),
             is_streamed="no_stream" not in options,
         ) as caller:
             what = Measuring(
@@ -112,7 +113,10 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     if bench.is_sweep:
         lines = [] if knee is None else knee_lines(knee, found)
     try:
-        say(page.decode() if options.get("json") else "\n".join([*lines, ""]))
+        if "json" in options:
+            say_json(page)
+        else:
+            say("\n".join([*lines, ""]))
     finally:
         # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:
@@ -154,15 +158,13 @@ async def _measure(
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
     """Returns the benchmark that the flags describe. Raises ConfigError."""
-    if flags.get("concurrency") == "auto":
-        raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
     kinds = [name for name in _RATES if name in options]
     is_sweep = "find_concurrency" in options
     if len(kinds) + is_sweep > 1:
-        names = [values.flag_of(name) for name in (*kinds, *(["find_concurrency"] * is_sweep))]
+        names = [flag_of(name) for name in (*kinds, *(["find_concurrency"] * is_sweep))]
         raise ConfigError(f"{' and '.join(names)} cannot be combined", hint="leave all but one out")
-    seed = values.whole(options, "seed", 0) or 0
-    rate_per_s = _rate(options, kinds[0]) if kinds and kinds[0] != "replay" else None
+    seed = options.get("seed", 0)
+    per_s = options[kinds[0]] if kinds and kinds[0] != "replay" else None
     calls = recorded_calls(options["replay"]) if "replay" in options else None
     configuration = load(folder)
     chosen = [*targets, *(flags.get("endpoint") or [])]
@@ -170,20 +172,20 @@ def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _B
     target = target_of(chosen, rows, flags, configuration)
     asked = asked_of(target, options, flags, seed, calls)
     schedule: Iterable[float] | None = None
-    if rate_per_s is not None:
-        schedule = schedule_of(rate_per_s, kinds[0], seed)
+    if per_s is not None:
+        schedule = schedule_of(per_s, kinds[0], seed)
     elif calls is not None:
         schedule = recorded([call.arrived_s for call in calls])
     plan = checked_plan(
         Plan(
-            concurrency=_concurrency(target, flags, is_sweep=is_sweep, is_closed=not kinds),
+            concurrency=_concurrency(target, options, is_sweep=is_sweep, is_closed=not kinds),
             duration_s=_duration_s(options, schedule if isinstance(schedule, list) else None),
-            warm_up_s=values.duration(options, "warm_up", may_be_0=True) or 0.0,
-            most=values.whole(options, "limit", 1),
+            warm_up_s=options.get("warm_up_s", 0.0),
+            most=options.get("limit"),
             schedule=schedule,
         )
     )
-    words = load_words(plan, rate_per_s, kinds[0] if rate_per_s else None)
+    words = load_words(plan, per_s, kinds[0] if per_s else None)
     if is_sweep:
         words = f"closed loops of 1, 2, 4, ... at most {plan.concurrency:,}"
     return _Bench(
@@ -192,13 +194,13 @@ def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _B
         asked=asked,
         load=words,
         is_sweep=is_sweep,
-        most_rate=rate_per_s,
+        most_rate=per_s,
     )
 
 
-def _concurrency(target: Target, flags: Flags, *, is_sweep: bool, is_closed: bool) -> int:
-    stated = values.whole(flags, "concurrency", 1)
-    if stated is not None:
+def _concurrency(target: Target, options: Flags, *, is_sweep: bool, is_closed: bool) -> int:
+    if "concurrency" in options:
+        stated: int = options["concurrency"]
         return stated
     if is_sweep:
         return _MOST_LEVEL
@@ -210,18 +212,25 @@ def _concurrency(target: Target, flags: Flags, *, is_sweep: bool, is_closed: boo
 
 
 def _duration_s(options: Flags, schedule: list[float] | None) -> float:
-    stated = values.duration(options, "duration")
-    if stated is not None:
-        return stated
+    if "duration_s" in options:
+        stated_s: float = options["duration_s"]
+        return stated_s
     if schedule is not None:
         # The last call is due within it.
         return schedule[-1] + 1.0
     return _LEVEL_S if "find_concurrency" in options else _USUAL_S
 
 
-def _rate(options: Flags, name: str) -> float:
-    """Parses `20`, `2.5` or `90/60s` as requests per second."""
-    text, flag = str(options[name]).strip(), values.flag_of(name)
+def users(text: str, flag: str) -> int:
+    """Reads the number of users."""
+    if text == AUTO:
+        raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
+    return values.whole(text, flag, 1)
+
+
+def rate_per_s(text: str, flag: str) -> float:
+    """Reads `20`, `2.5` or `90/60s` as requests per second."""
+    text = text.strip()
     try:
         per_s = float(text)
     except ValueError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -153,7 +154,7 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
                 hint="leave it out; --constant and --poisson set the rate of requests",
             )
     handler = load_object(name, _FORM)
-    options = msgspec.structs.replace(options_in(given), call=_never, concurrency=None)
+    options = dataclasses.replace(options_in(given), call=_never, concurrency=None)
     job = job_of(rows, options, configuration.environment)
     caller_of(handler)
     takes_rows = not takes_requests(handler)

@@ -8,93 +8,28 @@ from functools import partial
 from click import Context
 from click.exceptions import Exit
 
-from redline.cli.flags import Word, flag, settings_of, stated
+from redline.cli.flags import (
+    ENGINE_FLAGS,
+    Word,
+    choice,
+    flag,
+    read_flags,
+    settings_of,
+    stated,
+    whole,
+)
 from redline.cli.session import error_text, tell
-from redline.engine import DTYPES
 from redline.errors import ConfigError, RedlineError
-from redline.job.settings import Flags, Kind, values
 
-_WHERE, _SIZE = "Address", "Size"
 _LAUNCHERS = ("redline", "vllm")
 _FAILED = 1
-_SPEED, _PROCESSES = "Speculative decoding", "Processes"
 
 PARAMS = (
     Word("model", "MODEL", "A folder that save_pretrained wrote, or a name on the hub."),
-    flag("port", "N", "Default 0: a free one.", section=_WHERE),
+    whole("port", "Default 0: a free one.", least=0, most=65_535, section="Address"),
     flag("host", "ADDRESS", "Default 127.0.0.1: this machine only. No key is asked for."),
-    flag("max_batch_size", "N", "Sequences computed together. Default 32.", section=_SIZE),
-    flag(
-        "max_step_tokens",
-        "N",
-        "Tokens that one step computes; a longer prompt takes several. Default 512.",
-    ),
-    flag(
-        "max_wait_time",
-        "TIME",
-        "How long an idle engine waits for more requests before it begins, such as 5ms. "
-        "Default: not at all.",
-    ),
-    flag(
-        "max_model_len",
-        "N",
-        "Tokens of a prompt and its answer. Default: the model's own, 4096 at most.",
-    ),
-    flag(
-        "max_cache_tokens",
-        "N",
-        "Tokens the cache has room for. Each sequence takes --max-model-len of them, so "
-        "fewer are computed together. Default: enough for --max-batch-size.",
-    ),
-    flag("max_waiting", "N", "Requests in the queue; further ones get 503. Default 1024."),
-    flag(
-        "no_prefix_reuse",
-        None,
-        "Compute common beginnings of prompts again for each of them.",
-        kind=Kind.FLAG,
-    ),
-    flag(
-        "draft_model",
-        "MODEL",
-        "A smaller model with the same vocabulary, whose draft tokens the model verifies.",
-        section=_SPEED,
-    ),
-    flag(
-        "lookup",
-        None,
-        "Draft the tokens that followed the latest ones when they last occurred.",
-        kind=Kind.FLAG,
-    ),
-    flag(
-        "draft_tokens",
-        "N",
-        "Most draft tokens at a time; their number adapts to what pays off. Default 4.",
-    ),
-    flag(
-        "dtype",
-        "NAME",
-        "auto (the default: the model's own), float32, bfloat16 or float16.",
-        section=_PROCESSES,
-        complete=DTYPES,
-    ),
-    flag("threads", "N", "Threads of PyTorch in each process. Default 1."),
-    flag(
-        "tensor_parallel",
-        "N",
-        "Split every layer over N processes, each with a share of the weights.",
-    ),
-    flag(
-        "pipeline_parallel",
-        "N",
-        "Split the layers into N stages, each a process; N batches are under way at once. "
-        "With both, the product of the two is the number of processes.",
-    ),
-    flag(
-        "launcher",
-        "NAME",
-        "vllm starts vLLM with the same settings, if it is installed.",
-        complete=_LAUNCHERS,
-    ),
+    *ENGINE_FLAGS,
+    choice("launcher", _LAUNCHERS, "vllm starts vLLM with the same settings, if it is installed."),
 )
 
 
@@ -116,7 +51,7 @@ def engine(ctx: Context, model: str) -> None:
     redline.
     """
     try:
-        raise Exit(_serve(model, stated(ctx)))
+        raise Exit(_serve(ctx, model))
     except ConfigError:
         raise
     except RedlineError as error:
@@ -124,14 +59,13 @@ def engine(ctx: Context, model: str) -> None:
         raise Exit(_FAILED) from None
 
 
-def _serve(model: str, flags: Flags) -> int:
+def _serve(ctx: Context, model: str) -> int:
     """Serves until it is interrupted, and returns the exit status. Raises RedlineError."""
-    settings, host = settings_of(model, flags), flags.get("host", "127.0.0.1")
-    port = values.whole(flags, "port", 0, 65_535) or 0
-
+    settings, given = settings_of(model, stated(ctx)), read_flags(ctx, PARAMS)
+    host, port = given.get("host", "127.0.0.1"), given.get("port", 0)
     on_url, on_note = partial(print, flush=True), partial(print, file=sys.stderr, flush=True)
     # Imported here: no other command pays for a server's start-up.
-    if values.choice(flags, "launcher", _LAUNCHERS) == "vllm":
+    if given.get("launcher") == "vllm":
         from redline.engine import launch
 
         return launch(settings, host=host, port=port, on_url=on_url, on_note=on_note)

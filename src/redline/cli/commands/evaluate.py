@@ -9,10 +9,10 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.cli.commands.run import run_flags
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, flag, read_flags, whole
 from redline.cli.session import Session, say
 from redline.errors import ConfigError
-from redline.job.settings import Job, Prompting, values
+from redline.job.settings import Flags, Job, Prompting
 from redline.job.work import Renderer
 from redline.tasks.evaluate import (
     BUILT_IN,
@@ -27,6 +27,28 @@ from redline.tasks.evaluate import (
 
 _MOST_SAMPLES = 10_000
 
+_OWN = (
+    flag(
+        "data",
+        "FILE",
+        "The questions: a file as for `redline run`, or a folder of the datasets library.",
+        section="Requests",
+    ),
+    flag("task", "FILE", "A task of your own, as TOML."),
+    whole(
+        "samples",
+        "Ask each question N times, and report pass@k and the majority's vote as well. Give a "
+        "--temperature above 0. Default: 1.",
+        most=_MOST_SAMPLES,
+    ),
+    whole(
+        "shots",
+        "Put the first N rows of --shots-file, with their answers, before each question.",
+        least=0,
+        most=1000,
+    ),
+    flag("shots_file", "FILE", "Rows for --shots."),
+)
 PARAMS = (
     Word(
         "words",
@@ -35,25 +57,7 @@ PARAMS = (
         "two evaluations of the same questions.",
         is_many=True,
     ),
-    flag(
-        "data",
-        "FILE",
-        "The questions: a file as for `redline run`, or a folder of the datasets library.",
-        section="Requests",
-    ),
-    flag("task", "FILE", "A task of your own, as TOML."),
-    flag(
-        "samples",
-        "N",
-        "Ask each question N times, and report pass@k and the majority's vote as well. Give a "
-        "--temperature above 0. Default: 1.",
-    ),
-    flag(
-        "shots",
-        "N",
-        "Put the first N rows of --shots-file, with their answers, before each question.",
-    ),
-    flag("shots_file", "FILE", "Rows for --shots."),
+    *_OWN,
     # The evaluation sets the other flags itself, or does not use them.
     *run_flags(
         *("prompt", "system", "body", "url", "method", "output_path", "fail_on"),
@@ -89,16 +93,16 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
             raise ConfigError("compare takes two results files", hint="redline eval compare A B")
         say(compare(Path(words[1]), Path(words[2])).text())
         raise Exit(0)
-    given = stated(ctx)
+    given = read_flags(ctx, _OWN)
     evaluation = _evaluation(words, given)
     if "data" not in given:
         raise ConfigError(
             "an evaluation needs its questions", hint=f"redline eval {evaluation.name} --data FILE"
         )
-    raise Exit(_carry_out(Session(ctx), evaluation, given["data"]))
+    raise Exit(_carry_out(Session(ctx), evaluation, given))
 
 
-def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
+def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the built-in evaluation or that of a file, with the shots of the command line.
 
     Raises ConfigError unless exactly one is named, and for shots without a file.
@@ -112,23 +116,19 @@ def _evaluation(named: list[str], given: values.Flags) -> Evaluation:
     if len(named) > 1:
         raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
     evaluation = built_in(named[0]) if path is None else load(Path(path))
-    if "shots" in given:
-        shots = values.whole(given, "shots", 0, 1000)
-        evaluation = msgspec.structs.replace(evaluation, shots=shots)
-    if "shots_file" in given:
-        evaluation = msgspec.structs.replace(evaluation, shots_file=given["shots_file"])
+    stated = {name: given[name] for name in ("shots", "shots_file") if name in given}
+    evaluation = msgspec.structs.replace(evaluation, **stated)
     if evaluation.shots and evaluation.shots_file is None:
         raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
     return evaluation
 
 
-def _carry_out(session: Session, evaluation: Evaluation, data: str) -> int:
-    samples = values.whole(session.given, "samples", 1, _MOST_SAMPLES) or 1
+def _carry_out(session: Session, evaluation: Evaluation, given: Flags) -> int:
     # The score is read from the results, so there is always a file of them.
     usual = f"{evaluation.name}.results.jsonl"
     output = session.configuration.run.get("output", usual)
-    resolved = session.resolved(data, {"output": output, **session.given})
-    job = _job(resolved.job, evaluation, samples)
+    resolved = session.resolved(given["data"], {"output": output, **session.given})
+    job = _job(resolved.job, evaluation, given.get("samples", 1))
     status = session.carry_out(msgspec.structs.replace(resolved, job=job))
     output = job.output
     if output is not None and not session.is_dry and output.path.exists():

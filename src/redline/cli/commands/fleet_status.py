@@ -8,14 +8,13 @@ import msgspec
 from click import Context
 
 from redline.calls import is_http_url
-from redline.cli.flags import Word, flag, stated
-from redline.cli.session import say, without_secret
+from redline.cli.flags import Word, stated, switch
+from redline.cli.session import aligned, say, say_json, without_secret
 from redline.errors import ConfigError, RedlineError
-from redline.job.settings import Kind
 
 PARAMS = (
     Word("where", "URL|FILE", "The URL that `redline fleet up` printed, or its file."),
-    flag("json", None, "Print it as JSON.", kind=Kind.FLAG),
+    switch("json", "Print it as JSON."),
 )
 _TIMEOUT_S = 10.0
 _HINT = "start it with redline fleet up FILE; its first line is the URL"
@@ -29,15 +28,15 @@ def fleet_status(ctx: Context, where: str) -> None:
 
     Exit status: 0 it runs, 2 it does not, or bad usage, 3 a defect in redline.
     """
-    raw = _page(where)
+    page = _page(where)
     if "json" in stated(ctx):
-        say(raw.decode() + "\n")
+        say_json(page.encode())
         return
     # Imported here, because the flags do not need it.
     from redline.serve.fleet import FleetStatus
 
     try:
-        status = msgspec.json.decode(raw, type=FleetStatus)
+        status = msgspec.json.decode(page, type=FleetStatus)
     except msgspec.DecodeError as error:
         raise RedlineError(
             f"it is not a fleet of redline: {error}", where=without_secret(where), hint=_HINT
@@ -47,17 +46,14 @@ def fleet_status(ctx: Context, where: str) -> None:
     for one in status.replicas:
         latency = f"{one.latency_s:.2f} s" if one.latency_s else "-"
         rows.append((one.name, one.state, f"{one.in_flight:,}", f"{one.answered:,}", latency))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        lines.append("  ".join(cell.ljust(width) for cell, width in cells).rstrip())
+    lines += aligned(rows)
     for title, events in (("changes", status.changes), ("failures", status.failures)):
         if events:
             lines += ["", f"{title}:", *(f"{one.at}  {one.what}" for one in events)]
     say("\n".join(lines) + "\n")
 
 
-def _page(where: str) -> bytes:
+def _page(where: str) -> str:
     """Fetches the JSON of a fleet's page. Raises RedlineError if no fleet runs there."""
     # Imported here: it takes longer than the rest.
     import http.client
@@ -89,7 +85,10 @@ def _page(where: str) -> bytes:
         raise RedlineError(what, where=shown, hint=_HINT) from None
     finally:
         connection.close()
-    if answer.status != http.HTTPStatus.OK:
-        what = f"it is not a fleet of redline: HTTP {answer.status}"
-        raise RedlineError(what, where=shown, hint=_HINT)
-    return raw
+    what = f"it is not a fleet of redline: HTTP {answer.status}"
+    if answer.status == http.HTTPStatus.OK:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            what = "it is not a fleet of redline: its page is not UTF-8"
+    raise RedlineError(what, where=shown, hint=_HINT)

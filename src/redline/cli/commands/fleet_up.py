@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,9 +11,8 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.cli.flags import Word
-from redline.cli.session import error_text, tell
+from redline.cli.session import StatusLine, error_text, tell
 from redline.errors import ConfigError, RedlineError
-from redline.process import lasting, printable
 
 if TYPE_CHECKING:
     from redline.serve.fleet import FleetStatus
@@ -24,7 +21,6 @@ PARAMS = (Word("file", "FILE", "Such as fleet.toml: the command of a replica, an
 _FAILED = 1
 # Without a terminal, a changed state is shown at most once in this time.
 _EVERY_S = 60.0
-_COLUMNS = 80
 
 
 def fleet_up(ctx: Context, file: str) -> None:
@@ -65,10 +61,10 @@ def fleet_up(ctx: Context, file: str) -> None:
     except ConfigError:
         raise
     except RedlineError as error:
-        view.clear()
+        view.line.clear()
         tell(error_text(error))
         raise Exit(_FAILED) from None
-    view.clear()
+    view.line.clear()
 
 
 class _View:
@@ -78,38 +74,17 @@ class _View:
     """
 
     def __init__(self) -> None:
-        self._stream = lasting(sys.stderr)
-        self._is_live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.line = StatusLine()
         self._shown = ""
         self._shown_s = time.monotonic()
 
     def event(self, text: str) -> None:
-        self.clear()
-        self._stream.write(f"{time.strftime('%H:%M:%S')} {printable(text)}\n")
-        self._stream.flush()
+        self.line.write(f"{time.strftime('%H:%M:%S')} {text}")
 
     def status(self, status: FleetStatus) -> None:
         text = str(status)
-        if text == self._shown:
-            return
-        if self._is_live:
-            self._stream.write(f"\r\x1b[K{text[: _columns() - 1]}")
-            self._stream.flush()
-        elif time.monotonic() >= self._shown_s + _EVERY_S:
+        if self.line.is_live:
+            self.line.show(text)
+        elif text != self._shown and time.monotonic() >= self._shown_s + _EVERY_S:
             self.event(text)
-        else:
-            return
-        self._shown, self._shown_s = text, time.monotonic()
-
-    def clear(self) -> None:
-        if self._is_live and self._shown:
-            self._stream.write("\r\x1b[K")
-            self._shown = ""
-
-
-def _columns() -> int:
-    try:
-        # 0 if it is not stated.
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    except OSError:
-        return _COLUMNS
+            self._shown, self._shown_s = text, time.monotonic()

@@ -9,9 +9,8 @@ import msgspec
 from click import Context
 from click.exceptions import Exit
 
-from redline.cli.flags import Word, flag, stated
-from redline.cli.session import say
-from redline.job.settings import Kind, values
+from redline.cli.flags import Word, read_flags, switch, whole
+from redline.cli.session import aligned, say, say_json
 from redline.process import counted
 from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
 from redline.route.replay import replay as replayed
@@ -19,8 +18,8 @@ from redline.store import local_path
 
 PARAMS = (
     Word("trace", "TRACE", "A file that redline run --trace has written."),
-    flag("calls", "N", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
-    flag("json", None, "Print one JSON object.", kind=Kind.FLAG),
+    whole("calls", f"Replay the latest N calls. Default {MOST_CALLS:,}."),
+    switch("json", "Print one JSON object."),
 )
 
 
@@ -35,9 +34,12 @@ def replay(ctx: Context, trace: str) -> None:
 
     Exit status: 0 done, 2 the trace does not allow a conclusion.
     """
-    given = stated(ctx)
-    found = replayed(local_path(trace), most=values.whole(given, "calls", 1) or MOST_CALLS)
-    say(_json(found) if given.get("json") else "\n".join([*_lines(found), ""]))
+    given = read_flags(ctx, PARAMS)
+    found = replayed(local_path(trace), most=given.get("calls", MOST_CALLS))
+    if "json" in given:
+        say_json(_json(found))
+    else:
+        say("\n".join([*_lines(found), ""]))
     raise Exit(0)
 
 
@@ -80,14 +82,7 @@ def _table(found: Replay) -> list[str]:
     rows += [_row(one.strategy, one, names) for one in scored]
     if found.recorded.cost_usd is None:
         rows = [[*row[:5], *row[6:]] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            f"{cell:{width}}" if at == 0 else f"{cell:>{width}}"
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    return aligned(rows, is_figures=True)
 
 
 def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
@@ -115,8 +110,8 @@ def _end(found: Replay) -> list[str]:
     return lines
 
 
-def _json(found: Replay) -> str:
-    """Returns all results, and their means over the seeds, as one line of JSON."""
+def _json(found: Replay) -> bytes:
+    """Returns all results, and their means over the seeds, as JSON."""
     fields: dict[str, Any] = msgspec.to_builtins(found)
     names = [name for name in Seeded.__struct_fields__ if name.endswith("_s")]
     for one, scored in zip(fields["scored"], found.scored, strict=True):
@@ -127,4 +122,4 @@ def _json(found: Replay) -> str:
         del fields["services"][name]["spread"], fields["services"][name]["failed_s"]
         fields["services"][name]["words"] = str(service)
     fields["recommended"] = recommended(found)
-    return msgspec.json.encode(fields).decode() + "\n"
+    return msgspec.json.encode(fields)

@@ -5,25 +5,22 @@ from __future__ import annotations
 from click import Context
 from click.exceptions import Exit
 
-from redline.cli.flags import Word, flag
+from redline.cli.flags import Word, choice, switch
 from redline.cli.session import LOGS, run_command
-from redline.job.settings import FLAGS, Kind, Option
+from redline.job.settings import FLAGS, Option
 
 _FLAGS = (
     *FLAGS.values(),
-    flag(
+    switch(
         "dry_run",
-        None,
         "Send nothing. Show rows, tokens, the minimum time, and the first request.",
-        kind=Kind.FLAG,
         section="Display",
     ),
-    flag("quiet", None, "Print no progress, only the summary.", short="-q", kind=Kind.FLAG),
-    flag(
+    switch("quiet", "Print no progress, only the summary.", short="-q"),
+    choice(
         "log",
-        "NAME",
+        LOGS,
         "text (the default), or json: progress, failures and summary as JSON lines.",
-        complete=LOGS,
     ),
 )
 PARAMS = (

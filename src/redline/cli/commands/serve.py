@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,16 +13,17 @@ import msgspec
 from click import Context
 
 from redline.calls import Cache
-from redline.cli.flags import flag, stated
+from redline.cli.flags import flag, stated, switch, time, whole
 from redline.cli.session import Answering, Configuration, load, resolve_endpoints, say
 from redline.errors import ConfigError
-from redline.job.settings import FLAGS, Flags, Kind, flag_of, settings_in, values
+from redline.job.settings import FLAGS, Flags, flag_of, kinds_of, read, settings_in, values
 from redline.process import counted
 
 if TYPE_CHECKING:
     from redline.serve.gateway import Certificate, FunctionSettings, GatewaySettings
 
 _FILE = "redline.toml"
+_MOST_DRAIN_S = 86_400.0
 # Flags that apply to all endpoints.
 _CALLING = (
     *("endpoint", "balance", "concurrency", "api_key", "headers", "proxy"),
@@ -46,36 +46,59 @@ _OWN = (
         section="Address",
     ),
     flag("host", "HOST", "Address to listen on. Default 127.0.0.1: this machine only."),
-    flag("port", "N", "Port. Default 8080; 0 for a free one."),
-    flag("workers", "N", "Processes that serve the address and share its limits. Default 1."),
-    flag("tls_cert", "FILE", "Serve HTTPS with this certificate and its chain, in PEM form."),
-    flag("tls_key", "FILE", "The certificate's private key, in PEM form."),
-    flag("keys", "FILE", "Require a key of this file, which redline keys add writes."),
-    flag("drain", "TIME", "How long calls in flight may take at shutdown. Default 60s."),
-    flag("body_size", "SIZE", "Longest body of a request. Default 32m."),
-    flag("state", "DIR", "Folder for state that outlives the process. Default: redline.serve."),
+    whole("port", "Port. Default 8080; 0 for a free one.", least=0, most=65_535),
+    whole("workers", "Processes that serve the address and share its limits. Default 1."),
     flag(
+        "tls_cert",
+        "FILE",
+        "Serve HTTPS with this certificate and its chain, in PEM form.",
+        field="chain",
+        read=values.path,
+    ),
+    flag(
+        "tls_key",
+        "FILE",
+        "The certificate's private key, in PEM form.",
+        field="key",
+        read=values.path,
+    ),
+    flag(
+        "keys",
+        "FILE",
+        "Require a key of this file, which redline keys add writes.",
+        read=values.path,
+    ),
+    time(
+        "drain", "How long calls in flight may take at shutdown. Default 60s.", most_s=_MOST_DRAIN_S
+    ),
+    flag(
+        "body_size",
+        "SIZE",
+        "Longest body of a request. Default 32m.",
+        field="most_body_bytes",
+        read=values.size,
+    ),
+    flag("state", "DIR", "Folder for state that outlives the process. Default: redline.serve."),
+    switch(
         "cache",
-        None,
         "Keep answers and reuse them for equal calls of the same tenant; only if they are "
         "determined: temperature 0, a seed, or embeddings.",
-        kind=Kind.FLAG,
     ),
-    flag("cache_ttl", "TIME", "How long an answer is kept. Default: as long as there is room."),
-    flag("cache_size", "SIZE", "Most bytes to keep. Default 1g."),
-    flag("cache_sampled", None, "Also keep sampled answers.", kind=Kind.FLAG),
+    time("cache_ttl", "How long an answer is kept. Default: as long as there is room."),
     flag(
-        "check", None, "Check the settings, print what would be served, and exit.", kind=Kind.FLAG
+        "cache_size", "SIZE", "Most bytes to keep. Default 1g.", field="max_bytes", read=values.size
     ),
-    flag("schema", None, "Print the JSON Schema of the file, for editors.", kind=Kind.FLAG),
+    switch("cache_sampled", "Also keep sampled answers.", field="includes_sampled"),
+    switch("check", "Check the settings, print what would be served, and exit."),
+    switch("schema", "Print the JSON Schema of the file, for editors."),
     flag(
         "function",
         "MODULE:NAME",
         "Serve a Python function of a list instead of endpoints; calls are batched.",
         section="A function of your own",
     ),
-    flag("max_batch_size", "N", "Most items in one call of the function. Default 32."),
-    flag("max_wait", "TIME", "How long a call waits for others. Default 10ms."),
+    whole("max_batch_size", "Most items in one call of the function. Default 32."),
+    time("max_wait", "How long a call waits for others. Default 10ms."),
 )
 PARAMS = (
     *_OWN,
@@ -91,6 +114,10 @@ PARAMS = (
 # The tables in [serve]; its other keys are those of flags.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
+# Fields of the gateway's settings that flags set as they are.
+_FIELDS = (
+    *("host", "port", "workers", "balance", "drain_s", "most_body_bytes", "keys", "cache_ttl_s"),
+)
 
 
 def serve(ctx: Context) -> None:
@@ -158,10 +185,13 @@ def _settings(given: Flags) -> GatewaySettings:
     classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
     batches = parse_batches(configuration.serve.get("batches", {}), configuration.file)
     state = Path(flags.get("state") or "redline.serve")
-    with _placed(configuration, given):
-        stated = _own_settings(flags, state)
+    with configuration.located(given):
+        own = read((*_OWN, FLAGS["balance"], FLAGS["concurrency"]), flags)
+        cache = _cache(flags, own, state)
+        certificate = _certificate(own)
+        function = _function(flags, own)
+    most = own.get("concurrency")
     calling = {FLAGS[name].key for name in _CALLING}
-    function = _function({**configuration.run, **given})
     found = (
         Answering(endpoints=())
         if function is not None
@@ -177,6 +207,9 @@ def _settings(given: Flags) -> GatewaySettings:
         endpoints=found.endpoints,
         embedded=found.embedded,
         function=function,
+        most=most if isinstance(most, int) else None,
+        certificate=certificate,
+        cache=cache,
         state=state,
         classes=classes,
         batches=batches,
@@ -184,40 +217,8 @@ def _settings(given: Flags) -> GatewaySettings:
             configuration.tenants, configuration.file, [one.name for one in classes]
         ),
         prices=configuration.prices,
-        **{name: value for name, value in stated.items() if value is not None},
+        **_among(own, _FIELDS),
     )
-
-
-def _own_settings(flags: Flags, state: Path) -> dict[str, Any]:
-    """Returns the gateway's own settings, by field of GatewaySettings; None for flags not given."""
-    from redline.serve.gateway import MOST_DRAIN_S
-
-    most = FLAGS["concurrency"].read(flags, "concurrency")
-    return {
-        "cache": _cache(flags, state),
-        "cache_ttl_s": values.duration(flags, "cache_ttl"),
-        "host": flags.get("host"),
-        "port": values.whole(flags, "port", 0, 65_535),
-        "workers": values.whole(flags, "workers", 1),
-        "balance": FLAGS["balance"].read(flags, "balance"),
-        "most": most if isinstance(most, int) else None,
-        "drain_s": values.duration(flags, "drain", MOST_DRAIN_S),
-        "most_body_bytes": values.size(flags, "body_size"),
-        "certificate": _certificate(flags),
-        "keys": None if flags.get("keys") is None else Path(flags["keys"]),
-    }
-
-
-@contextmanager
-def _placed(configuration: Configuration, given: Flags) -> Iterator[None]:
-    """Adds the file to a ConfigError about a value in it, which begins with the flag's name."""
-    try:
-        yield
-    except ConfigError as error:
-        found = [flag_of(name) for name in configuration.run if name not in given]
-        if not error.where and error.what.partition(" ")[0] in found:
-            error.where = f"{configuration.file}, [serve]"
-        raise
 
 
 def _configuration(given: Flags) -> Configuration:
@@ -231,51 +232,46 @@ def _configuration(given: Flags) -> Configuration:
             f"there is no file {path}", where="--config", hint="redline serve --help shows one"
         )
     configuration = load(path.parent, file=path.name)
-    kinds = {option.key: option.kind for option in PARAMS if option.key not in _ONLY_FLAGS}
+    kinds = kinds_of(option for option in PARAMS if option.key not in _ONLY_FLAGS)
     stated = {key: value for key, value in configuration.serve.items() if key not in _TABLES}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")
     return msgspec.structs.replace(configuration, run=run, defaults="serve")
 
 
-def _function(flags: Flags) -> FunctionSettings | None:
+def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     from redline.serve.gateway import FunctionSettings
 
-    spec = flags.get("function")
-    if spec is None:
+    if "function" not in own:
         for name in ("max_batch_size", "max_wait"):
             if name in flags:
                 raise ConfigError(f"{flag_of(name)} needs --function", hint="add --function")
         return None
     if "endpoint" in flags:
         raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
-    size, wait_s = values.whole(flags, "max_batch_size", 1), values.duration(flags, "max_wait")
-    stated: dict[str, Any] = {"max_batch_size": size, "max_wait_s": wait_s}
-    return FunctionSettings(
-        spec=spec, **{name: value for name, value in stated.items() if value is not None}
-    )
+    return FunctionSettings(spec=own["function"], **_among(own, ("max_batch_size", "max_wait_s")))
 
 
-def _cache(flags: Flags, state: Path) -> Cache | None:
-    if not flags.get("cache"):
+def _cache(flags: Flags, own: Flags, state: Path) -> Cache | None:
+    if not own.get("cache"):
         for name in ("cache_ttl", "cache_size", "cache_sampled"):
             if flags.get(name):
                 raise ConfigError(f"{flag_of(name)} needs --cache", hint="add --cache")
         return None
-    size = values.size(flags, "cache_size")
-    most = {} if size is None else {"max_bytes": size}
-    return Cache(state / "answers", includes_sampled=bool(flags.get("cache_sampled")), **most)
+    return Cache(state / "answers", **_among(own, ("max_bytes", "includes_sampled")))
 
 
-def _certificate(flags: Flags) -> Certificate | None:
+def _certificate(own: Flags) -> Certificate | None:
     from redline.serve.gateway import Certificate
 
-    chain, key = flags.get("tls_cert"), flags.get("tls_key")
-    if chain is None and key is None:
-        return None
-    if chain is None or key is None:
-        missing = "--tls-cert" if chain is None else "--tls-key"
+    found = _among(own, ("chain", "key"))
+    if len(found) == 1:
+        missing = "--tls-cert" if "key" in found else "--tls-key"
         raise ConfigError(f"HTTPS needs {missing}, too", hint="both are files in PEM form")
-    return Certificate(chain=Path(chain), key=Path(key))
+    return Certificate(**found) if found else None
+
+
+def _among(own: Flags, names: Sequence[str]) -> dict[str, Any]:
+    return {name: own[name] for name in names if name in own}
 
 
 def _summary(settings: GatewaySettings) -> str:

@@ -10,10 +10,10 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.cli.commands.run import run_flags
-from redline.cli.flags import flag
+from redline.cli.flags import flag, whole
 from redline.cli.session import Session, say
 from redline.errors import ConfigError
-from redline.job.settings import Job, Kind, values
+from redline.job.settings import Flags, Job, Kind, read, values
 from redline.sources import first_rows
 from redline.tasks.synth import MOST_TEXTS, SAMPLING, Filters, Synthesis, Variations, delivered
 from redline.tasks.tag import load
@@ -23,8 +23,25 @@ _MOST_SEED = 2_000_000_000
 _MOST_CHARS, _MOST_BASE, _MOST_TRIES = 10_000_000, 1_000_000, 100
 _SIMILARITY, _LEAST_SIMILARITY, _TRIES = 0.8, 0.1, 10
 
-PARAMS = (
-    flag("count", "N", "How many texts to generate.", section="Texts"),
+
+def _first_seed(text: str, flag: str) -> int | None:
+    return None if text == _OFF else values.whole(text, flag, 0, _MOST_SEED)
+
+
+def _similarity(text: str, flag: str) -> float | None:
+    if text == _OFF:
+        return None
+    share = values.number(text, flag)
+    if not _LEAST_SIMILARITY <= share <= 1:
+        raise ConfigError(
+            f"{flag} must be {_LEAST_SIMILARITY} to 1, or off, not {text}",
+            hint="1 replaces only texts of the same words",
+        )
+    return share
+
+
+_OWN = (
+    whole("count", "How many texts to generate.", most=MOST_TEXTS, section="Texts"),
     flag(
         "vary",
         "NAME=A,B,C",
@@ -42,9 +59,10 @@ PARAMS = (
         "first_seed",
         "N|off",
         "Text n is asked for with the seed N + n. Default: 0; off sends no seeds.",
+        read=_first_seed,
     ),
-    flag("min_chars", "N", "Replace texts that are shorter."),
-    flag("max_chars", "N", "Replace texts that are longer."),
+    whole("min_chars", "Replace texts that are shorter.", most=_MOST_CHARS),
+    whole("max_chars", "Replace texts that are longer.", most=_MOST_CHARS),
     flag(
         "schema",
         "FILE",
@@ -56,8 +74,12 @@ PARAMS = (
         "SHARE|off",
         "Replace a text that has this much in common with an earlier one: the Jaccard index "
         f"of runs of three words. Default: {_SIMILARITY}; off keeps them all.",
+        read=_similarity,
     ),
-    flag("tries", "N", f"Ask at most N times for one text. Default: {_TRIES}."),
+    whole("tries", f"Ask at most N times for one text. Default: {_TRIES}.", most=_MOST_TRIES),
+)
+PARAMS = (
+    *_OWN,
     # The synthesis sets the other flags itself, or does not use them.
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
@@ -83,14 +105,16 @@ def synth(ctx: Context) -> None:
 
 
 def _carry_out(session: Session) -> int:
-    given = session.given
-    wanted = values.whole(given, "count", 1, MOST_TEXTS)
-    if wanted is None:
+    given = read(_OWN, session.given)
+    if "count" not in given:
         raise ConfigError("say how many texts to generate", hint="--count 1000")
-    rows = _variations(given, wanted)
-    resolved = session.resolved(rows, given)
+    wanted, rows = given["count"], _variations(given)
+    resolved = session.resolved(rows, session.given)
     task = Synthesis(
-        rows, _filters(given), tries=_tries(given), similarity=_similarity(given.get("similarity"))
+        rows,
+        _filters(given),
+        tries=given.get("tries", _TRIES),
+        similarity=given.get("similarity", _SIMILARITY),
     )
     job = _job(resolved.job, task, is_dry=session.is_dry)
     if not rows.has_columns:
@@ -126,17 +150,19 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
     )
 
 
-def _variations(given: values.Flags, count: int) -> Variations:
-    first_seed: int | None = None
-    if given.get("first_seed") != _OFF:
-        first_seed = values.whole(given, "first_seed", 0, _MOST_SEED) or 0
+def _variations(given: Flags) -> Variations:
     vary: dict[str, list[Any]] = {}
     for text in given.get("vary", ()):
         name, choices = _varied(text)
         if name in vary:
             raise ConfigError(f"--vary {name} is given twice", hint="name all values in one")
         vary[name] = choices
-    return Variations(count, first_seed=first_seed, vary=vary, base=_base(given.get("rows_from")))
+    return Variations(
+        given["count"],
+        first_seed=given.get("first_seed", 0),
+        vary=vary,
+        base=_base(given.get("rows_from")),
+    )
 
 
 def _varied(text: str) -> tuple[str, list[Any]]:
@@ -147,7 +173,9 @@ def _varied(text: str) -> tuple[str, list[Any]]:
         raise ConfigError(f"--vary is not NAME=A,B,C: {text}", hint="write it like topic=tea,rain")
     words = _lines(listed[1:]) if listed.startswith("@") else listed.split(",")
     choices = [word.strip() for word in words if word.strip()]
-    return name, [_number(name, word) for word in choices] if name in SAMPLING else list(choices)
+    return name, [
+        values.number(word, f"--vary {name}") if name in SAMPLING else word for word in choices
+    ]
 
 
 def _lines(path: str) -> list[str]:
@@ -156,13 +184,6 @@ def _lines(path: str) -> list[str]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(f"--vary cannot read {path}: {reason}", hint="NAME=@FILE") from error
-
-
-def _number(name: str, word: str) -> float:
-    flag = f"vary {name}"
-    number = values.number({flag: word}, flag)
-    assert number is not None
-    return number
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:
@@ -181,29 +202,9 @@ def _base(path: str | None) -> list[dict[str, Any]]:
     return found
 
 
-def _filters(given: values.Flags) -> Filters:
-    least = values.whole(given, "min_chars", 1, _MOST_CHARS) or 1
-    most = values.whole(given, "max_chars", 1, _MOST_CHARS)
+def _filters(given: Flags) -> Filters:
+    least, most = given.get("min_chars", 1), given.get("max_chars")
     if most is not None and most < least:
         raise ConfigError(f"--max-chars {most} is below --min-chars {least}")
     schema = load(given["schema"]) if "schema" in given else None
     return Filters(least_chars=least, most_chars=most, schema=schema)
-
-
-def _tries(given: values.Flags) -> int:
-    return values.whole(given, "tries", 1, _MOST_TRIES) or _TRIES
-
-
-def _similarity(text: str | None) -> float | None:
-    if text == _OFF:
-        return None
-    if text is None:
-        return _SIMILARITY
-    share = values.number({"similarity": text}, "similarity")
-    assert share is not None
-    if not _LEAST_SIMILARITY <= share <= 1:
-        raise ConfigError(
-            f"--similarity must be {_LEAST_SIMILARITY} to 1, or off, not {text}",
-            hint="1 replaces only texts of the same words",
-        )
-    return share

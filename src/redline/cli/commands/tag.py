@@ -10,10 +10,10 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.cli.commands.run import run_flags
-from redline.cli.flags import Word, flag
+from redline.cli.flags import Word, choice, flag, whole
 from redline.cli.session import Session, say
 from redline.errors import ConfigError
-from redline.job.settings import Job, Prompting, values
+from redline.job.settings import Flags, Job, Prompting, flag_of, read
 from redline.journal import Output
 from redline.process import counted
 from redline.tasks.tag import (
@@ -34,13 +34,7 @@ from redline.tasks.tag import (
 
 _REASKS, _MOST_REASKS = 2, 20
 
-PARAMS = (
-    Word(
-        "rows",
-        "INPUT",
-        "Rows as for `redline run`. Without --prompt, the column text is tagged, or the only "
-        "column.",
-    ),
+_OWN = (
     flag(
         "schema",
         "FILE",
@@ -49,17 +43,17 @@ PARAMS = (
         "package.module:Model.",
         section="Tags",
     ),
-    flag(
+    whole(
         "reasks",
-        "N",
         f"How often an invalid answer is returned to the model, with the error. Default {_REASKS}.",
+        least=0,
+        most=_MOST_REASKS,
     ),
-    flag(
+    choice(
         "response_format",
-        "NAME",
+        FORMATS,
         "Whether to send the schema as response_format: auto (the default: unless the "
         "endpoint refuses it), always or never.",
-        complete=FORMATS,
     ),
     flag(
         "gold",
@@ -73,6 +67,15 @@ PARAMS = (
         "Write the rows with their tags as a table, too: "
         f"{' or '.join(f'*{suffix}' for suffix in SUFFIXES)}.",
     ),
+)
+PARAMS = (
+    Word(
+        "rows",
+        "INPUT",
+        "Rows as for `redline run`. Without --prompt, the column text is tagged, or the only "
+        "column.",
+    ),
+    *_OWN,
     # Tagging sets the other flags itself, or does not use them.
     *run_flags(
         *("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via"),
@@ -126,13 +129,12 @@ def _carry_out(session: Session, rows: str) -> int:
     return status
 
 
-def _task(schema: Schema, given: values.Flags) -> Tagging:
-    reasks = values.whole(given, "reasks", 0, _MOST_REASKS)
-    response_format = values.choice(given, "response_format", FORMATS)
+def _task(schema: Schema, given: Flags) -> Tagging:
+    own = read(_OWN, given)
     return Tagging(
         schema,
-        reasks=_REASKS if reasks is None else reasks,
-        response_format=response_format or FORMATS[0],
+        reasks=own.get("reasks", _REASKS),
+        response_format=own.get("response_format", FORMATS[0]),
     )
 
 
@@ -150,13 +152,13 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     return msgspec.structs.replace(job, prompting=prompting, output=output, task=task)
 
 
-def _table_path(given: values.Flags, output: Output | None, rows: str) -> Path | None:
+def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
     """Returns the path of --export. Raises ConfigError, before anything is sent, if not usable."""
     if output is None:
         for name in ("gold", "export"):
             if name in given:
                 raise ConfigError(
-                    f"{values.flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
+                    f"{flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
                 )
     if output is None or "export" not in given:
         return None

@@ -7,10 +7,10 @@ from typing import Any
 
 from redline.calls.cost import PRICE_KEYS
 from redline.cli.session import ENDPOINT_KEYS, RUN_KEYS
-from redline.job.settings import FLAGS, OF_ENDPOINT, Kind, Option
-from redline.serve.batches import BATCH_KEYS
-from redline.serve.gateway import CLASS_KEYS
-from redline.serve.keys import TENANT_KEYS
+from redline.job.settings import FLAGS, OF_ENDPOINT, Kind, Option, kinds_of
+from redline.serve.batches import BATCH_OPTIONS
+from redline.serve.gateway import CLASS_OPTIONS
+from redline.serve.keys import TENANT_OPTIONS
 
 _SCALAR = {"type": ["string", "number"]}
 _TYPES: dict[Kind, dict[str, Any]] = {
@@ -28,9 +28,9 @@ def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
     endpoint = _table(ENDPOINT_KEYS, _help(OF_ENDPOINT.values()))
     endpoint["properties"]["prices"] = prices
     options = list(of_serve)
-    serve = _table({option.key: option.kind for option in options}, _help(options))
-    serve["properties"]["classes"] = _tables(_table(CLASS_KEYS, {}))
-    serve["properties"]["batches"] = _table(BATCH_KEYS, {})
+    serve = _table(kinds_of(options), _help(options))
+    serve["properties"]["classes"] = _tables(_table(kinds_of(CLASS_OPTIONS), {}))
+    serve["properties"]["batches"] = _table(kinds_of(BATCH_OPTIONS), {})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "redline.toml",
@@ -41,7 +41,7 @@ def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
             "endpoints": _tables({**endpoint, "required": ["base_url"]}),
             "prices": prices,
             "serve": serve,
-            "tenants": _tables(_table(TENANT_KEYS, {})),
+            "tenants": _tables(_table(kinds_of(TENANT_OPTIONS), {})),
             "alerts": {"type": "object"},
             "otel": {"type": "object"},
         },

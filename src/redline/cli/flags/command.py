@@ -11,9 +11,9 @@ from typing import Any
 import click
 from click import Context
 
-from redline.cli.flags.flags import Flag, Word, params_of, values_of
+from redline.cli.flags.flags import Flag, Word, params_of
 from redline.errors import ConfigError
-from redline.job.settings import Option
+from redline.job.settings import Option, read
 
 _OTHER, _FLAGS = "Other", "Flags"
 WIDTH = 100
@@ -51,22 +51,6 @@ class Command(click.Command):
             help=inspect.getdoc(function),
             short_help=summary,
         )
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Returns the remaining arguments. Raises ConfigError for a flag that is given twice."""
-        if not ctx.resilient_parsing:
-            _, _, given = self.make_parser(ctx).parse_args(args=list(args))
-            for param in given:
-                # Otherwise the last value would count, and the first would be lost in silence.
-                is_repeatable = param.multiple or getattr(param, "is_flag", False)
-                if given.count(param) > 1 and not is_repeatable:
-                    raise ConfigError(
-                        f"{max(param.opts, key=len)} is given {given.count(param)} times",
-                        hint="it takes one value: leave the others out",
-                    )
-        left = super().parse_args(ctx, args)
-        ctx.params = values_of(ctx)
-        return left
 
     def invoke(self, ctx: Context) -> None:
         assert self.callback is not None
@@ -173,8 +157,9 @@ def write_prose(text: str, formatter: click.HelpFormatter) -> None:
 
 def stated(ctx: Context) -> dict[str, Any]:
     """Returns the words and flags that are given on the command line, by name."""
-    return {
-        name: value
-        for name, value in ctx.params.items()
-        if (source := ctx.get_parameter_source(name)) is not None and source.name != "DEFAULT"
-    }
+    return {name: value for name, value in ctx.params.items() if value not in (None, False)}
+
+
+def read_flags(ctx: Context, params: Iterable[Word | Option]) -> dict[str, Any]:
+    """Returns what those flags set that are given, by field. Raises ConfigError."""
+    return read((each for each in params if isinstance(each, Option)), stated(ctx))

@@ -2,19 +2,99 @@
 
 from __future__ import annotations
 
+from functools import partial
 from os.path import expanduser
 from typing import Any
 from urllib.parse import unquote
 
+from redline.cli.flags.flags import choice, flag, switch, whole
 from redline.engine import DTYPES, LEAST, LONGEST_WAIT_S, EngineSettings
 from redline.errors import ConfigError, nearest
-from redline.job.settings import Flags, values
+from redline.job.settings import Flags, Kind, Option, flag_of, read, values
 
 _FORM = "write it like engine:MODEL?max_batch_size=8&draft_model=DIR"
-_WORDS = ("dtype", "draft_model")
-_SWITCHES = {"lookup", "no_prefix_reuse"}
 _IS_ON = {"": True, "1": True, "true": True, "0": False, "false": False}
-_NAMES = (*LEAST, *_WORDS, *_SWITCHES, "max_wait_time")
+
+
+def _number(key: str, about: str, **facts: Any) -> Option:
+    return whole(key, about, least=LEAST[key], **facts)
+
+
+def _model(text: str, flag: str) -> str:
+    if not text:
+        raise ConfigError(f"{flag} names no model", hint="leave it out")
+    # No shell has processed what follows `engine:`.
+    return expanduser(text)
+
+
+def _is_off(stated: bool, flag: str) -> bool:
+    return not stated
+
+
+ENGINE_FLAGS = (
+    _number("max_batch_size", "Sequences computed together. Default 32.", section="Size"),
+    _number(
+        "max_step_tokens",
+        "Tokens that one step computes; a longer prompt takes several. Default 512.",
+    ),
+    flag(
+        "max_wait_time",
+        "TIME",
+        "How long an idle engine waits for more requests before it begins, such as 5ms. "
+        "Default: not at all.",
+        field="max_wait_s",
+        read=partial(values.duration, most_s=LONGEST_WAIT_S, may_be_0=True),
+    ),
+    _number(
+        "max_model_len",
+        "Tokens of a prompt and its answer. Default: the model's own, 4096 at most.",
+    ),
+    _number(
+        "max_cache_tokens",
+        "Tokens the cache has room for. Each sequence takes --max-model-len of them, so "
+        "fewer are computed together. Default: enough for --max-batch-size.",
+    ),
+    _number("max_waiting", "Requests in the queue; further ones get 503. Default 1024."),
+    switch(
+        "no_prefix_reuse",
+        "Compute common beginnings of prompts again for each of them.",
+        field="reuses_prefixes",
+        read=_is_off,
+    ),
+    flag(
+        "draft_model",
+        "MODEL",
+        "A smaller model with the same vocabulary, whose draft tokens the model verifies.",
+        read=_model,
+        section="Speculative decoding",
+    ),
+    switch(
+        "lookup",
+        "Draft the tokens that followed the latest ones when they last occurred.",
+        field="has_lookup",
+    ),
+    _number(
+        "draft_tokens",
+        "Most draft tokens at a time; their number adapts to what pays off. Default 4.",
+    ),
+    choice(
+        "dtype",
+        DTYPES,
+        "auto (the default: the model's own), float32, bfloat16 or float16.",
+        section="Processes",
+    ),
+    _number("threads", "Threads of PyTorch in each process. Default 1."),
+    _number(
+        "tensor_parallel",
+        "Split every layer over N processes, each with a share of the weights.",
+    ),
+    _number(
+        "pipeline_parallel",
+        "Split the layers into N stages, each a process; N batches are under way at once. "
+        "With both, the product of the two is the number of processes.",
+    ),
+)
+_KNOWN = {option.key: option for option in ENGINE_FLAGS}
 
 
 def settings_in(text: str) -> EngineSettings:
@@ -23,42 +103,24 @@ def settings_in(text: str) -> EngineSettings:
     Raises ConfigError for an unknown name or a value that is not valid.
     """
     model, _, query = text.partition("?")
-    flags: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for name, _, value in (part.partition("=") for part in query.split("&") if part):
-        known = name.replace("-", "_")
-        if known not in _NAMES:
+        key = name.replace("-", "_")
+        if key not in _KNOWN:
             raise ConfigError(
-                f"engine:{model} has no setting {name}", hint=nearest(known, _NAMES) or _FORM
+                f"engine:{model} has no setting {name}", hint=nearest(key, _KNOWN) or _FORM
             )
         # This is not form-encoded, so a plus remains a plus.
-        flags[known] = unquote(value)
-    for name in _SWITCHES & flags.keys():
-        value = flags.pop(name)
-        if value not in _IS_ON:
-            raise ConfigError(f"{values.flag_of(name)} is true or false, not {value}", hint=_FORM)
-        if _IS_ON[value]:
-            flags[name] = True
-    return settings_of(model, flags)
+        given[key] = unquote(value)
+        if _KNOWN[key].kind is Kind.FLAG:
+            if given[key] not in _IS_ON:
+                raise ConfigError(f"{flag_of(key)} is true or false, not {value}", hint=_FORM)
+            given[key] = _IS_ON[given[key]]
+    return settings_of(model, given)
 
 
-def settings_of(model: str, flags: Flags) -> EngineSettings:
+def settings_of(model: str, given: Flags) -> EngineSettings:
     """Returns the settings of the flags. Raises ConfigError that names the flag."""
     if not model:
         raise ConfigError("no model is named", hint=_FORM)
-    numbers = {name: values.whole(flags, name, least) for name, least in LEAST.items()}
-    words: dict[str, Any] = {name: flags[name] for name in _WORDS if name in flags}
-    if "draft_model" in words:
-        if not words["draft_model"]:
-            raise ConfigError("--draft-model names no model", hint="leave it out")
-        words["draft_model"] = expanduser(words["draft_model"])
-    words |= {name: value for name, value in numbers.items() if value is not None}
-    if "dtype" in words:
-        words["dtype"] = values.choice(flags, "dtype", DTYPES)
-    return EngineSettings(
-        # No shell has processed what follows `engine:`.
-        model=expanduser(model),
-        max_wait_s=values.duration(flags, "max_wait_time", LONGEST_WAIT_S, may_be_0=True) or 0.0,
-        has_lookup="lookup" in flags,
-        reuses_prefixes="no_prefix_reuse" not in flags,
-        **words,
-    )
+    return EngineSettings(model=expanduser(model), **read(ENGINE_FLAGS, given))

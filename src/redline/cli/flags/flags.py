@@ -6,13 +6,15 @@ flag without a value, or text any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-from redline.job.settings import Kind, Option, flag_of
+from redline.errors import ConfigError
+from redline.job.settings import Kind, Option, flag_of, values
 
 
 class Word(click.Argument):
@@ -22,6 +24,11 @@ class Word(click.Argument):
         nargs = -1 if is_many else 1
         super().__init__([name], metavar=metavar, required=not is_many, nargs=nargs)
         self.about = about
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Returns the text, or a list of many; None if it is not given."""
+        found = super().process_value(ctx, value)
+        return (list(found) or None) if isinstance(found, tuple) else found
 
 
 class Flag(click.Option):
@@ -36,11 +43,30 @@ class Flag(click.Option):
             metavar=option.metavar,
             help=option.help,
             is_flag=is_switch,
-            multiple=option.kind is Kind.LIST,
+            # Also for one text: click would take the last one, and lose the first in silence.
+            multiple=not is_switch,
             default=False if is_switch else None,
         )
         self.section = section
+        self._is_list = option.kind is Kind.LIST
         self._words = option.complete
+
+    def process_value(self, ctx: click.Context, value: Any) -> Any:
+        """Returns the text, or a list if it is repeatable; None if it is not given.
+
+        False for a switch that is not given. Raises ConfigError for a text that is given twice.
+        """
+        found = super().process_value(ctx, value)
+        if not isinstance(found, tuple):
+            return found
+        if self._is_list:
+            return list(found) or None
+        if len(found) > 1:
+            raise ConfigError(
+                f"{max(self.opts, key=len)} is given {len(found)} times",
+                hint="it takes one value: leave the others out",
+            )
+        return found[0] if found else None
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
@@ -54,6 +80,29 @@ def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
     return Option(key=key, metavar=metavar, help=about, **facts)
 
 
+def switch(key: str, about: str, **facts: Any) -> Option:
+    """Returns a flag without a value."""
+    return Option(key=key, help=about, kind=Kind.FLAG, **facts)
+
+
+def whole(key: str, about: str, *, least: int = 1, most: int = 10**15, **facts: Any) -> Option:
+    """Returns a flag whose value is a whole number within bounds."""
+    reader = partial(values.whole, least=least, most=most)
+    return flag(key, "N", about, read=reader, **facts)
+
+
+def time(key: str, about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
+    """Returns a flag that sets a field in seconds: `drain_s` for `drain`."""
+    reader = partial(values.duration, most_s=most_s)
+    return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
+
+
+def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
+    """Returns a flag whose value is one of `known`."""
+    reader = partial(values.choice, known=known)
+    return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
+
+
 def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
     """Returns the parameters for click."""
     made: list[click.Parameter] = []
@@ -65,14 +114,3 @@ def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:
         else:
             made.append(each)
     return made
-
-
-def values_of(ctx: click.Context) -> dict[str, Any]:
-    """Returns the values by parameter: a list if it is repeatable.
-
-    A parameter that is not given is None, or False for a flag without a value.
-    """
-    return {
-        name: (list(value) or None) if isinstance(value, tuple) else value
-        for name, value in ctx.params.items()
-    }

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from click import Context
 
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, flag, read_flags, time
 from redline.cli.keys.file_flag import FILE, path_of
 from redline.cli.session import say, tell
-from redline.job.settings import values
 
 _LONGEST_S = 3_650 * 86_400.0
 PARAMS = (
     Word("tenant", "TENANT", "Who uses it and pays, such as team-a; [tenants.team-a] sets limits."),
     FILE,
-    flag("expires", "TIME", "Refuse the key after this time, such as 90d or 12h. Default: never."),
+    time(
+        "expires",
+        "Refuse the key after this time, such as 90d or 12h. Default: never.",
+        most_s=_LONGEST_S,
+    ),
     flag("note", "TEXT", "What it is for, shown in lists."),
 )
 
@@ -33,10 +36,9 @@ def add_key(ctx: Context, tenant: str) -> None:
     # Imported here, because the flags do not need it.
     from redline.serve import keys
 
-    flags = stated(ctx)
-    path = path_of(ctx)
-    lasts_s = values.duration(flags, "expires", _LONGEST_S)
-    key, secret = keys.add_key(path, tenant, lasts_s=lasts_s, note=flags.get("note", ""))
+    given, path = read_flags(ctx, PARAMS), path_of(ctx)
+    note, lasts_s = given.get("note", ""), given.get("expires_s")
+    key, secret = keys.add_key(path, tenant, lasts_s=lasts_s, note=note)
     until = f", until {key.expires:%Y-%m-%d %H:%M} UTC" if key.expires is not None else ""
     tell(f"key {key.id} of tenant {key.tenant}{until}, kept in {path} as a hash: copy it now\n")
     say(f"{secret}\n")

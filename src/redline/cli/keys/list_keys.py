@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from click import Context
 
-from redline.cli.flags import flag, stated
+from redline.cli.flags import stated, switch
 from redline.cli.keys.file_flag import FILE, path_of
-from redline.cli.session import say
-from redline.job.settings import Kind
+from redline.cli.session import aligned, say, say_json
 from redline.process import counted, printable
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 PARAMS = (
     FILE,
-    flag("json", None, "Print them as JSON.", kind=Kind.FLAG),
+    switch("json", "Print them as JSON."),
 )
 
 
@@ -39,7 +38,7 @@ def list_keys(ctx: Context) -> None:
     found = keys.read_keys(path)
     if "json" in flags:
         shown = [_facts(key, now) for key in found]
-        say(msgspec.json.format(msgspec.json.encode(shown)).decode() + "\n")
+        say_json(msgspec.json.format(msgspec.json.encode(shown)))
         return
     if not found:
         say(f"{printable(str(path))} holds no keys\n")
@@ -49,10 +48,7 @@ def list_keys(ctx: Context) -> None:
         dates = (f"{key.created:%Y-%m-%d}", f"{key.expires:%Y-%m-%d}" if key.expires else "never")
         start = f"{key.starts}..."
         rows.append((key.id, key.tenant, start, *dates, key.state(now), _one_line(key.note)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = zip(row, widths, strict=True)
-        say("  ".join(cell.ljust(width) for cell, width in cells).rstrip() + "\n")
+    say("".join(f"{line}\n" for line in aligned(rows)))
     say(f"\n{counted(len(found), 'key')} in {printable(str(path))}\n")
 
 

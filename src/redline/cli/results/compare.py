@@ -9,14 +9,13 @@ import msgspec
 from click import Context
 
 from redline.calls.cost import dollars_text
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import notes_of, open_results, priced
 from redline.cli.results.show import seconds
-from redline.cli.session import folded, say, screen_width
+from redline.cli.session import aligned, folded, say, say_json, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
-from redline.job.settings import Kind, values
-from redline.process import counted, printable_json, replace_file, write_all
+from redline.process import counted, replace_file, write_all
 from redline.store import local_path
 
 _USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
@@ -29,9 +28,18 @@ PARAMS = (
     Word("first", "A", "The results file of a run, or its URL."),
     Word("second", "B", "The results file of another run over the same rows."),
     flag("output", "FILE", "Also write a page that shows outputs side by side.", short="-o"),
-    flag("sample", "N", f"Show N rows of each kind on the page. Default: {_USUAL_SAMPLE}."),
-    flag("seed", "N", "Draw other rows; the same seed always draws the same. Default: 0."),
-    flag("json", None, "For programs: JSON.", kind=Kind.FLAG),
+    whole(
+        "sample",
+        f"Show N rows of each kind on the page. Default: {_USUAL_SAMPLE}.",
+        most=_MOST_SAMPLED,
+    ),
+    whole(
+        "seed",
+        "Draw other rows; the same seed always draws the same. Default: 0.",
+        least=0,
+        most=_MOST_SEED,
+    ),
+    switch("json", "For programs: JSON."),
 )
 
 
@@ -49,10 +57,9 @@ def compare(ctx: Context, first: str, second: str) -> None:
 
     Exit status: 0 compared, 2 no such output, no row in common, or bad usage.
     """
-    given = stated(ctx)
+    given = read_flags(ctx, PARAMS)
     page = None if "output" not in given else _page_path(given["output"])
-    sample = values.whole(given, "sample", 1, _MOST_SAMPLED) or _USUAL_SAMPLE
-    seed = values.whole(given, "seed", 0, _MOST_SEED) or 0
+    sample, seed = given.get("sample", _USUAL_SAMPLE), given.get("seed", 0)
     if page is None and ("sample" in given or "seed" in given):
         raise ConfigError("only a page shows a sample of rows", hint="add -o page.html")
     with open_results(first) as one, open_results(second) as two:
@@ -64,7 +71,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
             data = page_of(found, (one, two), table, scores).encode("utf-8", "replace")
             replace_file(page, lambda fd: write_all(fd, [data]))
         if "json" in given:
-            say(printable_json(msgspec.json.encode(found.as_fields())).decode() + "\n")
+            say_json(msgspec.json.encode(found.as_fields()))
             return
         notes = [*_notes(one, first), *_notes(two, second)]
         if problem:
@@ -116,7 +123,8 @@ def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: l
         lines += folded(
             f"{found.changed:,} of these {hold} something else in B than in A", width, 2
         )
-    lines += ["", *_figures(found)]
+    rows = [("", "A", "B"), *_table(found)]
+    lines += ["", *aligned(rows, is_figures=True, least=_NARROW)]
     lines += ["", *_pairs(found, width)]
     if found.settings:
         lines += ["", "settings that differ"]
@@ -133,13 +141,6 @@ def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: l
 def _wrapped(line: str, width: int) -> list[str]:
     """Wraps a line, unless it is narrow enough: then its aligned columns are kept."""
     return [line] if len(line) <= width else folded(line, width, 3)
-
-
-def _figures(found: Comparison) -> Iterator[str]:
-    rows = [("", "A", "B"), *_table(found)]
-    name, one, two = (max(_NARROW, *map(len, column)) for column in zip(*rows, strict=True))
-    for title, first, second in rows:
-        yield f"{title:{name}}  {first:>{one}}  {second:>{two}}".rstrip()
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:

@@ -9,9 +9,9 @@ import msgspec
 from click import Context
 
 from redline.calls.cost import dollars_text
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import notes_of, open_results, priced
-from redline.cli.session import folded, say, screen_width
+from redline.cli.session import folded, say, say_json, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import (
     Figures,
@@ -23,9 +23,8 @@ from redline.job.inspect import (
     row_number,
     select,
 )
-from redline.job.settings import Kind, values
 from redline.journal import FAIL_ON
-from redline.process import counted, duration, printable_json
+from redline.process import counted, duration
 
 _MOST_SAMPLED = 100_000
 _MOST_SEED = 2**63 - 1
@@ -36,22 +35,25 @@ _TEXT_LINES, _MESSAGE_LINES = 6, 3
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
-    flag(
-        "failed", None, "The rows that failed.", kind=Kind.FLAG, section="Rows instead of numbers"
-    ),
-    flag("cut", None, "The rows whose answer was cut at the token limit.", kind=Kind.FLAG),
+    switch("failed", "The rows that failed.", section="Rows instead of numbers"),
+    switch("cut", "The rows whose answer was cut at the token limit."),
     flag(
         "row",
         "N",
         "The row of this number in the input, from 1, or of this custom_id, with its whole text.",
     ),
-    flag(
+    whole(
         "sample",
-        "N",
         "At most N rows, drawn at random from all or from those of the other flags.",
+        most=_MOST_SAMPLED,
     ),
-    flag("seed", "N", "Draw other rows; the same seed always draws the same. Default: 0."),
-    flag("json", None, "For programs: JSON, rows as they are in the file.", kind=Kind.FLAG),
+    whole(
+        "seed",
+        "Draw other rows; the same seed always draws the same. Default: 0.",
+        least=0,
+        most=_MOST_SEED,
+    ),
+    switch("json", "For programs: JSON, rows as they are in the file."),
 )
 
 
@@ -68,15 +70,14 @@ def show(ctx: Context, results: str) -> None:
 
     Exit status: 0 shown, 2 no such output or row, or bad usage.
     """
-    given = stated(ctx)
+    given = read_flags(ctx, PARAMS)
     selection = _selection(given)
     with open_results(results) as found:
         if selection is None:
             tariff, problem = priced()
             figures = figures_of(found, tariff)
             if "json" in given:
-                fields = _fields(found, figures)
-                say(printable_json(msgspec.json.encode(fields)).decode() + "\n")
+                say_json(msgspec.json.encode(_fields(found, figures)))
             else:
                 say(_text(found, figures, results, problem))
             return
@@ -85,20 +86,20 @@ def show(ctx: Context, results: str) -> None:
 
 def _selection(given: Mapping[str, Any]) -> Selection | None:
     """Returns the requested selection of rows; None for the numbers of all rows."""
-    if not {"failed", "cut", "row", "sample"} & given.keys():
-        if "seed" in given:
-            raise ConfigError("--seed draws a sample", hint="add --sample 5")
-        return None
-    for name in ("failed", "cut", "sample"):
+    for name in ("failed", "cut", "sample", "seed"):
         if "row" in given and name in given:
             raise ConfigError(f"--row and --{name} cannot be combined", hint="leave one out")
-    sample = values.whole(given, "sample", 1, _MOST_SAMPLED)
+    if "seed" in given and "sample" not in given:
+        raise ConfigError("--seed draws a sample", hint="add --sample 5")
+    if not {"failed", "cut", "row", "sample"} & given.keys():
+        return None
+    sample = given.get("sample")
     return Selection(
         failed="failed" in given,
         cut="cut" in given,
         row=given.get("row"),
         sample=sample,
-        seed=values.whole(given, "seed", 0, _MOST_SEED) or 0,
+        seed=given.get("seed", 0),
         adds_input="json" not in given and (sample or 0) <= _FEW,
     )
 
@@ -107,7 +108,7 @@ def _show_rows(found: Opened, selection: Selection, *, is_json: bool) -> None:
     width, is_any = screen_width(), False
     for row in select(found, selection):
         if is_json:
-            say(printable_json(row.data).decode())
+            say_json(row.data)
         elif selection.row is not None:
             say(("\n" if is_any else "") + _whole_row(row))
         else:

@@ -14,10 +14,9 @@ from click import Context
 from click.exceptions import Exit
 
 from redline.calls.cost import DOLLAR, dollars_text
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, stated, switch
 from redline.cli.results.recorded import read_recorded
-from redline.cli.session import say
-from redline.job.settings import Kind
+from redline.cli.session import say, say_json
 from redline.job.show import InputCounts
 from redline.journal import Output
 from redline.observe import SILENT_S, Cause, Score, Status, advice, status_of
@@ -25,11 +24,10 @@ from redline.process import counted, duration, three_digits
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
-    flag("watch", None, "Show it again each second until the job ends.", kind=Kind.FLAG),
-    flag("json", None, "Print it as JSON, one line each time.", kind=Kind.FLAG),
+    switch("watch", "Show it again each second until the job ends."),
+    switch("json", "Print it as JSON, one line each time."),
 )
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
-_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 _NARROWEST, _WIDEST = 40, 120
 
 
@@ -54,9 +52,9 @@ def status(ctx: Context, results: str) -> None:
     try:
         while True:
             if is_json:
-                say(msgspec.json.encode(found).decode() + "\n")
+                say_json(msgspec.json.encode(found))
             else:
-                say((_HOME_AND_CLEAR if is_drawn else "") + text_of(output.name, found) + "\n")
+                say(text_of(output.name, found) + "\n", clears=is_drawn)
             if not is_watching or found.state != "running":
                 break
             time.sleep(every_s)

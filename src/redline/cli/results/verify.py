@@ -7,19 +7,18 @@ from pathlib import Path
 from click import Context
 from click.exceptions import Exit
 
-from redline.cli.flags import Word, flag, stated
+from redline.cli.flags import Word, flag, read_flags, whole
 from redline.cli.session import say
 from redline.errors import ConfigError, nearest
 from redline.job.outputs import Verification
 from redline.job.outputs import verify as check
-from redline.job.settings import values
 from redline.journal import Output
 from redline.store import ObjectUrl, local_path, url_of
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
     flag("input", "FILE", "Its input. Default: the file it was made from."),
-    flag("limit", "N", "Compare with the first N rows only."),
+    whole("limit", "Compare with the first N rows only."),
 )
 
 
@@ -32,8 +31,8 @@ def verify(ctx: Context, results: str) -> None:
 
     Exit status: 0 complete, 1 rows missing, repeated or damaged, 2 nothing to compare.
     """
-    given = stated(ctx)
-    rows, first_rows = given.get("input"), values.whole(given, "limit", 1)
+    given = read_flags(ctx, PARAMS)
+    rows, first_rows = given.get("input"), given.get("limit")
     url = url_of(results)
     if url is None:
         verification = check(Output.at(results_path(results)), rows, first_rows)

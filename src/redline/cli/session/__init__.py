@@ -1,8 +1,15 @@
 """One command from its settings to its exit status: configuration, display and errors."""
 
 from redline.cli.session.configuration import ENDPOINT_KEYS, RUN_KEYS, Configuration, load
-from redline.cli.session.folding import folded, screen_width
-from redline.cli.session.output import Notes, forget_stdout, hold_standard_streams, say, tell
+from redline.cli.session.folding import aligned, folded, screen_width
+from redline.cli.session.output import (
+    Notes,
+    forget_stdout,
+    hold_standard_streams,
+    say,
+    say_json,
+    tell,
+)
 from redline.cli.session.present import (
     error_text,
     plan_text,
@@ -12,3 +19,4 @@ from redline.cli.session.present import (
 )
 from redline.cli.session.resolve import Answering, resolve_endpoints, resolve_run
 from redline.cli.session.session import LOGS, Session, run_command
+from redline.cli.session.status_line import StatusLine

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from redline.job.settings import (
     Environment,
     Kind,
     OtelSettings,
+    kinds_of,
     parse_alerts,
     parse_otel,
     read_toml,
@@ -28,6 +30,8 @@ from redline.job.settings import (
     table_in,
 )
 from redline.observe import AlertSettings
+
+T = TypeVar("T")
 
 FILE = "redline.toml"
 _TABLES = ("alerts", "endpoints", "otel", "prices", "run", "serve", "tenants")
@@ -39,13 +43,13 @@ _NAME_THE_KEY = (
 
 # The settings of [run]: the options that are flags, and those of the display.
 RUN_KEYS = {
-    **{option.key: option.kind for option in FLAGS.values() if "toml" not in option.absent},
+    **kinds_of(option for option in FLAGS.values() if "toml" not in option.absent),
     "quiet": Kind.FLAG,
     "log": Kind.TEXT,
 }
 # The settings of [endpoints.NAME]. A list of `NAME: VALUE` is a table there.
 ENDPOINT_KEYS = {
-    **{option.key: option.kind for option in OF_ENDPOINT.values()},
+    **kinds_of(OF_ENDPOINT.values()),
     "headers": Kind.TABLE,
 }
 
@@ -84,6 +88,20 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the table of the flags' defaults as errors name it: `redline.toml, [run]`."""
         return f"{self.file}, [{self.defaults}]"
 
+    @contextmanager
+    def located(self, given: Mapping[str, Any]) -> Iterator[None]:
+        """Adds the table of the defaults to a ConfigError about one of them.
+
+        given: the flags on the command line. The error begins with the name of the flag.
+        """
+        try:
+            yield
+        except ConfigError as error:
+            name = error.what.partition(" ")[0].removeprefix("--").replace("-", "_")
+            if name in self.run and name not in given:
+                error.where = error.where or self.where_defaults()
+            raise
+
     def where_endpoint(self, name: str) -> str:
         """Returns the table of an endpoint as errors name it: `redline.toml, [endpoints.NAME]`."""
         return _where_endpoint(name, self.file)
@@ -119,26 +137,21 @@ def load(
         endpoints=endpoints,
         run=settings_in(run, run_kinds, f"{file}, [run]"),
         prices=_prices(tables.get("prices", {}), "prices", file),
-        alerts=_alerts(tables, file),
-        otel=_otel(tables, file),
+        alerts=_parsed(parse_alerts, tables, "alerts", file),
+        otel=_parsed(parse_otel, tables, "otel", file),
         tariffs=tariffs,
         environ=environ,
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
     )
 
 
-def _alerts(tables: dict[str, Any], file: str) -> AlertSettings | None:
-    """Reads the settings of [alerts]; None without it."""
-    if "alerts" not in tables:
+def _parsed(
+    parse: Callable[[dict[str, Any], str], T], tables: dict[str, Any], name: str, file: str
+) -> T | None:
+    """Reads the table of this name; None without it."""
+    if name not in tables:
         return None
-    return parse_alerts(table_in(tables["alerts"], "alerts", file), f"{file}, [alerts]")
-
-
-def _otel(tables: dict[str, Any], file: str) -> OtelSettings | None:
-    """Reads the settings of [otel]; None without it."""
-    if "otel" not in tables:
-        return None
-    return parse_otel(table_in(tables["otel"], "otel", file), f"{file}, [otel]")
+    return parse(table_in(tables[name], name, file), f"{file}, [{name}]")
 
 
 def _where_endpoint(name: str, file: str) -> str:

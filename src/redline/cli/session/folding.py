@@ -1,10 +1,10 @@
-"""Long texts on a screen: folded at its width, and cut after a few lines."""
+"""Texts on a screen: long ones folded at its width and cut after a few lines, tables aligned."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from itertools import islice, starmap
 
 from redline.process import cells, printable
 
@@ -16,6 +16,22 @@ _LONGEST = 20_000
 def screen_width() -> int:
     """Returns the columns of the terminal, 40 to 200; 80 without one."""
     return min(max(shutil.get_terminal_size((80, 24)).columns, _NARROWEST), _WIDEST)
+
+
+def aligned(
+    rows: Sequence[Sequence[str]], *, is_figures: bool = False, least: int = 0
+) -> list[str]:
+    """Returns a line for each row, its columns as wide as their longest cell.
+
+    is_figures: all columns but the first are aligned on the right. least: width of a column.
+    """
+    widths = [max(least, *map(cells, column)) for column in zip(*rows, strict=True)]
+
+    def padded(at: int, cell: str) -> str:
+        space = " " * (widths[at] - cells(cell))
+        return space + cell if is_figures and at else cell + space
+
+    return ["  ".join(starmap(padded, enumerate(row))).rstrip() for row in rows]
 
 
 def folded(text: str, width: int, most_lines: int, indent: str = "") -> list[str]:

@@ -6,7 +6,8 @@ import asyncio
 import os
 import select
 import sys
-from typing import TextIO
+from io import TextIOWrapper
+from typing import Any, TextIO
 
 import msgspec
 
@@ -20,6 +21,7 @@ _TURN_BYTES = 256 * 1024
 # The pause before a full pipe is tried again: short at first, since a quick reader takes 64 KB in
 # about 0.1 ms, and then ever longer.
 _LEAST_WAIT_S, _MOST_WAIT_S = 0.0001, 0.01
+_HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
 def tell(text: str) -> None:
@@ -29,21 +31,29 @@ def tell(text: str) -> None:
     stream.flush()
 
 
-def say(text: str = "") -> None:
+def say(text: str = "", *, clears: bool = False) -> None:
     """Writes to stdout and flushes it; does nothing if stdout is closed.
 
-    Raises BrokenPipeError if the reader has gone, JournalError for other failures, such as a full
-    disk.
+    clears: whether the terminal is cleared first. Raises BrokenPipeError if the reader has gone,
+    JournalError for other failures, such as a full disk.
     """
     if sys.stdout is None:
         return
     try:
         if text:
             # Nothing may be written to a terminal that no longer exists, not even an empty text.
-            sys.stdout.write(printable(text))
+            sys.stdout.write((_HOME_AND_CLEAR if clears else "") + printable(text))
         sys.stdout.flush()
     except OSError as error:
         raise lost_stdout(error) from error
+
+
+def say_json(data: bytes) -> None:
+    """Writes JSON to stdout as `say` does; what that would remove is escaped.
+
+    data: one JSON value; a line feed follows it.
+    """
+    say(printable_json(data).decode().removesuffix("\n") + "\n")
 
 
 def lost_stdout(error: OSError) -> Exception:
@@ -68,7 +78,8 @@ def hold_standard_streams() -> None:
     """Opens the null device in place of a closed stdin, stdout or stderr.
 
     Otherwise the next file or socket would take its number, and be read or written instead of it.
-    sys.stderr is never None afterwards: with None, `print` would write to stdout.
+    sys.stderr is never None afterwards: with None, `print` would write to stdout. Characters that
+    the encoding of stdout lacks are written as escapes.
     """
     for number in (0, 1, 2):
         try:
@@ -77,10 +88,13 @@ def hold_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     if sys.stderr is None:
         sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        # As on stderr: the name of a file need not be text, and latin-1 lacks most characters.
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 class Notes:
-    """The first failure of this run, for its summary.
+    """Writes what happens in a run to stderr, and keeps its first failure for the summary.
 
     is_json: each line on stderr is a JSON object.
     """
@@ -93,15 +107,19 @@ class Notes:
         if self.first_failure is None:
             self.first_failure = result.outcome.error
 
-
-class AlertLog:
-    """Writes a line of JSON to stderr when an alert fires or ends. A Listener."""
+    def tell(self, kind: str, line: str = "", /, **fields: Any) -> None:
+        """Writes the line, if it is not empty; as JSON, always an object of kind and fields."""
+        if self.is_json:
+            line = msgspec.json.encode({"event": kind, **fields}).decode()
+        if line:
+            tell(f"{line}\n")
 
     def on_event(self, event: Event) -> None:
+        """Writes that an alert fires or ends. A Listener."""
         if isinstance(event, AlertChanged):
             fields = msgspec.structs.asdict(event)
             del fields["at_s"]
-            tell(msgspec.json.encode({"event": "alert", **fields}).decode() + "\n")
+            self.tell("alert", **fields)
 
 
 class Lines:
@@ -127,12 +145,9 @@ class Lines:
             async with self._turn:
                 line = self._line_of(result)
                 await self._put(printable_json(line) if self._is_terminal else line)
-        elif error is not None and self._notes.is_json:
-            row = result.row.number
-            fields = {"event": "failure", "row": row, "error": error_fields(error)}
-            tell(msgspec.json.encode(fields).decode() + "\n")
         elif error is not None:
-            tell(f"failed: {error}\n")
+            fields = error_fields(error)
+            self._notes.tell("failure", f"failed: {error}", row=result.row.number, error=fields)
 
     async def _put(self, data: bytes) -> None:
         """Writes a result. A slow reader delays the results, but not the event loop."""

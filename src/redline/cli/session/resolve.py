@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -117,7 +118,7 @@ def resolve_run(
             options = _of_several(options_in(flags), made, configuration)
         if options.output is None:
             # Without a file these do not apply to this run.
-            options = msgspec.structs.replace(options, retry_failed=None, restart=None, force=None)
+            options = dataclasses.replace(options, retry_failed=None, restart=None, force=None)
         job = job_of(found, options, configuration.environment)
         return Resolved(job=job, lines=job.output or output_at("-", options))
 
@@ -140,16 +141,14 @@ def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
             "things out, --endpoint sim",
         )
     servers = _servers(chosen, configuration)
-    if (embedded := servers[0].embedded) is not None:
-        with _located(stated, servers, configuration):
-            options = _of_server(chosen, servers[0], configuration, is_sending=True)
-            endpoint = endpoint_of(options, configuration.environment)
-        return Answering(endpoints=(endpoint,), embedded=embedded_in(embedded))
     made = [
         _one_of_several(defaults, stated, server, configuration, is_sending=True)
         for server in servers
     ]
-    return Answering(endpoints=tuple(endpoint for endpoint, _ in made))
+    return Answering(
+        endpoints=tuple(endpoint for endpoint, _ in made),
+        embedded=embedded_in(servers[0].embedded),
+    )
 
 
 def _one_of_several(
@@ -192,7 +191,7 @@ def _of_several(
                 where=" and ".join(map(where, (first.name, endpoint.name))) + ", model",
                 hint="name one with --model, and in [endpoints.NAME.models] what each calls it",
             )
-    return msgspec.structs.replace(
+    return dataclasses.replace(
         options,
         endpoint=tuple(endpoint for endpoint, _ in made),
         model=model,
@@ -350,7 +349,7 @@ def _of_server(
 ) -> Options:
     """Completes the options from the server's table and the environment."""
     options = options_in(flags)
-    return msgspec.structs.replace(
+    return dataclasses.replace(
         options,
         endpoint=server.embedded,
         base_url=server.base_url,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-import msgspec
 from click import Context
 
 from redline.cli.flags import stated
 from redline.cli.session import configuration as configurations
-from redline.cli.session.output import AlertLog, Lines, Notes, lost_stdout, say, tell
+from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell
 from redline.cli.session.present import plan_text, summary_line, summary_text
 from redline.cli.session.resolve import Resolved, resolve_run
 from redline.job import Report, plan, run_job
@@ -53,7 +53,9 @@ class Session:
         self._argv = ctx.obj["argv"] if isinstance(ctx.obj, dict) else []
         settings = {**self.configuration.run, **self.given}
         self.is_dry = bool(ctx.params.get("dry_run"))
-        self._is_json = values.choice(settings, "log", LOGS) == "json"
+        with self.configuration.located(self.given):
+            log = values.choice(settings.get("log", "text"), "--log", LOGS)
+        self._notes = Notes(is_json=log == "json")
         self._is_quiet = settings.get("quiet") is True
 
     def resolved(self, rows: object, flags: values.Flags) -> Resolved:
@@ -67,10 +69,9 @@ class Session:
             made = plan(resolved.job)
             say(plan_text(made, has_output=resolved.job.output is not None))
             return SOME_FAILED if made.bad_rows else ALL_DONE
-        notes = Notes(is_json=self._is_json)
+        notes, embedded = self._notes, resolved.job.embedded
         display = None if self._is_quiet else _display(resolved, is_json=notes.is_json)
-        embedded = resolved.job.embedded
-        if embedded is not None and embedded.notice and not (self._is_quiet or self._is_json):
+        if embedded is not None and embedded.notice and not (self._is_quiet or notes.is_json):
             tell(f"{embedded.notice}\n")
         report = _run(resolved, display, notes)
         show = summary_line if notes.is_json else summary_text
@@ -86,8 +87,7 @@ class Session:
         if earlier is None or job.output is None:
             return
         what = f"{job.output.name} was begun with another input: {earlier}"
-        line = msgspec.json.encode({"event": "note", "text": what}).decode()
-        tell(f"{line if self._is_json else f'note: {what}'}\n")
+        self._notes.tell("note", f"note: {what}", text=what)
 
 
 def _display(resolved: Resolved, *, is_json: bool) -> Display:
@@ -102,30 +102,22 @@ def _display(resolved: Resolved, *, is_json: bool) -> Display:
 
 def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
     def tell_metrics(url: str) -> None:
-        line = msgspec.json.encode({"event": "metrics", "url": url}).decode()
-        tell(f"{line if notes.is_json else f'metrics: {url}'}\n")
-
-    listeners = (AlertLog(),) if notes.is_json else ()
+        notes.tell("metrics", f"metrics: {url}", url=url)
 
     job = resolved.job
+    start = partial(
+        run_job,
+        job,
+        display=display,
+        on_metrics=tell_metrics,
+        listeners=(notes,) if notes.is_json else (),
+    )
     if job.output is not None:
-        return run_job(
-            job,
-            display=display,
-            on_failure=notes.note,
-            on_metrics=tell_metrics,
-            listeners=listeners,
-        )
+        return start(on_failure=notes.note)
     lines = Lines(sys.stdout, resolved.lines, notes)
     lost: OSError | None = None
     try:
-        return run_job(
-            job,
-            display=display,
-            on_result=lines.write,
-            on_metrics=tell_metrics,
-            listeners=listeners,
-        )
+        return start(on_result=lines.write)
     except* OSError as group:
         lost = next(error for error in _leaves(group) if isinstance(error, OSError))
     raise lost_stdout(lost)

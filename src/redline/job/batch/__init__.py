@@ -2,6 +2,7 @@
 
 from redline.job.batch.collect import Collector
 from redline.job.batch.ledger import Ledger, Note
+from redline.job.batch.part_store import PartStore
 from redline.job.batch.plan import (
     MOST_BYTES,
     MOST_ROWS,
@@ -17,6 +18,12 @@ from redline.job.batch.plan import (
     reasons_of,
 )
 from redline.job.batch.runner import BatchRunner, batches_of, goes_by_batches, open_ledger
-from redline.job.batch.spool import Kept, PartReader, PartWriter, chunks_of, keys_of, upload_of
-from redline.job.batch.upload import Sender
+from redline.job.batch.spool import (
+    Kept,
+    PartReader,
+    PartWriter,
+    chunks_of,
+    marked_keys_of,
+    upload_of,
+)
 from redline.job.batch.world import HeldRows, World

@@ -46,19 +46,17 @@ class Rest:
     def add(self, offset: int, kept: Kept) -> None:
         """Adds a row."""
         self.offsets.append(offset)
-        self.worst = self.worst.plus(Amount(*kept.worst))
+        self.worst = self.worst.plus(kept.worst)
         self.attempts = max(self.attempts, kept.attempts + 1)
 
 
 class Collector:
     """Turns the results of batches into lines of the journal.
 
-    moved: by part from an earlier run, the rows that a later part holds. is_leaving: rows without
-    an outcome are not sent again.
+    is_leaving: rows without an outcome are not sent again.
     """
 
     def __init__(self, world: World, ledger: Ledger, api: BatchApi) -> None:
-        self.moved: dict[int, set[int]] = {}
         self.is_leaving = False
         self._world = world
         self._ledger = ledger
@@ -130,7 +128,7 @@ class Collector:
         """Saves the failures of the lines that made a batch fail; returns the other rows."""
         rest = Rest()
         for number, error in reasons.items():
-            offset = await asyncio.to_thread(reader.pop_line, number)
+            offset = reader.pop_line(number)
             if offset is not None:
                 await self._end(part, reader.read(offset), offset, failed(error), rest)
         for offset in await asyncio.to_thread(reader.rest):
@@ -212,13 +210,12 @@ class Collector:
 
     def _is_open(self, part: Part, picked: Picked) -> bool:
         """Whether the row still gets its outcome from this part."""
-        moved = self.moved.get(part.number)
-        if moved is not None and picked.key in moved:
+        key, held = picked.key, self._world.held
+        if part.moved is not None and key in part.moved:
             return False
-        if self.has_line(picked.key, picked.mark):
+        if part.moved is not None and key in held.changed:
+            # The input contained the row again, and counted it. The answer for that may be here.
+            if key not in held.ended:
+                self._world.runner.offer(-1)
             return False
-        if moved is not None and picked.key in self._world.held.changed:
-            # The input contained the row again.
-            self._world.runner.offer(-1)
-            return False
-        return True
+        return not self.has_line(key, picked.mark)

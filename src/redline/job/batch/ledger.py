@@ -26,10 +26,13 @@ import msgspec
 
 from redline.calls.cost import NOTHING, Amount
 from redline.errors import JournalError
+from redline.job.batch.plan import next_look_s
 from redline.journal import Output
 from redline.process import sync_name, telling, unwritable, write_all
 
 _HINT = "see which batches the provider has of this run, and start over with --restart"
+# The state of a part after a note on it.
+_STATES = {"file": "uploaded", "making": "making", "batch": "running", "refused": "uploaded"}
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -47,17 +50,24 @@ class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
     rows: int = 0
     url: str = ""
     model: str = ""
-    worst: tuple[int, int] = NOTHING
+    worst: Amount = NOTHING
     file: str = ""
     batch: str = ""
     wall_s: float = 0.0
-    spent: tuple[int, int] = NOTHING
+    spent: Amount = NOTHING
     row_s: float = 0.0
     row_tokens: float = 0.0
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """A part that is not done. batches: all that were made of it; only the last one counts."""
+    """A part that is not done. batches: all that were made of it; only the last one counts.
+
+    The other fields are not in the file. due_s: when it is next made into a batch, or its batch is
+    polled. wait_s: the wait before that poll. seen, finished: the state of the batch and its
+    finished rows, as last polled. silent_since_s: since when the provider has not answered.
+    over_since_s: since when the batch is over. is_gone: the provider does not know the batch any
+    more. moved: of a part from an earlier run, the rows that a later part holds.
+    """
 
     number: int
     rows: int
@@ -68,6 +78,21 @@ class Part(msgspec.Struct, kw_only=True):
     file: str = ""
     batches: list[str] = []
     making_wall_s: float = 0.0
+    due_s: float = 0.0
+    wait_s: float | None = None
+    seen: str = "sent"
+    finished: int = 0
+    silent_since_s: float | None = None
+    over_since_s: float | None = None
+    is_gone: bool = False
+    moved: set[int] | None = None
+
+    def begin_polls(self, now_s: float) -> None:
+        """Waits for the first poll of a batch."""
+        self.seen, self.finished = "sent", 0
+        self.silent_since_s = self.over_since_s = None
+        self.wait_s = next_look_s(None)
+        self.due_s = now_s + self.wait_s
 
 
 class Ledger:
@@ -187,24 +212,17 @@ class Ledger:
                 rows=note.rows,
                 url=note.url,
                 model=note.model,
-                worst=Amount(*note.worst),
+                worst=note.worst,
             )
         elif note.at == "done":
             self.parts.pop(number, None)
-            self.spent = self.spent.plus(Amount(*note.spent))
+            self.spent = self.spent.plus(note.spent)
         else:
-            self._follow(self.parts[number], note)
-
-    def _follow(self, part: Part, note: Note) -> None:
-        if note.at == "file":
-            part.state, part.file = "uploaded", note.file
-        elif note.at == "making":
-            part.state, part.making_wall_s = "making", note.wall_s
-        elif note.at == "batch":
-            part.state = "running"
-            part.batches = [*part.batches, note.batch]
-        elif note.at == "refused":
-            part.state = "uploaded"
+            part = self.parts[number]
+            part.state = _STATES.get(note.at, part.state)
+            part.file = note.file or part.file
+            part.making_wall_s = note.wall_s or part.making_wall_s
+            part.batches += [note.batch] if note.batch else []
 
 
 def _line(note: Note) -> bytes:

@@ -66,12 +66,10 @@ class LeftRows(_Rows):
         self._own: deque[Picked] = deque()
         self._turn = asyncio.Lock()
         self._is_closed = False
-        self.rows = 0
 
     def add(self, path: Path, offsets: array[int]) -> None:
         """Adds the rows of a part at these offsets; `remove_files` removes its file."""
         self._paths.append(path)
-        self.rows += len(offsets)
         if offsets:
             self._left.append((path, offsets))
 

@@ -3,7 +3,8 @@
 A part ends in this order: rows that are sent again are put into a new part, lines of the others are
 in the journal and synced, the ledger notes that the part is done, its own file is removed, the
 provider's are. After a death the part is read again from the beginning: rows that have a line, or
-are in a later part, are passed over.
+are in a later part, are passed over. A batch whose creation was not confirmed is looked up before
+it is created again.
 """
 
 from __future__ import annotations
@@ -15,24 +16,33 @@ from pathlib import Path
 from redline.apis import Batch
 from redline.calls.client import BatchApi
 from redline.calls.cost import Amount
-from redline.errors import CallError, NoEndpoint
+from redline.clock import SYSTEM
+from redline.errors import CallError, NoEndpoint, Retryable
 from redline.job.batch.ledger import Ledger, Note, Part
-from redline.job.batch.spool import Kept, PartReader, PartWriter, drop
+from redline.job.batch.spool import Kept, PartReader, PartWriter, drop, upload_of
 from redline.job.work import BatchUse
 from redline.journal import Journal
+
+# Providers' clocks may be off by some of this.
+_CLOCK_SLACK_S = 3600.0
+# A search for a batch ends after this many pages of 100, so that no list is endless.
+_MOST_PAGES = 1000
 
 
 class PartStore:
     """The parts of one output: on disk, in the ledger, and as files of the provider.
 
-    use: counts rows that are sent again.
+    use: counts rows that are sent again. max_retries: for a batch that cannot be made.
     """
 
-    def __init__(self, ledger: Ledger, journal: Journal, api: BatchApi, use: BatchUse) -> None:
+    def __init__(
+        self, ledger: Ledger, journal: Journal, api: BatchApi, use: BatchUse, max_retries: int
+    ) -> None:
         self._ledger = ledger
         self._journal = journal
         self._api = api
         self._use = use
+        self._max_retries = max_retries
 
     async def note(self, note: Note) -> None:
         """Writes a note to the ledger; returns once it is durable."""
@@ -50,6 +60,60 @@ class PartStore:
         part = Note(at="part", part=number, rows=writer.rows, url=url, model=model)
         part.worst = writer.worst
         await self.note(part)
+
+    async def submit(self, part: Part) -> None:
+        """Puts the part into a batch, continuing after the last noted step. Raises CallError."""
+        number = part.number
+        if not part.file:
+            data = await asyncio.to_thread(upload_of, self._ledger.part_path(number))
+            file_id = await self._api.upload(f"redline-{self._ledger.run}-{number}.jsonl", data)
+            del data
+            await self.note(Note(at="file", part=number, file=file_id))
+        batch = None
+        if part.state == "making":
+            batch = await self.find(part)
+        else:
+            making = Note(at="making", part=number, wall_s=SYSTEM.wall_s())
+            await self.note(making)
+        if batch is None:
+            batch = await self._make(part)
+        await self.note(Note(at="batch", part=number, batch=batch.id))
+
+    async def find(self, part: Part) -> Batch | None:
+        """Returns the batch that was made of the part and not noted; None for none."""
+        wanted = _metadata(self._ledger.run, part.number)
+        oldest_s = part.making_wall_s - _CLOCK_SLACK_S
+        after = None
+        # Some servers ignore `after`, and show one page again and again.
+        ends = set[str]()
+        while True:
+            batches, has_more = await self._api.page(after)
+            for batch in batches:
+                is_its = all(batch.metadata.get(name) == value for name, value in wanted.items())
+                if is_its and batch.id not in part.batches:
+                    return batch
+            if not has_more or not batches or batches[-1].created_at < oldest_s:
+                return None
+            after = batches[-1].id
+            if after in ends or len(ends) >= _MOST_PAGES:
+                return None
+            ends.add(after)
+
+    async def _make(self, part: Part) -> Batch:
+        """Creates a batch of the part; returns it, or one whose creation was not confirmed."""
+        metadata = _metadata(self._ledger.run, part.number)
+        attempt = 0
+        while True:
+            try:
+                return await self._api.make(part.file, part.url, metadata)
+            except Retryable as error:
+                if attempt >= self._max_retries:
+                    raise
+                await asyncio.sleep(self._api.pause_s(attempt, error))
+            attempt += 1
+            found = await self.find(part)
+            if found is not None:
+                return found
 
     async def send_again(
         self, reader: PartReader, part: Part, offsets: array[int], most_rows: int = 0
@@ -101,3 +165,8 @@ def _copied(reader: PartReader, offsets: array[int], path: Path, more: int) -> P
         kept.attempts += more
         writer.add(kept)
     return writer
+
+
+def _metadata(run: str, number: int) -> dict[str, str]:
+    """Returns the metadata by which a batch of this part is recognized."""
+    return {"redline_run": run, "redline_part": str(number)}

@@ -17,14 +17,13 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-import msgspec
-
 from redline.apis import Batch
 from redline.calls.client import BatchApi
 from redline.calls.cost import NOTHING
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, NoEndpoint, RedlineError, Rejected, Retryable
 from redline.job.batch.collect import Collector, Rest
+from redline.job.batch.fill import Filler
 from redline.job.batch.ledger import Ledger, Note, Part
 from redline.job.batch.live import FirstRows, LeftRows
 from redline.job.batch.part_store import PartStore
@@ -41,7 +40,6 @@ from redline.job.batch.plan import (
     reasons_of,
 )
 from redline.job.batch.spool import PartReader, marked_keys_of
-from redline.job.batch.upload import Filler, Sender
 from redline.job.batch.world import World
 from redline.job.settings import BATCHING, Job
 from redline.journal import Output
@@ -49,21 +47,6 @@ from redline.journal import manifest as manifests
 from redline.process import counted, telling
 
 _LONGEST_PAUSE_S = 1.0
-
-
-class _Look(msgspec.Struct):
-    """The polls of a running batch. due_s: when it is polled next. wait_s: the wait before that.
-
-    silent_since_s: since when the provider has not answered. over_since_s: since when the batch is
-    over. state, finished: as last seen.
-    """
-
-    due_s: float
-    state: str = "sent"
-    finished: int = 0
-    wait_s: float | None = None
-    silent_since_s: float | None = None
-    over_since_s: float | None = None
 
 
 class BatchRunner:
@@ -75,16 +58,10 @@ class BatchRunner:
         self._api = api
         self._via = world.job.via
         self._use = world.tally.begin_batches()
-        self._store = PartStore(ledger, world.journal, api, self._use)
+        self._store = PartStore(ledger, world.journal, api, self._use, world.job.retry.max_retries)
         self._collector = Collector(world, ledger, api)
         self._filler = Filler(world, ledger, self._store)
-        self._sender = Sender(ledger, api, self._store, world.job.retry.max_retries)
         self._left = LeftRows(world.feed, world.runner)
-        self._looks: dict[int, _Look] = {}
-        # Parts whose batch the provider does not know any more.
-        self._gone: set[int] = set()
-        # The monotonic time before which a part is not sent again, by its number.
-        self._not_before_s: dict[int, float] = {}
         # The provider takes no further batch until one is over.
         self._is_full = False
 
@@ -112,15 +89,18 @@ class BatchRunner:
     def _survey(self) -> int:
         """Returns the number of rows in open parts without an outcome. Blocks."""
         unfinished = 0
-        for number in sorted(self._ledger.parts, reverse=True):
+        for number, part in sorted(self._ledger.parts.items(), reverse=True):
             path = self._ledger.part_path(number)
-            moved = self._collector.moved[number] = set[int]()
+            part.moved = moved = set[int]()
             with telling(path):
                 for key, mark in marked_keys_of(path):
                     if not self._world.held.add(key, mark):
                         moved.add(key)
                         continue
-                    unfinished += not self._collector.has_line(key, mark)
+                    if self._collector.has_line(key, mark):
+                        self._world.held.ended.add(key)
+                    else:
+                        unfinished += 1
         return unfinished
 
     async def _probe(self) -> None:
@@ -169,11 +149,10 @@ class BatchRunner:
 
     async def _send(self) -> None:
         for part in list(self._ledger.parts.values()):
-            is_due = self._not_before_s.get(part.number, 0.0) <= SYSTEM.now_s()
-            is_waiting = part.state != "running" and is_due
-            if is_waiting and not self._is_full and not self._is_late():
-                await self._sender.submit(part)
-                self._not_before_s.pop(part.number, None)
+            is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
+            if is_due and not self._is_full and not self._is_late():
+                await self._store.submit(part)
+                part.begin_polls(SYSTEM.now_s())
                 self._use.made += 1
                 self._count()
 
@@ -183,38 +162,31 @@ class BatchRunner:
     def _pause_s(self) -> float:
         """Returns the seconds until the next batch is to be made or polled, at most 1."""
         now_s = SYSTEM.now_s()
-        dues = [self._look_of(part).due_s - now_s for part in self._running()]
-        if not self._is_full:
-            dues += [due_s - now_s for due_s in self._not_before_s.values()]
+        dues = [
+            part.due_s - now_s
+            for part in self._ledger.parts.values()
+            if part.state == "running" or not self._is_full
+        ]
         return max(0.0, min([_LONGEST_PAUSE_S, *dues]))
-
-    def _look_of(self, part: Part) -> _Look:
-        look = self._looks.get(part.number)
-        if look is None:
-            wait_s = next_look_s(None)
-            look = self._looks[part.number] = _Look(SYSTEM.now_s() + wait_s, wait_s=wait_s)
-        return look
 
     async def _look(self) -> None:
         """Polls the batches that are due, and finishes the parts of those that are over."""
         for part in self._running():
-            look = self._look_of(part)
-            if SYSTEM.now_s() < look.due_s:
+            if SYSTEM.now_s() < part.due_s:
                 continue
-            batch = await self._seen(part, look)
+            batch = await self._seen(part)
             if batch is not None:
-                look.state, look.finished = batch.status, batch.finished
-            look.wait_s = next_look_s(look.wait_s)
-            look.due_s = SYSTEM.now_s() + look.wait_s
+                part.seen, part.finished = batch.status, batch.finished
+            part.wait_s = next_look_s(part.wait_s)
+            part.due_s = SYSTEM.now_s() + part.wait_s
             if batch is not None and batch.is_over:
                 now_s = SYSTEM.now_s()
-                look.over_since_s = look.over_since_s or now_s
-                may_wait = now_s - look.over_since_s < MOST_RESULTS_S
-                if await self._has_ended(part, batch, may_wait=may_wait):
-                    del self._looks[part.number]
+                part.over_since_s = part.over_since_s or now_s
+                may_wait = now_s - part.over_since_s < MOST_RESULTS_S
+                await self._end(part, batch, may_wait=may_wait)
             self._count()
 
-    async def _seen(self, part: Part, look: _Look) -> Batch | None:
+    async def _seen(self, part: Part) -> Batch | None:
         """Returns the current state of the batch; None if the provider does not answer at present.
 
         Raises its last error if it has not answered for an hour.
@@ -224,8 +196,8 @@ class BatchRunner:
             batch = await self._api.look(batch_id)
         except (Retryable, NoEndpoint):
             now_s = SYSTEM.now_s()
-            look.silent_since_s = look.silent_since_s or now_s
-            if now_s - look.silent_since_s >= MOST_SILENCE_S:
+            part.silent_since_s = part.silent_since_s or now_s
+            if now_s - part.silent_since_s >= MOST_SILENCE_S:
                 raise
             return None
         except Rejected as error:
@@ -233,31 +205,31 @@ class BatchRunner:
                 raise
             if self._collector.is_leaving:
                 # Its results are lost, so its rows run live here. The batch may have been billed.
-                self._gone.add(part.number)
+                part.is_gone = True
                 return Batch(id=batch_id, status="cancelled")
             raise ConfigError(
                 f"the provider no longer knows the batch {batch_id}: {error.what}",
                 hint="look for it with the key that created it; --via live does its rows live",
             ) from error
-        look.silent_since_s = None
+        part.silent_since_s = None
         return batch
 
-    async def _has_ended(self, part: Part, batch: Batch, *, may_wait: bool) -> bool:
+    async def _end(self, part: Part, batch: Batch, *, may_wait: bool) -> None:
         """Ends the batch: saves its answers, and passes its other rows on.
 
-        Returns False if its results cannot all be seen yet, and may be waited for.
+        may_wait: not yet, if its results cannot all be seen.
         """
         is_leaving = self._collector.is_leaving
         if batch.status == "failed" and not is_leaving and is_full(batch.problems):
             await self._wait_for_room(part, batch)
-            return True
+            return
         self._is_full = False
         async with self._opened(part) as reader:
             if batch.status != "failed":
-                may_wait = may_wait and part.number not in self._gone
+                may_wait = may_wait and not part.is_gone
                 found = await self._collector.collect(part, batch, reader, may_wait=may_wait)
                 if found is None:
-                    return False
+                    return
                 rest = found
             elif lines := bad_lines(batch.problems):
                 rest = await self._collector.refuse(part, reader, lines)
@@ -277,7 +249,6 @@ class BatchRunner:
                 f"the batch {batch.id} was cancelled at the provider",
                 hint="what it had finished is saved; the same command sends its other rows again",
             )
-        return True
 
     async def _pass_on(
         self, part: Part, rest: Rest, reader: PartReader, *, is_sent: bool = False
@@ -285,7 +256,7 @@ class BatchRunner:
         """Puts the rest of a part into a new one, or leaves it; the part is then done."""
         metered, is_leaving = self._world.metered, self._collector.is_leaving
         if metered is not None:
-            if part.number in self._gone:
+            if part.is_gone:
                 rest.spent = part.worst
             metered.settle(part.worst, rest.spent)
         over: RedlineError | None = None
@@ -293,7 +264,7 @@ class BatchRunner:
             if metered is None or metered.reserve(rest.worst):
                 number = await self._store.send_again(reader, part, rest.offsets)
                 wait_s = self._world.job.retry.pause_s(rest.attempts - 1)
-                self._not_before_s[number] = SYSTEM.now_s() + wait_s
+                self._ledger.parts[number].due_s = SYSTEM.now_s() + wait_s
             else:
                 over = metered.spent(rest.worst)
         if is_leaving:
@@ -308,6 +279,7 @@ class BatchRunner:
         if len(self._running()) > 1:
             self._is_full = True
             await self._store.note(Note(at="refused", part=part.number))
+            part.due_s = 0.0
             self._count()
             return
         self._is_full = False
@@ -320,9 +292,9 @@ class BatchRunner:
                     f"the provider has no room for one row in a batch: {why}",
                     hint="wait for other batches of the account; --via live sends rows live",
                 )
+            if self._world.metered is not None:
+                self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
             if rest.offsets:
-                if self._world.metered is not None:
-                    self._world.metered.settle(part.worst.minus(rest.worst), NOTHING)
                 half = -(-len(rest.offsets) // 2)
                 await self._store.send_again(reader, part, rest.offsets, most_rows=half)
             await self._store.finish(part, NOTHING)
@@ -352,7 +324,7 @@ class BatchRunner:
         self._collector.leave_rest()
         await self._filler.leave()
         for part in list(self._ledger.parts.values()):
-            if part.state == "making" and (batch := await self._sender.find(part)) is not None:
+            if part.state == "making" and (batch := await self._store.find(part)) is not None:
                 await self._store.note(Note(at="batch", part=part.number, batch=batch.id))
             if part.state != "running":
                 async with self._opened(part) as reader:
@@ -365,8 +337,7 @@ class BatchRunner:
             except Rejected:
                 # The batch has ended already, or is gone; the next check shows which.
                 pass
-        self._looks.clear()
-        self._not_before_s.clear()
+            part.begin_polls(SYSTEM.now_s())
         while self._ledger.parts:
             await asyncio.sleep(self._pause_s())
             await self._look()
@@ -374,11 +345,10 @@ class BatchRunner:
     def _count(self) -> None:
         """Shows the running batches in the progress."""
         running = self._running()
-        looks = [self._look_of(part) for part in running]
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
-        self._use.states = dict(Counter(look.state for look in looks))
-        self._use.finished = sum(look.finished for look in looks)
-        self._world.tally.look_at(min((look.due_s for look in looks), default=None))
+        self._use.states = dict(Counter(part.seen for part in running))
+        self._use.finished = sum(part.finished for part in running)
+        self._world.tally.look_at(min((part.due_s for part in running), default=None))
 
 
 def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:

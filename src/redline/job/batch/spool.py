@@ -45,7 +45,7 @@ class Kept(msgspec.Struct, kw_only=True):
     row: int
     line: int
     attempts: int = 0
-    worst: tuple[int, int] = NOTHING
+    worst: Amount = NOTHING
     data: msgspec.Raw
     request: msgspec.Raw
 
@@ -100,7 +100,7 @@ class PartWriter:
             self._file.write(_ENCODE(kept) + b"\n")
         self.rows += 1
         self.upload_bytes += len(kept.request) + 1
-        self.worst = self.worst.plus(Amount(*kept.worst))
+        self.worst = self.worst.plus(kept.worst)
 
     def finish(self) -> None:
         """Makes the file durable, but for its name. Blocks."""
@@ -122,11 +122,11 @@ class PartReader:
         with telling(path):
             self._file: BinaryIO = path.open("rb")
         self._offsets: dict[int, int] = {}
-        self._keys: array[int] | None = None  # of its lines, once one is looked up by its number
         at = 0
         for line in self._file:
             self._offsets[int(line[_KEY_FROM:_KEY_TO], 16)] = at
             at += len(line)
+        self._keys = array("Q", self._offsets)  # of its lines
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -143,8 +143,6 @@ class PartReader:
 
     def pop_line(self, number: int) -> int | None:
         """Takes the row in this line of the uploaded file, counted from 1; see `pop`."""
-        if self._keys is None:
-            self._keys = array("Q", keys_of(Path(self._file.name)))
         if not 0 < number <= len(self._keys):
             return None
         return self._offsets.pop(self._keys[number - 1], None)
@@ -162,13 +160,6 @@ class PartReader:
 
     def close(self) -> None:
         self._file.close()
-
-
-def keys_of(path: Path) -> Iterator[int]:
-    """Yields the keys of a part's rows, in their order. Blocks."""
-    with path.open("rb") as file:
-        for line in file:
-            yield int(line[_KEY_FROM:_KEY_TO], 16)
 
 
 def marked_keys_of(path: Path) -> Iterator[tuple[int, int]]:

@@ -13,11 +13,12 @@ from redline.journal import Journal, KeySet
 class HeldRows:
     """Rows in parts from earlier runs, which need not be in the input.
 
-    changed: those whose content is another one now.
+    changed: those whose content is another one now. ended: those that had their line at the start.
     """
 
     def __init__(self, journal: Journal) -> None:
         self.changed: set[int] = set()
+        self.ended: set[int] = set()
         self._keys = KeySet()
         self._journal = journal
 

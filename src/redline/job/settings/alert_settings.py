@@ -67,9 +67,9 @@ def _rule(name: str, stated: object, where: str) -> Rule:
         )
     if "for" in stated:
         try:
-            for_s = values.duration({"for": str(stated["for"])}, "for") or for_s
+            for_s = values.duration(str(stated["for"]), "for")
         except ConfigError as error:
-            error.what, error.where = error.what.removeprefix("--"), where_rule
+            error.where = where_rule
             raise
     return Rule(name=name, threshold=_threshold(name, threshold, where_rule), for_s=for_s)
 

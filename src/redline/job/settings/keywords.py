@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cache
@@ -12,22 +13,79 @@ from types import UnionType
 from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
 from redline.calls import Cache, Endpoint
-from redline.calls.cost import parse_money, parse_price
+from redline.calls.cost import parse_price
 from redline.errors import ConfigError
 from redline.job.settings import values
-from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.option_hints import meant
-from redline.job.settings.options import Options
-from redline.job.settings.otel_table import parse_otel
-from redline.limits import Limits, as_rates, parse_count, rate_per
+from redline.job.settings.options import TABLE, Options
+from redline.limits import Limits, as_rates
 from redline.limits.rule import KINDS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Keywords(TypedDict, total=False):
-    """The keyword arguments. All are optional; each means what its flag means, see ABOUT."""
+    """The keyword arguments. All are optional; each means what its flag means.
+
+    Options:
+        prompt: Jinja template of the user message over the row's columns.
+        system: Template of the system message.
+        body: Template of the whole JSON body, instead of a prompt.
+        url: Path to call, such as /v1/embeddings; may be a template.
+        method: HTTP method. Default: POST.
+        model: The model to ask, for rows that name none.
+        params: Other fields of the body, such as temperature and max_tokens.
+        output_path: Where a plain JSON answer holds the output, such as result.items.0.text.
+        constant_prompt: The prompt uses no column on purpose: every row asks the same.
+        call: A coroutine function of one row that answers instead of an endpoint.
+        endpoint: A URL, an Endpoint, "sim" (a simulated server inside), a LocalEngine, or a list of
+            URLs and Endpoints.
+        balance: Which of several endpoints gets a row, such as "p2c", the default.
+        api_key: Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.
+        headers: Sent with every request.
+        proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
+        limits: All limits at once, as a Limits; the short forms below are added to it.
+        rps: Requests per second; may be a fraction: 2.5 becomes 3 per 1.2 s.
+        rpm: Requests per minute.
+        tpm: Tokens per minute, input and output together; also as text: "200k".
+        concurrency: Most requests in flight, at all endpoints together; "auto" finds each server's
+            best.
+        rate: "auto" reads the limits that you do not state from the headers of the server, or
+            searches for them.
+        cache: Keep answers and reuse them for equal requests: True, a folder, or a Cache.
+        output: File or URL of the results, which the same call continues.
+        format: "redline", or "batch" for lines of the OpenAI Batch API.
+        ordered: Put the finished file in input order.
+        keep_input: Repeat the row in its result line.
+        raw: Keep the whole reply in the result line.
+        trace: File that records when each call came, where it went and how long it took.
+        metrics_port: Port of the job's metrics for Prometheus; 0 for a free one.
+        alerts: Alerts: thresholds by rule, and a webhook.
+        otel: Send metrics and sampled spans to OpenTelemetry: {} for the default settings.
+        budget: What all runs of the output may spend, such as "5usd".
+        budget_tokens: The same in tokens, also as text: "2m".
+        prices: Dollars per million tokens, by model: input, cached_input and output.
+        timeout_s: Longest time of one attempt, in seconds. Default: 600.
+        max_retries: Attempts after the first. Default: 8.
+        row_deadline_s: Longest time of a row with all its retries, in seconds.
+        deadline_s: Longest time of the run, in seconds. The same call continues it.
+        limit: Only the first N rows.
+        via: "live", "batch" (the Batch API), or "auto".
+        follow: Rows that are written to the file later are done, too.
+        until_empty: End when all messages of a stream are acknowledged.
+        fail_on: Answers to count as failures: length, empty, content_filter, refusal.
+        strict: End the run at the first row that fails.
+        stop_at_error_rate: Share of the last 1,000 rows that, if failed, ends the run: "20%".
+        longest_wait_s: The run ends instead of waiting longer for a limit or a Retry-After.
+        retry_failed: Do only the rows that failed before.
+        restart: Start over; the old files are kept.
+        force: Continue an output that was begun with another prompt, model or parameter.
+        before: Function that gets the row and returns the row to send.
+        after: Function that gets the output and returns the output to keep.
+        executor: Runs before and after. Default: threads.
+        progress: Show progress. Default: on a terminal, and in a notebook.
+    """
 
     prompt: str
     system: str
@@ -84,73 +142,10 @@ class Keywords(TypedDict, total=False):
     progress: bool
 
 
-# The description of each option, in the order of `Keywords`.
-ABOUT = {
-    "prompt": "Jinja template of the user message over the row's columns.",
-    "system": "Template of the system message.",
-    "body": "Template of the whole JSON body, instead of a prompt.",
-    "url": "Path to call, such as /v1/embeddings; may be a template.",
-    "method": "HTTP method. Default: POST.",
-    "model": "The model to ask, for rows that name none.",
-    "params": "Other fields of the body, such as temperature and max_tokens.",
-    "output_path": "Where a plain JSON answer holds the output, such as result.items.0.text.",
-    "constant_prompt": "The prompt uses no column on purpose: every row asks the same.",
-    "call": "A coroutine function of one row that answers instead of an endpoint.",
-    "endpoint": 'A URL, an Endpoint, "sim" (a simulated server inside), a LocalEngine, or a list '
-    "of URLs and Endpoints.",
-    "balance": 'Which of several endpoints gets a row, such as "p2c", the default.',
-    "api_key": "Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.",
-    "headers": "Sent with every request.",
-    "proxy": "URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
-    "limits": "All limits at once, as a Limits; the short forms below are added to it.",
-    "rps": "Requests per second; may be a fraction: 2.5 becomes 3 per 1.2 s.",
-    "rpm": "Requests per minute.",
-    "tpm": 'Tokens per minute, input and output together; also as text: "200k".',
-    "concurrency": 'Most requests in flight, at all endpoints together; "auto" finds each '
-    "server's best.",
-    "rate": '"auto" reads the limits that you do not state from the headers of the server, or '
-    "searches for them.",
-    "cache": "Keep answers and reuse them for equal requests: True, a folder, or a Cache.",
-    "output": "File or URL of the results, which the same call continues.",
-    "format": '"redline", or "batch" for lines of the OpenAI Batch API.',
-    "ordered": "Put the finished file in input order.",
-    "keep_input": "Repeat the row in its result line.",
-    "raw": "Keep the whole reply in the result line.",
-    "trace": "File that records when each call came, where it went and how long it took.",
-    "metrics_port": "Port of the job's metrics for Prometheus; 0 for a free one.",
-    "alerts": "Alerts: thresholds by rule, and a webhook.",
-    "otel": "Send metrics and sampled spans to OpenTelemetry: {} for the default settings.",
-    "budget": 'What all runs of the output may spend, such as "5usd".',
-    "budget_tokens": 'The same in tokens, also as text: "2m".',
-    "prices": "Dollars per million tokens, by model: input, cached_input and output.",
-    "timeout_s": "Longest time of one attempt, in seconds. Default: 600.",
-    "max_retries": "Attempts after the first. Default: 8.",
-    "row_deadline_s": "Longest time of a row with all its retries, in seconds.",
-    "deadline_s": "Longest time of the run, in seconds. The same call continues it.",
-    "limit": "Only the first N rows.",
-    "via": '"live", "batch" (the Batch API), or "auto".',
-    "follow": "Rows that are written to the file later are done, too.",
-    "until_empty": "End when all messages of a stream are acknowledged.",
-    "fail_on": "Answers to count as failures: length, empty, content_filter, refusal.",
-    "strict": "End the run at the first row that fails.",
-    "stop_at_error_rate": 'Share of the last 1,000 rows that, if failed, ends the run: "20%".',
-    "longest_wait_s": "The run ends instead of waiting longer for a limit or a Retry-After.",
-    "retry_failed": "Do only the rows that failed before.",
-    "restart": "Start over; the old files are kept.",
-    "force": "Continue an output that was begun with another prompt, model or parameter.",
-    "before": "Function that gets the row and returns the row to send.",
-    "after": "Function that gets the output and returns the output to keep.",
-    "executor": "Runs before and after. Default: threads.",
-    "progress": "Show progress. Default: on a terminal, and in a notebook.",
-}
-_LISTED = "\n".join(
-    ["Options:"]
-    + [
-        f"    {name} ({Keywords.__annotations__[name].__forward_arg__}): {ABOUT[name]}"
-        for name in ABOUT
-    ]
-)
-_NAMED = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in ABOUT]
+_NAMED = [
+    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+    for name in Keywords.__annotations__
+]
 # A function of the user's has no use for the first group; an `Endpoint` contains the second.
 _NOT_WITH_CALL = ("endpoint", "balance", "api_key", "headers", "proxy")
 _NOT_WITH_ENDPOINT = (
@@ -176,7 +171,9 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
     fields: dict[str, Any] = {}
     # In the order of `Keywords`: concurrency and rate override those of `limits`.
     for name in Keywords.__annotations__:
-        if name in given:
+        if name in _AS_FLAGS and name in given:
+            fields[name] = TABLE[name].read(given[name], name)
+        elif name in given:
             read = _READERS.get(name)
             fields |= {name: given[name]} if read is None else read(given[name])
     return Options(**fields)
@@ -184,12 +181,18 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
 
 def lists_options(function: F) -> F:
     """Adds each option to the help and the signature of `function(rows, **options)`; returns it."""
-    function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{_LISTED}"
+    listed = (inspect.getdoc(Keywords) or "").partition("\n\n")[2]
+    listed = re.sub(r"^    (\w+)(?=: )", _with_type, listed, flags=re.MULTILINE)
+    function.__doc__ = f"{inspect.getdoc(function) or ''}\n\n{listed}"
     signature = inspect.signature(function)
     rows = next(iter(signature.parameters.values()))
     shown = signature.replace(parameters=[rows, *_NAMED])
     function.__signature__ = shown  # type: ignore[attr-defined]
     return function
+
+
+def _with_type(named: re.Match[str]) -> str:
+    return f"{named[0]} ({Keywords.__annotations__[named[1]].__forward_arg__})"
 
 
 def _check_types(given: Mapping[str, Any]) -> None:
@@ -225,11 +228,11 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
                 raise ConfigError(f"call and {name} cannot be combined", hint="leave one out")
     stated = given.get("endpoint")
     is_one = isinstance(stated, Endpoint)
-    is_several = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
-    if is_one or is_several:
+    is_list = isinstance(stated, Sequence) and any(isinstance(one, Endpoint) for one in stated)
+    if is_one or is_list:
         for name in _NOT_WITH_ENDPOINT:
-            # The bound of several together is not an endpoint's own.
-            if name in given and not (is_several and name == "concurrency"):
+            # The bound of a list together is not an endpoint's own.
+            if name in given and not (is_list and name == "concurrency"):
                 raise ConfigError(
                     f"{name} and an Endpoint cannot be combined",
                     hint="set it in the Endpoint: api_key, headers, proxy, limits=Limits(...) or "
@@ -301,26 +304,18 @@ def _fail_on(stated: object) -> dict[str, Any]:
     return {"fail_on": reasons}
 
 
-# Readers of the keywords that do not state the option of their own name by its value.
+# Keywords whose values are read as those of a flag or of a table in redline.toml are.
+_AS_FLAGS = (
+    *("rps", "rpm", "tpm", "metrics_port", "alerts", "otel"),
+    *("budget", "budget_tokens", "stop_at_error_rate"),
+)
+# Readers of the other keywords that do not state the option of their own name by its value.
 _READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "params": lambda given: {"params": dict(given)},
     "endpoint": _endpoint,
     "limits": _limits,
-    "rps": lambda given: {"rps": rate_per(given, 1.0, "rps")},
-    "rpm": lambda given: {"rpm": rate_per(given, 60.0, "rpm")},
-    "tpm": lambda given: {"tpm": rate_per(given, 60.0, "tpm")},
     "cache": _cache,
-    "metrics_port": lambda given: {
-        "metrics_port": values.parse_address(str(given), "metrics_port")
-    },
-    "alerts": lambda given: {"alerts": parse_alerts(given, "alerts")},
-    "otel": lambda given: {"otel": parse_otel(given, "otel")},
-    "budget": lambda given: {"budget": parse_money(given, "budget")},
-    "budget_tokens": lambda given: {"budget_tokens": parse_count(str(given), "budget_tokens")},
     "prices": _prices,
-    "stop_at_error_rate": lambda given: {
-        "stop_at_error_rate": values.part(given, "stop_at_error_rate")
-    },
     "fail_on": _fail_on,
     # Used by the caller; no part of the job.
     "progress": lambda given: {},

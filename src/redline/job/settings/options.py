@@ -1,24 +1,26 @@
 """The options of a job, with their names on the command line, in redline.toml and in Python.
 
-An option is a field of `Options`, annotated with its type and with an `Option` that describes all
-the rest, so a new one is added here. `TABLE` holds them by field. `values` reads their texts,
-`keywords` the arguments of `redline.run`, and `resolve` makes the job.
+An option is a field of `Options`, whose metadata is an `Option` that describes all but its type, so
+a new one is added here. `TABLE` holds them by field. `values` reads their texts, `keywords` the
+arguments of `redline.run`, and `resolve` makes the job.
 """
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Any, get_type_hints
+from typing import Any
 
 import msgspec
 
 from redline.calls import Endpoint
-from redline.calls.cost import Price
+from redline.calls.cost import Price, parse_money
 from redline.job.settings import values
+from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
-from redline.job.settings.otel_settings import OtelSettings
+from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate
@@ -50,9 +52,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
     key: its name in redline.toml and, with dashes, on the command line; the field's name if empty.
     short: a flag of one letter. python: the argument of `redline.run` that states it; the field's
-    name if empty. read: returns its value from flags and settings, None if it is not among them.
-    kind: the type of their values. metavar, help, complete: for `--help` and a shell's completion.
-    section: of `--help`; that of the option before it if empty. of_endpoint: a table
+    name if empty. field: what it sets; the key if empty. read: returns its value from that of a
+    flag or setting, whose type is kind. metavar, help, complete: for `--help` and a shell's
+    completion. section: of `--help`; that of the option before it if empty. of_endpoint: a table
     [endpoints.NAME] may state it.
     absent: the places where it cannot be stated, "flag", "toml" or "python", each with the reason.
     """
@@ -60,7 +62,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     short: str = ""
     python: str = ""
-    read: Callable[[values.Flags, str], Any] = values.as_text
+    field: str = ""
+    read: values.Reader = values.plain
     kind: Kind = Kind.TEXT
     metavar: str | None = None
     help: str = ""
@@ -70,43 +73,48 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     absent: Mapping[str, str] = {}
 
 
-def _flag(metavar: str, about: str, **facts: Any) -> Option:
-    return Option(metavar=metavar, help=about, **facts)
+def _option(**facts: Any) -> Any:
+    """Returns the field of an option that is not given. facts: of its `Option`."""
+    return field(default=None, metadata={"option": Option(**facts)})
 
 
-def _choice(known: Sequence[str], about: str, **facts: Any) -> Option:
+def _flag(metavar: str, about: str, **facts: Any) -> Any:
+    return _option(metavar=metavar, help=about, **facts)
+
+
+def _choice(known: Sequence[str], about: str, **facts: Any) -> Any:
     read = partial(values.choice, known=known)
     return _flag("NAME", about, read=read, complete=tuple(known), **facts)
 
 
-def _time(about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
+def _time(about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Any:
     return _flag("TIME", about, read=partial(values.duration, most_s=most_s), **facts)
 
 
-def _switch(about: str, **facts: Any) -> Option:
-    return Option(help=about, read=values.switch, kind=Kind.FLAG, **facts)
+def _switch(about: str, **facts: Any) -> Any:
+    return _option(help=about, kind=Kind.FLAG, **facts)
 
 
-def _limit(metavar: str, about: str, **facts: Any) -> Option:
+def _limit(metavar: str, about: str, **facts: Any) -> Any:
     return _flag(metavar, about, of_endpoint=True, **facts)
 
 
-def _rates(about: str, section: str = "") -> Option:
+def _rates(about: str, section: str = "") -> Any:
     """Returns an option with a repeatable flag; in Python it is a field of `limits`."""
     return _limit("N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section)
 
 
-def _per(window_s: float, about: str) -> Option:
+def _per(window_s: float, about: str) -> Any:
     return _limit("N", about, read=partial(values.rate_per, window_s=window_s))
 
 
-def _only_in_python(reason: str) -> Option:
-    return Option(absent=dict.fromkeys(("flag", "toml"), reason))
+def _only_in_python(reason: str) -> Any:
+    return _option(absent=dict.fromkeys(("flag", "toml"), reason))
 
 
-def _of_one_endpoint(**facts: Any) -> Option:
+def _of_one_endpoint(**facts: Any) -> Any:
     """Returns an option that only [endpoints.NAME] has."""
-    return Option(
+    return _option(
         of_endpoint=True,
         absent={
             "flag": "it belongs to one endpoint of several: set it in its table in redline.toml",
@@ -120,492 +128,338 @@ _IS_CODE = "text cannot hold a function"
 _OF_ONE_INPUT = {"toml": "it describes a single input, not a project"}
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Options:
     """The options of a job, from any source. None: not given; `resolve` has the defaults."""
 
-    prompt: Annotated[
-        str | None,
-        _flag(
-            "TEMPLATE",
-            "Jinja template of the user message over the row's columns: 'Classify: "
-            "{{ text }}'. @FILE reads it from a file.",
-            read=values.text_or_file,
-            section=_PROMPT,
-        ),
-    ] = None
-    system: Annotated[
-        str | None,
-        _flag(
-            "TEMPLATE",
-            "Template of the system message, for rows without one of their own.",
-            read=values.text_or_file,
-        ),
-    ] = None
-    model: Annotated[
-        str | None, _flag("NAME", "The model to ask if the row names none.", of_endpoint=True)
-    ] = None
-    temperature: Annotated[
-        float | None, _flag("T", "Sampling temperature.", read=values.number, python="params")
-    ] = None
-    max_tokens: Annotated[
-        int | None,
-        _flag(
-            "N", "Most tokens in an answer.", read=partial(values.whole, least=1), python="params"
-        ),
-    ] = None
-    params: Annotated[
-        dict[str, Any] | None,
-        _flag(
-            "NAME=VALUE",
-            "Any other body field, with its value as JSON or text: seed=7. Repeatable.",
-            key="param",
-            read=values.pairs,
-            kind=Kind.LIST,
-        ),
-    ] = None
-    url: Annotated[
-        str | None,
-        _flag(
-            "PATH",
-            "Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
-            "/v1/responses are known; any other takes and gives plain JSON. May be a template: "
-            "'/chat?q={{ text | urlencode }}'.",
-        ),
-    ] = None
-    method: Annotated[
-        str | None,
-        _flag("METHOD", "HTTP method. Default POST. A GET sends no body.", complete=METHODS),
-    ] = None
-    body: Annotated[
-        str | None,
-        _flag(
-            "TEMPLATE",
-            "Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it "
-            "from a file.",
-            read=values.text_or_file,
-        ),
-    ] = None
-    output_path: Annotated[
-        str | None,
-        _flag(
-            "PATH",
-            "The place of the output in the answer, such as result.items.0.text. Default: "
-            "that of the API, or all of a plain JSON answer.",
-        ),
-    ] = None
-    constant_prompt: Annotated[
-        bool | None,
-        _switch("The prompt or body uses no column on purpose: every row asks the same."),
-    ] = None
-    endpoint: Annotated[
-        Endpoint | Embedded | str | Sequence[Endpoint | str] | None,
-        _flag(
-            "NAME",
-            "A URL, a name from redline.toml, sim (a built-in simulated server, for trials), or "
-            "engine:MODEL (a built-in local model). Repeatable: each row goes to one of "
-            "several URLs or names.",
-            read=values.one_or_more,
-            kind=Kind.LIST,
-            section=_ENDPOINT,
-        ),
-    ] = None
-    balance: Annotated[
-        str | None,
-        _choice(
-            STRATEGIES,
-            "Which of several endpoints gets a row: p2c (the default: the one that should answer "
-            "first), least_tokens, room (for rate limits), prefix (for servers with a prefix "
-            "cache), cheapest, round_robin, weighted_score or normalized_score.",
-        ),
-    ] = None
-    base_url: Annotated[
-        str | None,
-        _flag(
-            "URL",
-            "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
-            "otherwise OpenAI.",
-            of_endpoint=True,
-            python="endpoint",
-        ),
-    ] = None
-    api_key: Annotated[
-        str | None,
-        _flag(
-            "NAME",
-            "The variable that holds the key, in the environment or in .env. Default "
-            "OPENAI_API_KEY, for OpenAI and this machine only.",
-            key="api_key_env",
-            of_endpoint=True,
-        ),
-    ] = None
-    headers: Annotated[
-        Mapping[str, str] | None,
-        _flag(
-            "'NAME: VALUE'",
-            "Header sent with every request. Repeatable.",
-            key="header",
-            read=values.headers,
-            kind=Kind.LIST,
-        ),
-    ] = None
-    proxy: Annotated[
-        str | None,
-        _flag(
-            "URL",
-            "HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
-            of_endpoint=True,
-        ),
-    ] = None
-    requests: Annotated[
-        Sequence[Rate] | None,
-        _rates(
-            "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once, and for "
-            "each of several endpoints.",
-            _LIMITS,
-        ),
-    ] = None
-    tokens: Annotated[
-        Sequence[Rate] | None,
-        _rates("Limit on input and output tokens together, such as 200k/60s. Repeatable."),
-    ] = None
-    input_tokens: Annotated[
-        Sequence[Rate] | None, _rates("Limit on input tokens alone. Repeatable.")
-    ] = None
-    output_tokens: Annotated[
-        Sequence[Rate] | None, _rates("Limit on output tokens alone. Repeatable.")
-    ] = None
-    rps: Annotated[Rate | None, _per(1.0, "Requests per second: short for --requests N/1s.")] = None
-    rpm: Annotated[Rate | None, _per(60.0, "Requests per minute: short for --requests N/60s.")] = (
-        None
+    prompt: str | None = _flag(
+        "TEMPLATE",
+        "Jinja template of the user message over the row's columns: 'Classify: "
+        "{{ text }}'. @FILE reads it from a file.",
+        read=values.text_or_file,
+        section=_PROMPT,
     )
-    tpm: Annotated[Rate | None, _per(60.0, "Tokens per minute: short for --tokens N/60s.")] = None
-    concurrency: Annotated[
-        int | str | None,
-        _limit(
-            "N|auto",
-            "Most requests in flight, at all endpoints together; auto finds each server's "
-            "best. Default: 64 for each, or what a request limit can use.",
-            read=partial(values.whole_or, AUTO, least=1, most=MAX_CONCURRENCY),
-            short="-c",
-        ),
-    ] = None
-    rate: Annotated[
-        str | None,
-        _limit(
-            "auto",
-            "Limits that you do not state: auto reads them from the server's headers, and "
-            "searches for them if it sends none.",
-            read=partial(values.choice, known=RATES),
-            complete=RATES,
-        ),
-    ] = None
-    profile: Annotated[
-        str | None,
-        _choice(
-            PROFILES,
-            "How the server counts: any (safe with all, the default), or fixed or moving "
-            "window, sliding-window counter, or token bucket.",
-            of_endpoint=True,
-            python="limits",
-        ),
-    ] = None
-    headroom: Annotated[
-        float | None,
-        _limit(
-            "SHARE",
-            "Share of each rate to use: 0.8 leaves a fifth to others.",
-            read=values.share,
-            python="limits",
-        ),
-    ] = None
-    guard_s: Annotated[
-        float | None,
-        _time(
-            "Added to each window against jitter, such as 50ms. Default: measured.",
-            most_s=MAX_GUARD_S,
-            key="guard",
-            of_endpoint=True,
-            python="limits",
-        ),
-    ] = None
-    charge: Annotated[
-        str | None,
-        _choice(
-            CHARGES,
-            "What the provider charges against a token limit: actual usage, or prompt and "
-            "max_tokens for good. Default auto: depends on the provider.",
-            of_endpoint=True,
-            python="limits",
-        ),
-    ] = None
-    share: Annotated[
-        str | None,
-        _limit(
-            "FILE|URL",
-            "Processes that name the same file, or the same redis:// server, share the limits.",
-            python="limits",
-        ),
-    ] = None
-    budget: Annotated[
-        int | None,
-        _flag(
-            "MONEY",
-            "The most that all runs of this output may spend, such as 5usd. Never exceeded "
-            "if --max-tokens bounds the answers.",
-            read=values.money,
-            section=_COST,
-        ),
-    ] = None
-    budget_tokens: Annotated[
-        int | None,
-        _flag("N", "The same in tokens, input and output together, such as 2m.", read=values.count),
-    ] = None
-    via: Annotated[
-        str | None,
-        _choice(
-            VIAS,
-            "live; batch: rows go through the provider's Batch API, at half the price and "
-            "within a day; or auto: in batches while --deadline allows, and the rest live. "
-            "Default: live.",
-        ),
-    ] = None
-    cache: Annotated[
-        bool | None,
-        _switch(
-            "Keep answers and reuse them for equal requests, in this run and in later ones. Only "
-            "if they are determined: --temperature 0, a seed, or embeddings.",
-            section=_CACHE,
-        ),
-    ] = None
-    no_cache: Annotated[
-        bool | None, _switch("Send every row, even if redline.toml sets a cache.", python="cache")
-    ] = None
-    cache_dir: Annotated[
-        str | os.PathLike[str] | None,
-        _flag(
-            "DIR",
-            "--cache in this folder. Default: redline/answers in ~/.cache.",
-            read=values.local,
-            python="cache",
-        ),
-    ] = None
-    cache_size: Annotated[
-        int | None,
-        _flag(
-            "SIZE",
-            "Most bytes to keep, such as 500m; the least recently used answers go first. Default "
-            "1g.",
-            read=values.size,
-            python="cache",
-        ),
-    ] = None
-    cache_sampled: Annotated[
-        bool | None,
-        _switch(
-            "Also keep sampled answers: equal requests then get the same answer.", python="cache"
-        ),
-    ] = None
-    output: Annotated[
-        str | os.PathLike[str] | None,
-        _flag(
-            "FILE",
-            "Results, one JSON line each. The same command continues it. A URL such as "
-            "s3://bucket/labels.jsonl is written when the run ends; until then its file is in "
-            "s3.redline/. Default: stdout, which cannot be continued.",
-            read=values.place,
-            short="-o",
-            section=_OUTPUT,
-        ),
-    ] = None
-    format: Annotated[
-        str | None,
-        _choice(FORMATS, "redline (the default), or batch: lines of the OpenAI Batch API."),
-    ] = None
-    ordered: Annotated[bool | None, _switch("Put the finished file in input order.")] = None
-    keep_input: Annotated[bool | None, _switch("Repeat the row in its result line.")] = None
-    raw: Annotated[bool | None, _switch("Keep the whole reply in the result line.")] = None
-    trace: Annotated[
-        str | os.PathLike[str] | None,
-        _flag(
-            "FILE",
-            "Record when each call came, where it went and how long it took, without its texts, "
-            "for redline route replay FILE. Another run is appended.",
-            read=values.local,
-        ),
-    ] = None
-    metrics_port: Annotated[
-        tuple[str, int] | None,
-        _flag(
-            "[HOST:]PORT",
-            "Serve the metrics of the job to Prometheus at http://127.0.0.1:PORT/metrics while it "
-            "runs; 0 picks a free port and prints it.",
-            read=values.address,
-        ),
-    ] = None
-    retry_failed: Annotated[
-        bool | None, _switch("Do only the rows that failed before.", section=_AGAIN)
-    ] = None
-    restart: Annotated[
-        bool | None, _switch("Start over. The old files are kept: labels.old-1.jsonl.")
-    ] = None
-    force: Annotated[
-        bool | None,
-        _switch("Continue an output that was begun with another prompt, model or parameter."),
-    ] = None
-    max_retries: Annotated[
-        int | None,
-        _flag(
-            "N",
-            "Attempts after the first. Default 8.",
-            read=partial(values.whole, least=0, most=_MOST_RETRIES),
-            section=_END,
-        ),
-    ] = None
-    timeout_s: Annotated[
-        float | None,
-        _time(
-            "Longest time of one attempt: 30, 500ms or 5m. Default 10m.",
-            most_s=_LONGEST_TIMEOUT_S,
-            key="timeout",
-            of_endpoint=True,
-        ),
-    ] = None
-    connect_timeout_s: Annotated[
-        float | None,
-        _time(
-            "Longest time to connect. Default 10.",
-            most_s=_LONGEST_TIMEOUT_S,
-            key="connect_timeout",
-            of_endpoint=True,
-            python="endpoint",
-        ),
-    ] = None
-    first_byte_timeout_s: Annotated[
-        float | None,
-        _time(
-            "Longest wait for the first byte of an answer. Default: --timeout.",
-            most_s=_LONGEST_TIMEOUT_S,
-            key="first_byte_timeout",
-            of_endpoint=True,
-            python="endpoint",
-        ),
-    ] = None
-    row_deadline_s: Annotated[
-        float | None,
-        _time("Longest time of a row with all its retries. Default: none.", key="row_deadline"),
-    ] = None
-    deadline_s: Annotated[
-        float | None,
-        _time("Longest time of the run. The same command continues it.", key="deadline"),
-    ] = None
-    limit: Annotated[
-        int | None, _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
-    ] = None
-    fail_on: Annotated[
-        Sequence[str] | None,
-        _flag(
-            "REASONS",
-            "Count these answers as failures: length (cut at the token limit), empty, "
-            "content_filter, refusal. Separated by commas.",
-            read=partial(values.choices, known=tuple(FAIL_ON)),
-            kind=Kind.LIST,
-            complete=tuple(FAIL_ON),
-        ),
-    ] = None
-    strict: Annotated[bool | None, _switch("End the run at the first row that fails.")] = None
-    stop_at_error_rate: Annotated[
-        float | None,
-        _flag(
-            "SHARE",
-            "End the run once this share of the last 1,000 rows has failed, such as 20%; of fewer "
-            "from row 100 on. Default: only if the first 100 rows all fail.",
-            read=values.percentage,
-        ),
-    ] = None
-    longest_wait_s: Annotated[
-        float | None,
-        _time(
-            "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
-            "10min. The same command continues it. Default: wait.",
-            key="longest_wait",
-        ),
-    ] = None
-    follow: Annotated[
-        bool | None,
-        _switch(
-            "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
-            section=_CONTINUOUS,
-            absent=_OF_ONE_INPUT,
-        ),
-    ] = None
-    until_empty: Annotated[
-        bool | None,
-        _switch(
-            "End when every message of the stream is acknowledged. Default: wait for more.",
-            absent=_OF_ONE_INPUT,
-        ),
-    ] = None
-    name: Annotated[
-        str | None,
-        Option(
-            python="endpoint",
-            absent={
-                "flag": "--endpoint NAME names a table of redline.toml",
-                "toml": "it is the NAME of [endpoints.NAME]",
-            },
-        ),
-    ] = None
-    weight: Annotated[float | None, _of_one_endpoint(read=values.weight, python="endpoint")] = None
-    group: Annotated[str | None, _of_one_endpoint(python="endpoint")] = None
-    models: Annotated[
-        Mapping[str, str] | None,
-        _of_one_endpoint(read=values.table, kind=Kind.TABLE, python="endpoint"),
-    ] = None
-    metrics: Annotated[
-        bool | str | None,
-        _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
-    ] = None
-    probe: Annotated[
-        bool | str | None,
-        _of_one_endpoint(read=values.page, kind=Kind.PAGE, python="endpoint"),
-    ] = None
-    tariff: Annotated[
-        Mapping[str, Price] | None,
-        Option(
-            python="endpoint",
-            absent={
-                "flag": "the tables [endpoints.NAME.prices.MODEL] of redline.toml state it",
-                "toml": "the tables [endpoints.NAME.prices.MODEL] state it",
-            },
-        ),
-    ] = None
-    prices: Annotated[
-        Mapping[str, Price] | None,
-        Option(absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}),
-    ] = None
-    alerts: Annotated[
-        AlertSettings | None,
-        Option(absent={"flag": "the table [alerts] of redline.toml states them"}),
-    ] = None
-    otel: Annotated[
-        OtelSettings | None,
-        Option(absent={"flag": "the table [otel] of redline.toml states it"}),
-    ] = None
-    call: Annotated[Callable[[Any], Awaitable[Any]] | None, _only_in_python(_IS_CODE)] = None
-    before: Annotated[
-        Callable[[dict[str, Any]], dict[str, Any]] | None, _only_in_python(_IS_CODE)
-    ] = None
-    after: Annotated[Callable[[Any], Any] | None, _only_in_python(_IS_CODE)] = None
-    executor: Annotated[Executor | None, _only_in_python(_IS_CODE)] = None
+    system: str | None = _flag(
+        "TEMPLATE",
+        "Template of the system message, for rows without one of their own.",
+        read=values.text_or_file,
+    )
+    model: str | None = _flag("NAME", "The model to ask if the row names none.", of_endpoint=True)
+    temperature: float | None = _flag(
+        "T", "Sampling temperature.", read=values.number, python="params"
+    )
+    max_tokens: int | None = _flag(
+        "N", "Most tokens in an answer.", read=partial(values.whole, least=1), python="params"
+    )
+    params: dict[str, Any] | None = _flag(
+        "NAME=VALUE",
+        "Any other body field, with its value as JSON or text: seed=7. Repeatable.",
+        key="param",
+        read=values.pairs,
+        kind=Kind.LIST,
+    )
+    url: str | None = _flag(
+        "PATH",
+        "Path to call. Default /v1/chat/completions; /v1/completions, /v1/embeddings and "
+        "/v1/responses are known; any other takes and gives plain JSON. May be a template: "
+        "'/chat?q={{ text | urlencode }}'.",
+    )
+    method: str | None = _flag(
+        "METHOD", "HTTP method. Default POST. A GET sends no body.", complete=METHODS
+    )
+    body: str | None = _flag(
+        "TEMPLATE",
+        "Template of the whole JSON body: '{\"q\": {{ text | json }}}'. @FILE reads it "
+        "from a file.",
+        read=values.text_or_file,
+    )
+    output_path: str | None = _flag(
+        "PATH",
+        "The place of the output in the answer, such as result.items.0.text. Default: "
+        "that of the API, or all of a plain JSON answer.",
+    )
+    constant_prompt: bool | None = _switch(
+        "The prompt or body uses no column on purpose: every row asks the same."
+    )
+    endpoint: Endpoint | Embedded | str | Sequence[Endpoint | str] | None = _flag(
+        "NAME",
+        "A URL, a name from redline.toml, sim (a built-in simulated server, for trials), or "
+        "engine:MODEL (a built-in local model). Repeatable: each row goes to one of "
+        "several URLs or names.",
+        read=values.one_or_more,
+        kind=Kind.LIST,
+        section=_ENDPOINT,
+    )
+    balance: str | None = _choice(
+        STRATEGIES,
+        "Which of several endpoints gets a row: p2c (the default: the one that should answer "
+        "first), least_tokens, room (for rate limits), prefix (for servers with a prefix "
+        "cache), cheapest, round_robin, weighted_score or normalized_score.",
+    )
+    base_url: str | None = _flag(
+        "URL",
+        "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
+        "otherwise OpenAI.",
+        of_endpoint=True,
+        python="endpoint",
+    )
+    api_key: str | None = _flag(
+        "NAME",
+        "The variable that holds the key, in the environment or in .env. Default "
+        "OPENAI_API_KEY, for OpenAI and this machine only.",
+        key="api_key_env",
+        of_endpoint=True,
+    )
+    headers: Mapping[str, str] | None = _flag(
+        "'NAME: VALUE'",
+        "Header sent with every request. Repeatable.",
+        key="header",
+        read=values.headers,
+        kind=Kind.LIST,
+    )
+    proxy: str | None = _flag(
+        "URL",
+        "HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
+        of_endpoint=True,
+    )
+    requests: Sequence[Rate] | None = _rates(
+        "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once, and for "
+        "each of several endpoints.",
+        _LIMITS,
+    )
+    tokens: Sequence[Rate] | None = _rates(
+        "Limit on input and output tokens together, such as 200k/60s. Repeatable."
+    )
+    input_tokens: Sequence[Rate] | None = _rates("Limit on input tokens alone. Repeatable.")
+    output_tokens: Sequence[Rate] | None = _rates("Limit on output tokens alone. Repeatable.")
+    rps: Rate | None = _per(1.0, "Requests per second: short for --requests N/1s.")
+    rpm: Rate | None = _per(60.0, "Requests per minute: short for --requests N/60s.")
+    tpm: Rate | None = _per(60.0, "Tokens per minute: short for --tokens N/60s.")
+    concurrency: int | str | None = _limit(
+        "N|auto",
+        "Most requests in flight, at all endpoints together; auto finds each server's "
+        "best. Default: 64 for each, or what a request limit can use.",
+        read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
+        short="-c",
+    )
+    rate: str | None = _limit(
+        "auto",
+        "Limits that you do not state: auto reads them from the server's headers, and "
+        "searches for them if it sends none.",
+        read=partial(values.choice, known=RATES),
+        complete=RATES,
+    )
+    profile: str | None = _choice(
+        PROFILES,
+        "How the server counts: any (safe with all, the default), or fixed or moving "
+        "window, sliding-window counter, or token bucket.",
+        of_endpoint=True,
+        python="limits",
+    )
+    headroom: float | None = _limit(
+        "SHARE",
+        "Share of each rate to use: 0.8 leaves a fifth to others.",
+        read=values.share,
+        python="limits",
+    )
+    guard_s: float | None = _time(
+        "Added to each window against jitter, such as 50ms. Default: measured.",
+        most_s=MAX_GUARD_S,
+        key="guard",
+        of_endpoint=True,
+        python="limits",
+    )
+    charge: str | None = _choice(
+        CHARGES,
+        "What the provider charges against a token limit: actual usage, or prompt and "
+        "max_tokens for good. Default auto: depends on the provider.",
+        of_endpoint=True,
+        python="limits",
+    )
+    share: str | None = _limit(
+        "FILE|URL",
+        "Processes that name the same file, or the same redis:// server, share the limits.",
+        python="limits",
+    )
+    budget: int | None = _flag(
+        "MONEY",
+        "The most that all runs of this output may spend, such as 5usd. Never exceeded "
+        "if --max-tokens bounds the answers.",
+        read=parse_money,
+        section=_COST,
+    )
+    budget_tokens: int | None = _flag(
+        "N", "The same in tokens, input and output together, such as 2m.", read=values.count
+    )
+    via: str | None = _choice(
+        VIAS,
+        "live; batch: rows go through the provider's Batch API, at half the price and "
+        "within a day; or auto: in batches while --deadline allows, and the rest live. "
+        "Default: live.",
+    )
+    cache: bool | None = _switch(
+        "Keep answers and reuse them for equal requests, in this run and in later ones. Only "
+        "if they are determined: --temperature 0, a seed, or embeddings.",
+        section=_CACHE,
+    )
+    no_cache: bool | None = _switch(
+        "Send every row, even if redline.toml sets a cache.", python="cache"
+    )
+    cache_dir: str | os.PathLike[str] | None = _flag(
+        "DIR",
+        "--cache in this folder. Default: redline/answers in ~/.cache.",
+        read=values.local,
+        python="cache",
+    )
+    cache_size: int | None = _flag(
+        "SIZE",
+        "Most bytes to keep, such as 500m; the least recently used answers go first. Default 1g.",
+        read=values.size,
+        python="cache",
+    )
+    cache_sampled: bool | None = _switch(
+        "Also keep sampled answers: equal requests then get the same answer.", python="cache"
+    )
+    output: str | os.PathLike[str] | None = _flag(
+        "FILE",
+        "Results, one JSON line each. The same command continues it. A URL such as "
+        "s3://bucket/labels.jsonl is written when the run ends; until then its file is in "
+        "s3.redline/. Default: stdout, which cannot be continued.",
+        read=values.place,
+        short="-o",
+        section=_OUTPUT,
+    )
+    format: str | None = _choice(
+        FORMATS, "redline (the default), or batch: lines of the OpenAI Batch API."
+    )
+    ordered: bool | None = _switch("Put the finished file in input order.")
+    keep_input: bool | None = _switch("Repeat the row in its result line.")
+    raw: bool | None = _switch("Keep the whole reply in the result line.")
+    trace: str | os.PathLike[str] | None = _flag(
+        "FILE",
+        "Record when each call came, where it went and how long it took, without its texts, "
+        "for redline route replay FILE. Another run is appended.",
+        read=values.local,
+    )
+    metrics_port: tuple[str, int] | None = _flag(
+        "[HOST:]PORT",
+        "Serve the metrics of the job to Prometheus at http://127.0.0.1:PORT/metrics while it "
+        "runs; 0 picks a free port and prints it.",
+        read=values.address,
+    )
+    retry_failed: bool | None = _switch("Do only the rows that failed before.", section=_AGAIN)
+    restart: bool | None = _switch("Start over. The old files are kept: labels.old-1.jsonl.")
+    force: bool | None = _switch(
+        "Continue an output that was begun with another prompt, model or parameter."
+    )
+    max_retries: int | None = _flag(
+        "N",
+        "Attempts after the first. Default 8.",
+        read=partial(values.whole, least=0, most=_MOST_RETRIES),
+        section=_END,
+    )
+    timeout_s: float | None = _time(
+        "Longest time of one attempt: 30, 500ms or 5m. Default 10m.",
+        most_s=_LONGEST_TIMEOUT_S,
+        key="timeout",
+        of_endpoint=True,
+    )
+    connect_timeout_s: float | None = _time(
+        "Longest time to connect. Default 10.",
+        most_s=_LONGEST_TIMEOUT_S,
+        key="connect_timeout",
+        of_endpoint=True,
+        python="endpoint",
+    )
+    first_byte_timeout_s: float | None = _time(
+        "Longest wait for the first byte of an answer. Default: --timeout.",
+        most_s=_LONGEST_TIMEOUT_S,
+        key="first_byte_timeout",
+        of_endpoint=True,
+        python="endpoint",
+    )
+    row_deadline_s: float | None = _time(
+        "Longest time of a row with all its retries. Default: none.", key="row_deadline"
+    )
+    deadline_s: float | None = _time(
+        "Longest time of the run. The same command continues it.", key="deadline"
+    )
+    limit: int | None = _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
+    fail_on: Sequence[str] | None = _flag(
+        "REASONS",
+        "Count these answers as failures: length (cut at the token limit), empty, "
+        "content_filter, refusal. Separated by commas.",
+        read=partial(values.choices, known=tuple(FAIL_ON)),
+        kind=Kind.LIST,
+        complete=tuple(FAIL_ON),
+    )
+    strict: bool | None = _switch("End the run at the first row that fails.")
+    stop_at_error_rate: float | None = _flag(
+        "SHARE",
+        "End the run once this share of the last 1,000 rows has failed, such as 20%; of fewer "
+        "from row 100 on. Default: only if the first 100 rows all fail.",
+        read=values.part,
+    )
+    longest_wait_s: float | None = _time(
+        "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
+        "10min. The same command continues it. Default: wait.",
+        key="longest_wait",
+    )
+    follow: bool | None = _switch(
+        "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
+        section=_CONTINUOUS,
+        absent=_OF_ONE_INPUT,
+    )
+    until_empty: bool | None = _switch(
+        "End when every message of the stream is acknowledged. Default: wait for more.",
+        absent=_OF_ONE_INPUT,
+    )
+    name: str | None = _option(
+        python="endpoint",
+        absent={
+            "flag": "--endpoint NAME names a table of redline.toml",
+            "toml": "it is the NAME of [endpoints.NAME]",
+        },
+    )
+    weight: float | None = _of_one_endpoint(read=values.weight, python="endpoint")
+    group: str | None = _of_one_endpoint(python="endpoint")
+    models: Mapping[str, str] | None = _of_one_endpoint(kind=Kind.TABLE, python="endpoint")
+    metrics: bool | str | None = _of_one_endpoint(kind=Kind.PAGE, python="endpoint")
+    probe: bool | str | None = _of_one_endpoint(kind=Kind.PAGE, python="endpoint")
+    tariff: Mapping[str, Price] | None = _option(
+        python="endpoint",
+        absent={
+            "flag": "the tables [endpoints.NAME.prices.MODEL] of redline.toml state it",
+            "toml": "the tables [endpoints.NAME.prices.MODEL] state it",
+        },
+    )
+    prices: Mapping[str, Price] | None = _option(
+        absent={"flag": "the tables [prices.MODEL] of redline.toml state them"}
+    )
+    alerts: AlertSettings | None = _option(
+        read=parse_alerts,
+        absent={"flag": "the table [alerts] of redline.toml states them"},
+    )
+    otel: OtelSettings | None = _option(
+        read=parse_otel, absent={"flag": "the table [otel] of redline.toml states it"}
+    )
+    call: Callable[[Any], Awaitable[Any]] | None = _only_in_python(_IS_CODE)
+    before: Callable[[dict[str, Any]], dict[str, Any]] | None = _only_in_python(_IS_CODE)
+    after: Callable[[Any], Any] | None = _only_in_python(_IS_CODE)
+    executor: Executor | None = _only_in_python(_IS_CODE)
 
 
 def _table() -> dict[str, Option]:
     found, section = {}, ""
-    for name, hint in get_type_hints(Options, include_extras=True).items():
-        option: Option = hint.__metadata__[0]
+    for each in fields(Options):
+        option, name = each.metadata["option"], each.name
         section = option.section or section
         found[name] = msgspec.structs.replace(
-            option, key=option.key or name, python=option.python or name, section=section
+            option,
+            key=option.key or name,
+            python=option.python or name,
+            field=name,
+            section=section,
         )
     return found
 
@@ -617,10 +471,26 @@ FLAGS = {name: option for name, option in TABLE.items() if "flag" not in option.
 OF_ENDPOINT = {name: option for name, option in TABLE.items() if option.of_endpoint}
 
 
-def options_in(given: values.Flags) -> Options:
-    """Returns the options that flags and settings state. given: their values, by key.
+def options_in(given: values.Flags, shown: Callable[[str], str] = values.flag_of) -> Options:
+    """Returns the options that flags and settings state; see `read`."""
+    return Options(**read({**FLAGS, **OF_ENDPOINT}.values(), given, shown))
 
-    Raises ConfigError that names the flag.
+
+def read(
+    options: Iterable[Option], given: values.Flags, shown: Callable[[str], str] = values.flag_of
+) -> dict[str, Any]:
+    """Returns what the given ones of these options set, by field.
+
+    given: values by key. shown: the name of a key in errors. Raises ConfigError that names the
+    option.
     """
-    read = {**FLAGS, **OF_ENDPOINT}
-    return Options(**{name: option.read(given, option.key) for name, option in read.items()})
+    return {
+        option.field or option.key: option.read(given[option.key], shown(option.key))
+        for option in options
+        if option.key in given
+    }
+
+
+def kinds_of(options: Iterable[Option]) -> dict[str, Kind]:
+    """Returns the types of their values in a settings file, by key."""
+    return {option.key: option.kind for option in options}

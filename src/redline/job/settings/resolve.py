@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,13 +115,27 @@ def _limits(options: Options) -> Limits:
 def endpoints_of(options: Options, environment: Environment) -> tuple[Endpoint, ...]:
     """Returns the endpoints that the options name, or the usual one. Raises ConfigError."""
     stated = options.endpoint
+    if isinstance(stated, Endpoint):
+        return (_within(stated, options.concurrency),)
     if stated is None or isinstance(stated, str) or not isinstance(stated, Sequence):
         return (endpoint_of(options, environment),)
     for one in stated:
         if embedded_in(one) is not None:
             raise no_embedded(str(one))
-    each = (msgspec.structs.replace(options, endpoint=one) for one in stated)
+    each = (dataclasses.replace(options, endpoint=one) for one in stated)
     return tuple(endpoint_of(one, environment) for one in each)
+
+
+def _within(endpoint: Endpoint, most: int | str | None) -> Endpoint:
+    """Returns the endpoint with at most `most` calls in flight.
+
+    Unchanged if its own limit is lower or is searched for: `Job.slots` bounds the search.
+    """
+    limits = endpoint.limits
+    if not isinstance(most, int) or limits.is_adaptive or limits.slots() <= most:
+        return endpoint
+    limits = msgspec.structs.replace(limits, concurrency=most)
+    return msgspec.structs.replace(endpoint, limits=limits)
 
 
 def no_embedded(name: str) -> ConfigError:

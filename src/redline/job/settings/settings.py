@@ -114,8 +114,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     endpoints, call: the servers that answer, or a coroutine function of one row; neither if
     `execute` gets a backend. embedded: a server that is started for the run; its base URL replaces
     the endpoint's. balance: the choice among several endpoints, one of STRATEGIES. limits: those of
-    a job without an endpoint; with several endpoints, its number of calls in flight is the bound
-    for all of them together. memory: the file of the limits that rate "auto" has found. cache: the
+    a job without an endpoint; with endpoints, its number of calls in flight is the bound for all of
+    them together. memory: the file of the limits that rate "auto" has found. cache: the
     answers that are kept, with their folder. via: one of VIAS; empty for live, unless earlier runs
     have left batches.
 
@@ -191,17 +191,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                     f"unknown reason to fail on: {reason}",
                     hint=nearest(reason, FAIL_ON) or f"one of {', '.join(FAIL_ON)}",
                 )
-        rate = self.stop_at_error_rate
-        if rate is not None and not 0 < rate <= 1:
-            raise ConfigError(f"stop_at_error_rate must be above 0 and at most 1, not {rate:g}")
         for name in ("row_deadline_s", "deadline_s", "longest_wait_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name.removesuffix('_s')} must be above 0 s, not {value:g}")
         if self.limit is not None and self.limit < 1:
             raise ConfigError(f"limit must be at least 1 row, not {self.limit}")
-        if self.samples < 1:
-            raise ConfigError(f"samples must be at least 1, not {self.samples}")
         if self.retry_failed and self.output is None:
             raise ConfigError("there are no failed rows to retry without an output file")
         self._check_output()
@@ -225,9 +220,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most_together(self) -> int | None:
-        """The most calls in flight at several endpoints together; None if that is not stated."""
+        """The most calls in flight at all endpoints together; None if that is not stated."""
         stated = self.limits.concurrency
-        return stated if len(self.endpoints) > 1 and isinstance(stated, int) else None
+        return stated if isinstance(stated, int) else None
 
     @property
     def slots(self) -> int:

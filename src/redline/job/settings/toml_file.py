@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from redline.errors import ConfigError
-from redline.job.settings.options import Kind
+from redline.job.settings.options import Kind, Option, kinds_of, read
 from redline.job.settings.tables import refuse_unknown
 
 
@@ -49,21 +49,48 @@ def table_in(value: object, name: str, file: str) -> dict[str, Any]:
 def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
     """Returns the table with its values in the form of flags. A key may have dashes.
 
-    Raises ConfigError for an unknown key and a value of the wrong kind.
+    Raises ConfigError for an unknown key, one that is stated twice, and a value of the wrong kind.
     """
-    named = {key.replace("-", "_"): value for key, value in table.items()}
+    named = underscored(table, where)
     refuse_unknown(named, kinds, where)
     return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
 
 
+def underscored(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Returns the table with underscores for the dashes in its keys.
+
+    Raises ConfigError for a key that is stated both with dashes and with underscores.
+    """
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name in found:
+            raise ConfigError(
+                f"{name} is stated twice, once as {name.replace('_', '-')}",
+                where=where,
+                hint="leave one out",
+            )
+        found[name] = value
+    return found
+
+
+def fields_in(table: object, name: str, file: str, options: Collection[Option]) -> dict[str, Any]:
+    """Returns what the options that the table of this name states set, by field.
+
+    Raises ConfigError that names the setting as the file does, and its place.
+    """
+    where = f"{file}, [{name}]"
+    stated = settings_in(table_in(table, name, file), kinds_of(options), where)
+    with errors_in(where):
+        return read(options, stated, shown=str)
+
+
 @contextmanager
 def errors_in(where: str) -> Iterator[None]:
-    """Errors about settings in the block name them as a file does, not as flags, and the place."""
+    """Adds the place to errors about settings in the block."""
     try:
         yield
     except ConfigError as error:
-        flag, space, rest = error.what.partition(" ")
-        error.what = f"{flag.removeprefix('--').replace('-', '_')}{space}{rest}"
         error.where = where
         raise
 

@@ -1,8 +1,8 @@
-"""Values of flags and settings: text becomes numbers, times and pairs, or an error that names them.
+"""Readers of flags and settings: text becomes a number, a time or pairs, or a named error.
 
-A reader of flags takes the given values by key, and a key. It returns None if that key was not
-given, and raises ConfigError for a text that it cannot use. Settings of redline.toml arrive here as
-the texts that their flags would have, so both have the same form and the same errors.
+A reader takes a value and the name that errors show, and returns what the value means. It raises
+ConfigError for one that it cannot use. Settings of redline.toml arrive here as the texts that their
+flags would have, so both have the same form and the same errors.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import msgspec
 
-from redline.calls.cost import parse_money
 from redline.errors import ConfigError, nearest
 from redline.limits import Rate, parse_count, parse_rate
 from redline.limits import rate_per as rate_of
@@ -36,8 +34,7 @@ _MOST_PORT = 65_535
 _STDOUT = "-"
 
 Flags = Mapping[str, Any]
-P = ParamSpec("P")
-T = TypeVar("T")
+Reader = Callable[[Any, str], Any]
 
 
 def flag_of(name: str) -> str:
@@ -45,30 +42,11 @@ def flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _of_given(
-    read: Callable[Concatenate[Any, str, P], T],
-) -> Callable[Concatenate[Flags, str, P], T | None]:
-    """Turns a function of a value and the flag's name into one of all flags and the key."""
-
-    @wraps(read)
-    def reading(flags: Flags, name: str, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-        return read(flags[name], flag_of(name), *args, **kwargs) if name in flags else None
-
-    return reading
+def plain(stated: Any, flag: str) -> Any:
+    """Returns the setting unchanged: it needs no reading, or is checked elsewhere."""
+    return stated
 
 
-def as_text(flags: Flags, name: str) -> str | None:
-    """Returns the text as it is."""
-    found: str | None = flags.get(name)
-    return found
-
-
-def switch(flags: Flags, name: str) -> bool | None:
-    """Returns True if the flag is given; the caller has left out settings that are false."""
-    return True if name in flags else None
-
-
-@_of_given
 def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: bool = False) -> float:
     """Returns seconds from `30`, `1.5s`, `500ms`, `5m`, `6h` or `2d`, above 0 and up to `most_s`.
 
@@ -87,7 +65,6 @@ def duration(text: str, flag: str, most_s: float = MAX_SECONDS, *, may_be_0: boo
     return value_s
 
 
-@_of_given
 def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
     """Returns a whole number within bounds."""
     text = text.strip()
@@ -103,12 +80,11 @@ def whole(text: str, flag: str, least: int, most: int = 10**15) -> int:
     return value
 
 
-def whole_or(word: str, flags: Flags, name: str, least: int, most: int) -> int | str | None:
+def whole_or(text: str, flag: str, word: str, least: int, most: int) -> int | str:
     """Returns a whole number within bounds, or the word."""
-    return word if flags.get(name) == word else whole(flags, name, least, most)
+    return word if text == word else whole(text, flag, least, most)
 
 
-@_of_given
 def number(text: str, flag: str) -> float:
     """Returns a finite number."""
     text = text.strip()
@@ -121,13 +97,11 @@ def number(text: str, flag: str) -> float:
     return value
 
 
-@_of_given
 def one_or_more(texts: Sequence[str], flag: str) -> str | tuple[str, ...]:
     """Returns the only text, or all of them."""
     return texts[0] if len(texts) == 1 else tuple(texts)
 
 
-@_of_given
 def weight(text: str, flag: str) -> float:
     """Returns a number; `Endpoint` checks its size."""
     try:
@@ -138,24 +112,12 @@ def weight(text: str, flag: str) -> float:
         ) from None
 
 
-@_of_given
-def page(stated: bool | str, flag: str) -> bool | str:
-    """Returns the setting unchanged; `Endpoint` checks it."""
-    return stated
-
-
-@_of_given
-def table(stated: Mapping[str, str], flag: str) -> dict[str, str]:
-    """Returns the texts of a table."""
-    return dict(stated)
-
-
-def share(flags: Flags, name: str) -> float | None:
+def share(text: str, flag: str) -> float:
     """Returns a number above 0 and at most 1."""
-    found = number(flags, name)
-    if found is not None and not 0 < found <= 1:
+    found = number(text, flag)
+    if not 0 < found <= 1:
         raise ConfigError(
-            f"{flag_of(name)} must be above 0 and at most 1, not {found:g}",
+            f"{flag} must be above 0 and at most 1, not {found:g}",
             hint="0.8 uses 80 % of each rate and leaves the rest to others",
         )
     return found
@@ -171,42 +133,29 @@ def as_share(stated: object) -> float:
     return value / 100 if text.endswith("%") else value
 
 
-def part(stated: float | str, name: str) -> float:
-    """Returns a share above 0 and at most 1, from `20%` or 0.2.
-
-    Raises ConfigError that names `name`.
-    """
+def part(stated: float | str, flag: str) -> float:
+    """Returns a share above 0 and at most 1, from `20%` or 0.2."""
     value = as_share(stated)
     if not 0 < value <= 1:
         raise ConfigError(
-            f"{name} must be above 0 % and at most 100 %, not {stated}", hint="write it like 20%"
+            f"{flag} must be above 0 % and at most 100 %, not {stated}", hint="write it like 20%"
         )
     return value
 
 
-@_of_given
-def percentage(text: str, flag: str) -> float:
-    """Returns a share above 0 and at most 1, from `20%` or `0.2`."""
-    return part(text, flag)
-
-
-@_of_given
 def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
     """Returns the rates of a repeatable flag such as `--requests 2/1s`."""
     return tuple(parse_rate(text, flag) for text in texts)
 
 
-@_of_given
 def rate_per(text: str, flag: str, window_s: float) -> Rate:
     """Returns the rate of a short form such as `--rpm 500`."""
     return rate_of(text, window_s, flag)
 
 
-def parse_address(text: str, flag: str) -> tuple[str, int]:
-    """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the default host is 127.0.0.1.
-
-    Raises ConfigError that names the flag.
-    """
+def address(stated: int | str, flag: str) -> tuple[str, int]:
+    """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the usual host is 127.0.0.1."""
+    text = str(stated)
     match = _ADDRESS.fullmatch(text.strip())
     if match is None or int(match["port"]) > _MOST_PORT:
         raise ConfigError(
@@ -216,12 +165,11 @@ def parse_address(text: str, flag: str) -> tuple[str, int]:
     return (match["ipv6"] or match["host"] or "127.0.0.1", int(match["port"]))
 
 
-address = _of_given(parse_address)
-# Picodollars of `5usd`; a whole number of at least 1, such as `500` or `2m`.
-money, count = _of_given(parse_money), _of_given(parse_count)
+def count(stated: int | str, flag: str) -> int:
+    """Returns a whole number of at least 1, from `500` or `2m`."""
+    return parse_count(str(stated), flag)
 
 
-@_of_given
 def size(text: str, flag: str) -> int:
     """Returns the bytes in `500m` or `2g`."""
     text = text.strip()
@@ -232,13 +180,16 @@ def size(text: str, flag: str) -> int:
     return round(size_bytes)
 
 
-@_of_given
 def local(text: str, flag: str) -> str:
     """Returns a path on this machine, `~` and `file://` resolved."""
     return os.path.expanduser(local_path(text))
 
 
-@_of_given
+def path(text: str, flag: str) -> Path:
+    """Returns the path."""
+    return Path(text)
+
+
 def place(text: str, flag: str) -> str | None:
     """Returns a path or a URL; None also for `-`, which is stdout."""
     return None if text == _STDOUT else text
@@ -249,7 +200,6 @@ def words(texts: Sequence[str]) -> tuple[str, ...]:
     return tuple(word.strip() for text in texts for word in text.split(",") if word.strip())
 
 
-@_of_given
 def text_or_file(value: str, flag: str) -> str:
     """Returns the text itself, or the contents of the file that `@FILE` names."""
     if not value.startswith("@"):
@@ -264,46 +214,53 @@ def text_or_file(value: str, flag: str) -> str:
         ) from error
 
 
-@_of_given
 def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
     """Returns the values of `--param NAME=VALUE`, each as JSON if it is JSON, otherwise as text."""
-    found = {}
+    found: dict[str, Any] = {}
     for text in texts:
         key, equals, value = text.partition("=")
-        if not equals or not key.strip():
+        name = key.strip()
+        if not equals or not name:
             raise ConfigError(f"{flag} is not NAME=VALUE: {text}", hint="write it like seed=7")
+        if name in found:
+            raise _named_twice(flag, name)
         try:
-            found[key.strip()] = msgspec.json.decode(value)
+            found[name] = msgspec.json.decode(value)
         except (ValueError, RecursionError):
-            found[key.strip()] = value
+            found[name] = value
     return found
 
 
-@_of_given
 def headers(lines: Sequence[str], flag: str) -> dict[str, str]:
     """Returns the headers of `--header 'NAME: VALUE'`.
 
     Errors do not show the value: it may be a secret.
     """
-    found = {}
+    found: dict[str, str] = {}
     for line in lines:
         key, colon, value = line.partition(":")
-        if not colon or not key.strip():
+        name = key.strip()
+        if not colon or not name:
             raise ConfigError(
                 f"{flag} is not NAME: VALUE",
                 hint=f"write it like {flag} 'X-Team: search'",
             )
-        found[key.strip()] = value.strip()
+        # Names of headers are the same in upper and lower case (RFC 9110, 5.1).
+        if name.lower() in map(str.lower, found):
+            raise _named_twice(flag, name)
+        found[name] = value.strip()
     return found
 
 
-@_of_given
+def _named_twice(flag: str, name: str) -> ConfigError:
+    return ConfigError(f"{flag} names {name} twice", hint="leave one out")
+
+
 def choice(text: str, flag: str, known: Sequence[str]) -> str:
     """Returns the text, which is one of `known`."""
     return _known(text.strip(), flag, known)
 
 
-@_of_given
 def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
     """Returns the words in the texts, separated by commas; all are among `known`."""
     return tuple(_known(text, flag, known) for text in words(texts))

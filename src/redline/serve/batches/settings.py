@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from functools import partial
 
 import msgspec
 
 from redline.apis import APIS, MOST_FILE_BYTES, MOST_LINES
 from redline.calls import RetryPolicy
 from redline.errors import ConfigError
-from redline.job.settings import Kind, errors_in, settings_in, table_in, values
+from redline.job.settings import Option, fields_in, values
 
 DAY_S = 86_400.0
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -61,18 +61,6 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
         return window_s if 0 < window_s <= self.most_window_s else None
 
 
-# The keys of [serve.batches], and the fields that they set.
-_SIZES = {"file_size": "most_file_bytes", "stored": "tenant_bytes"}
-_NUMBERS = {
-    "lines": "most_lines",
-    "files": "tenant_files",
-    "queued": "tenant_batches",
-    "uploads": "tenant_uploads",
-    "running": "running",
-    "running_each": "tenant_running",
-}
-_TIMES = {"kept": "kept_s", "longest_window": "most_window_s"}
-BATCH_KEYS = dict.fromkeys((*_SIZES, *_NUMBERS, *_TIMES), Kind.TEXT)
 _MOST_KEPT_S = 3650 * DAY_S
 _MOST_NUMBER = 1_000_000
 
@@ -82,21 +70,28 @@ def parse_batches(table: object, file: str) -> BatchSettings:
 
     file: its name, for errors. Raises ConfigError that names the file and the table.
     """
-    where = f"{file}, [serve.batches]"
-    stated = settings_in(table_in(table, "serve.batches", file), BATCH_KEYS, where)
-    with errors_in(where):
-        found: dict[str, Any] = {
-            **{field: _size(stated, key) for key, field in _SIZES.items()},
-            **{
-                field: values.whole(stated, key, 1, _MOST_NUMBER) for key, field in _NUMBERS.items()
-            },
-            **{field: values.duration(stated, key, _MOST_KEPT_S) for key, field in _TIMES.items()},
-        }
-        return BatchSettings(**{name: value for name, value in found.items() if value is not None})
+    stated = fields_in(table, "serve.batches", file, BATCH_OPTIONS)
+    return BatchSettings(**stated)
 
 
-def _size(stated: dict[str, Any], key: str) -> int | None:
-    size = values.size(stated, key)
+def _size(text: str, name: str) -> int:
+    size = values.size(text, name)
     if size == 0:
-        raise ConfigError(f"{key} must be above 0", hint="write it like 500m or 2g")
+        raise ConfigError(f"{name} must be above 0", hint="write it like 500m or 2g")
     return size
+
+
+_number = partial(values.whole, least=1, most=_MOST_NUMBER)
+_time = partial(values.duration, most_s=_MOST_KEPT_S)
+BATCH_OPTIONS = (
+    Option(key="file_size", field="most_file_bytes", read=_size),
+    Option(key="stored", field="tenant_bytes", read=_size),
+    Option(key="lines", field="most_lines", read=_number),
+    Option(key="files", field="tenant_files", read=_number),
+    Option(key="queued", field="tenant_batches", read=_number),
+    Option(key="uploads", field="tenant_uploads", read=_number),
+    Option(key="running", read=_number),
+    Option(key="running_each", field="tenant_running", read=_number),
+    Option(key="kept", field="kept_s", read=_time),
+    Option(key="longest_window", field="most_window_s", read=_time),
+)

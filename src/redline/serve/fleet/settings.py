@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 from pathlib import Path
@@ -16,12 +17,14 @@ from redline.job.settings import (
     Environment,
     Kind,
     endpoint_of,
+    kinds_of,
     options_in,
     read_toml,
     refuse_unknown,
     settings_in,
     struct_in,
     table_in,
+    underscored,
 )
 from redline.route import check_balance
 from redline.route.scale import LocalReplica, ScaleSettings
@@ -30,7 +33,7 @@ from redline.route.scale import LocalReplica, ScaleSettings
 # replica has no URL, name or account of its own.
 _NOT_OF_REPLICA = {"base_url", "model", "proxy", "share", "weight", "group", "models"}
 _OF_REPLICA = {
-    **{o.key: o.kind for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA},
+    **kinds_of(o for name, o in OF_ENDPOINT.items() if name not in _NOT_OF_REPLICA),
     "headers": Kind.TABLE,
 }
 _ANY_URL = "http://127.0.0.1/v1"
@@ -130,7 +133,7 @@ def _front(top: _Top, where: str) -> FrontSettings:
 
 def _replica(path: Path, top: _Top) -> LocalReplica:
     where, folder = f"{path.name}, [replica]", path.parent
-    table = {key.replace("-", "_"): value for key, value in top.replica.items()}
+    table = underscored(top.replica, where)
     refuse_unknown(table, (*_Started.__struct_fields__, *_OF_REPLICA), where)
     own = {key: value for key, value in table.items() if key in _Started.__struct_fields__}
     # In an environment, numbers are accepted like texts.
@@ -153,8 +156,6 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
     except ValueError as error:
         raise ConfigError(f"command cannot be read: {error}", where=where) from error
     except ConfigError as error:
-        # The message names the setting as in a file, not as on the command line.
-        error.what = error.what.removeprefix("--")
         error.where = error.where or where
         raise
 
@@ -166,8 +167,8 @@ def _endpoint(stated: dict[str, Any]) -> Endpoint:
         raise ConfigError(
             f"api_key_env names {variable}, which is not set", hint=f"export {variable}=..."
         )
-    options = msgspec.structs.replace(
-        options_in(stated),
+    options = dataclasses.replace(
+        options_in(stated, shown=str),
         base_url=_ANY_URL,
         # The key of another account must not be sent to a server of one's own.
         api_key=os.environ[variable] if variable is not None else "",

@@ -3,8 +3,7 @@
 from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.service import Served, gateway_of, serve_gateway, serve_workers
 from redline.serve.gateway.settings import (
-    CLASS_KEYS,
-    MOST_DRAIN_S,
+    CLASS_OPTIONS,
     Certificate,
     FunctionSettings,
     GatewaySettings,

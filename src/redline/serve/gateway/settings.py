@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,8 @@ import msgspec
 from redline.calls import Cache, Endpoint
 from redline.calls.cost import Price, Prices
 from redline.errors import ConfigError
-from redline.job.settings import Embedded, Kind, settings_in, table_in, values
+from redline.job.settings import Embedded, Option, errors_in, fields_in, table_in, values
 from redline.process import MOST_PROCESSES
-from redline.route import check_balance
 from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.batches import BatchSettings
 from redline.serve.functions import function_backend
@@ -24,7 +24,6 @@ from redline.serve.keys import Keyring, Tenants, TenantSettings
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-MOST_DRAIN_S = 86_400.0
 # As large as the bound on all held bodies together.
 _MOST_BODY_BYTES = 2**30
 
@@ -99,13 +98,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     prices: dict[str, Price] = {}
 
     def __post_init__(self) -> None:
-        check_balance(self.balance)
-        if not 0 <= self.port <= 65_535:
-            raise ConfigError(f"port must be 0 to 65535, not {self.port}", hint="0: a free one")
         if not 1 <= self.workers <= MOST_PROCESSES:
             raise ConfigError(f"workers must be 1 to {MOST_PROCESSES}, not {self.workers}")
-        if not 0 < self.drain_s <= MOST_DRAIN_S:
-            raise ConfigError(f"drain must be above 0 and at most 24h, not {self.drain_s:g} s")
         if not 0 < self.most_body_bytes <= _MOST_BODY_BYTES:
             raise ConfigError(
                 f"the body size must be above 0 and at most 1g, not {self.most_body_bytes:,} bytes",
@@ -144,8 +138,12 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-CLASS_KEYS = dict.fromkeys(
-    ("priority", "reserved", "most_waiting", "most_waiting_each", "longest_wait"), Kind.TEXT
+CLASS_OPTIONS = (
+    Option(key="priority", read=partial(values.whole, least=0, most=1000)),
+    Option(key="reserved", read=values.number),
+    Option(key="most_waiting", read=partial(values.whole, least=0)),
+    Option(key="most_waiting_each", read=partial(values.whole, least=1)),
+    Option(key="longest_wait", field="longest_wait_s", read=values.duration),
 )
 
 
@@ -156,13 +154,10 @@ def parse_classes(tables: object, file: str) -> tuple[ClassSettings, ...]:
     """
     found = {one.name: one for one in CLASSES}
     for name, table in table_in(tables, "serve.classes", file).items():
-        where = f"{file}, [serve.classes.{name}]"
-        stated = settings_in(table_in(table, f"serve.classes.{name}", file), CLASS_KEYS, where)
-        try:
+        place = f"serve.classes.{name}"
+        stated = fields_in(table, place, file, CLASS_OPTIONS)
+        with errors_in(f"{file}, [{place}]"):
             found[name] = _class(name, stated, found.get(name))
-        except ConfigError as error:
-            error.where = where
-            raise
     names: dict[int, str] = {}
     for name, one in found.items():
         if (other := names.setdefault(one.priority, name)) != name:
@@ -179,14 +174,6 @@ def _class(name: str, stated: dict[str, Any], usual: ClassSettings | None) -> Cl
         raise ConfigError(
             "priority is missing", hint="the lower number goes first; normal has 10, low has 20"
         )
-    fields: dict[str, Any] = {
-        "priority": values.whole(stated, "priority", 0, 1000),
-        "reserved": values.number(stated, "reserved"),
-        "most_waiting": values.whole(stated, "most_waiting", 0),
-        "most_waiting_each": values.whole(stated, "most_waiting_each", 1),
-        "longest_wait_s": values.duration(stated, "longest_wait"),
-    }
-    given: dict[str, Any] = {key: value for key, value in fields.items() if value is not None}
     if usual is None:
-        return ClassSettings(name=name, **given)
-    return msgspec.structs.replace(usual, **given)
+        return ClassSettings(name=name, **stated)
+    return msgspec.structs.replace(usual, **stated)

@@ -7,6 +7,6 @@ from redline.serve.keys.limit_store import OWN, LimitStore
 from redline.serve.keys.shared_store import SharedStore
 from redline.serve.keys.spending_file import SpendingFile, SpendingKeeper, spending_path
 from redline.serve.keys.tenant_limits import Refused, Started, TenantLimits
-from redline.serve.keys.tenant_settings import TENANT_KEYS, TenantSettings, parse_tenants
+from redline.serve.keys.tenant_settings import TENANT_OPTIONS, TenantSettings, parse_tenants
 from redline.serve.keys.tenants import Tenant, Tenants
 from redline.serve.keys.window import EXACT, SlidingWindow

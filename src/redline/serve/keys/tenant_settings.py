@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
+from redline.calls.cost import parse_money
 from redline.errors import ConfigError, nearest
-from redline.job.settings import Kind, errors_in, settings_in, table_in, values
+from redline.job.settings import Kind, Option, errors_in, fields_in, table_in, values
 from redline.limits import Rate
 from redline.limits.rule import MAX_CONCURRENCY
 from redline.serve.keys.key_file import check_tenant
 
-TENANT_KEYS = {
-    "class": Kind.TEXT,
-    "classes": Kind.LIST,
-    "weight": Kind.TEXT,
-    "requests": Kind.LIST,
-    "tokens": Kind.LIST,
-    "concurrency": Kind.TEXT,
-    "money_per_day": Kind.TEXT,
-    "models": Kind.LIST,
-    "admin": Kind.FLAG,
-}
 _MOST_WEIGHT = 1_000.0
 
 
@@ -57,27 +48,18 @@ def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[s
     found = {}
     for name, table in table_in(tables, "tenants", file).items():
         check_tenant(name, f"{file}, [tenants]")
-        where = f"{file}, [tenants.{name}]"
-        stated = settings_in(table_in(table, f"tenants.{name}", file), TENANT_KEYS, where)
-        with errors_in(where):
+        stated = fields_in(table, f"tenants.{name}", file, TENANT_OPTIONS)
+        with errors_in(f"{file}, [tenants.{name}]"):
             found[name] = _tenant(stated, classes)
     return found
 
 
-def _tenant(stated: Mapping[str, Any], classes: Collection[str]) -> TenantSettings:
+def _tenant(stated: dict[str, Any], classes: Collection[str]) -> TenantSettings:
     normal = "normal" if "normal" in classes else next(iter(classes))
-    default = _known("class", stated.get("class", normal), classes)
-    asked = [_known("classes", name, classes) for name in stated.get("classes", ())]
+    default = _known("class", stated.pop("class", normal), classes)
+    asked = [_known("classes", name, classes) for name in stated.pop("classes", ())]
     return TenantSettings(
-        default_class=default,
-        classes=tuple(dict.fromkeys([default, *asked])),
-        weight=_weight(stated),
-        requests=values.rates(stated, "requests") or (),
-        tokens=values.rates(stated, "tokens") or (),
-        concurrency=values.whole(stated, "concurrency", 1, MAX_CONCURRENCY),
-        picodollars_per_day=values.money(stated, "money_per_day"),
-        models=_models(stated),
-        is_admin=stated.get("admin", False),
+        default_class=default, classes=tuple(dict.fromkeys([default, *asked])), **stated
     )
 
 
@@ -90,10 +72,8 @@ def _known(key: str, name: str, classes: Collection[str]) -> str:
     return name
 
 
-def _weight(stated: Mapping[str, Any]) -> float:
-    weight = values.number(stated, "weight")
-    if weight is None:
-        return 1.0
+def _weight(text: str, name: str) -> float:
+    weight = values.number(text, name)
     if not 0 < weight <= _MOST_WEIGHT:
         raise ConfigError(
             f"weight must be above 0 and at most {_MOST_WEIGHT:,.0f}, not {weight:g}",
@@ -102,10 +82,20 @@ def _weight(stated: Mapping[str, Any]) -> float:
     return weight
 
 
-def _models(stated: Mapping[str, Any]) -> frozenset[str] | None:
-    if "models" not in stated:
-        return None
-    models = frozenset(stated["models"])
-    if not models:
-        raise ConfigError("models is empty", hint="leave it out to allow all models")
-    return models
+def _models(names: Sequence[str], name: str) -> frozenset[str]:
+    if not names:
+        raise ConfigError(f"{name} is empty", hint="leave it out to allow all models")
+    return frozenset(names)
+
+
+TENANT_OPTIONS = (
+    Option(key="class"),
+    Option(key="classes", kind=Kind.LIST),
+    Option(key="weight", read=_weight),
+    Option(key="requests", kind=Kind.LIST, read=values.rates),
+    Option(key="tokens", kind=Kind.LIST, read=values.rates),
+    Option(key="concurrency", read=partial(values.whole, least=1, most=MAX_CONCURRENCY)),
+    Option(key="money_per_day", field="picodollars_per_day", read=parse_money),
+    Option(key="models", kind=Kind.LIST, read=_models),
+    Option(key="admin", field="is_admin", kind=Kind.FLAG),
+)

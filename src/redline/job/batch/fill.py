@@ -1,34 +1,20 @@
-"""Rows become parts, and parts become batches.
-
-Rows are read from the input, put into files by path and model, and noted in the ledger as parts.
-Each part becomes one batch: if its creation was not confirmed, it is looked up before it is
-created again.
-"""
+"""Rows become parts: they are read from the input, put into files by path and model, and noted."""
 
 from __future__ import annotations
 
-import asyncio
-
-from redline.apis import Batch
 from redline.calls import Outcome, Request, failed
-from redline.calls.client import BatchApi
-from redline.calls.cost import NOTHING, Amount
-from redline.clock import SYSTEM
-from redline.errors import BadRow, CallError, Retryable
-from redline.job.batch.ledger import Ledger, Note, Part
+from redline.calls.cost import NOTHING
+from redline.errors import BadRow, CallError
+from redline.job.batch.ledger import Ledger
 from redline.job.batch.part_store import PartStore
 from redline.job.batch.plan import fits
-from redline.job.batch.spool import Kept, PartWriter, upload_of
+from redline.job.batch.spool import Kept, PartWriter
 from redline.job.batch.world import World
 
 # Parts that are not done; more rows are not read until one is.
 _MOST_PARTS = 100
 # A file of requests has one path and one model, so each pair fills one of its own.
 _MOST_ROUTES = 8
-# Providers' clocks may be off by some of this.
-_CLOCK_SLACK_S = 3600.0
-# A search for a batch ends after this many pages of 100, so that no list is endless.
-_MOST_PAGES = 1000
 
 Route = tuple[str, str]
 
@@ -66,7 +52,7 @@ class Filler:
             if self._waiting is None:
                 continue
             kept, route = self._waiting
-            worst = Amount(*kept.worst)
+            worst = kept.worst
             if metered is not None and not metered.reserve(worst):
                 await self.close()
                 if not self._ledger.parts:
@@ -158,72 +144,3 @@ def _route(request: Request) -> Route:
     if request.method != "POST" or not isinstance(body, dict):
         raise BadRow("the Batch API takes POST requests of a JSON object", hint="use --via live")
     return request.url, str(body.get("model", ""))
-
-
-class Sender:
-    """Uploads parts and makes their batches. max_retries: for a batch that cannot be made."""
-
-    def __init__(self, ledger: Ledger, api: BatchApi, store: PartStore, max_retries: int) -> None:
-        self._ledger = ledger
-        self._api = api
-        self._store = store
-        self._max_retries = max_retries
-
-    async def submit(self, part: Part) -> None:
-        """Puts the part into a batch, continuing after the last noted step. Raises CallError."""
-        number = part.number
-        if not part.file:
-            data = await asyncio.to_thread(upload_of, self._ledger.part_path(number))
-            file_id = await self._api.upload(f"redline-{self._ledger.run}-{number}.jsonl", data)
-            del data
-            await self._store.note(Note(at="file", part=number, file=file_id))
-        batch = None
-        if part.state == "making":
-            batch = await self.find(part)
-        else:
-            making = Note(at="making", part=number, wall_s=SYSTEM.wall_s())
-            await self._store.note(making)
-        if batch is None:
-            batch = await self._make(part)
-        await self._store.note(Note(at="batch", part=number, batch=batch.id))
-
-    async def find(self, part: Part) -> Batch | None:
-        """Returns the batch that was made of the part and not noted; None for none."""
-        wanted = _metadata(self._ledger.run, part.number)
-        oldest_s = part.making_wall_s - _CLOCK_SLACK_S
-        after = None
-        # Some servers ignore `after`, and show one page again and again.
-        ends = set[str]()
-        while True:
-            batches, has_more = await self._api.page(after)
-            for batch in batches:
-                is_its = all(batch.metadata.get(name) == value for name, value in wanted.items())
-                if is_its and batch.id not in part.batches:
-                    return batch
-            if not has_more or not batches or batches[-1].created_at < oldest_s:
-                return None
-            after = batches[-1].id
-            if after in ends or len(ends) >= _MOST_PAGES:
-                return None
-            ends.add(after)
-
-    async def _make(self, part: Part) -> Batch:
-        """Creates a batch of the part; returns it, or one whose creation was not confirmed."""
-        metadata = _metadata(self._ledger.run, part.number)
-        attempt = 0
-        while True:
-            try:
-                return await self._api.make(part.file, part.url, metadata)
-            except Retryable as error:
-                if attempt >= self._max_retries:
-                    raise
-                await asyncio.sleep(self._api.pause_s(attempt, error))
-            attempt += 1
-            found = await self.find(part)
-            if found is not None:
-                return found
-
-
-def _metadata(run: str, number: int) -> dict[str, str]:
-    """Returns the metadata by which a batch of this part is recognized."""
-    return {"redline_run": run, "redline_part": str(number)}

@@ -1,0 +1,52 @@
+"""A line on stderr that states how things are: drawn again in place, if that is a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from redline.job.show import can_redraw
+from redline.process import lasting, printable
+
+_COLUMNS = 80
+
+
+class StatusLine:
+    """The last line on stderr. is_live: it is drawn again in place; otherwise each is written."""
+
+    def __init__(self) -> None:
+        self._stream = lasting(sys.stderr)
+        self.is_live = can_redraw(sys.stderr)
+        self._is_drawn = False
+
+    def show(self, text: str) -> None:
+        """Shows this text in place of the one before, or after it."""
+        if not self.is_live:
+            self.write(text)
+            return
+        # One column stays free: a full line would wrap on some terminals.
+        self._put(f"\r\x1b[K{printable(text)[: _columns() - 1]}")
+        self._is_drawn = True
+
+    def write(self, text: str) -> None:
+        """Writes a line that stays."""
+        self.clear()
+        self._put(f"{printable(text)}\n")
+
+    def clear(self) -> None:
+        """Removes the line, if it is drawn."""
+        if self._is_drawn:
+            self._put("\r\x1b[K")
+            self._is_drawn = False
+
+    def _put(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+
+def _columns() -> int:
+    try:
+        # 0 if it is not stated.
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    except OSError:
+        return _COLUMNS
