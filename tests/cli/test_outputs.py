@@ -72,6 +72,7 @@ def contents() -> dict[str, bytes]:
         ("labels", "labels.redline.jsonl"),
         ("labels-failed", "labels"),
         ("labels.old-1.jsonl", "labels.jsonl"),
+        (".jsonl", ".jsonl.jsonl"),
     ],
 )
 def test_two_outputs_whose_names_are_alike_have_nothing_in_common(

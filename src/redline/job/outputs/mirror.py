@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
-from redline.journal import Output, OutputLock, check_place, has_old_names
+from redline.journal import Output, OutputLock, check_place, has_old_names, stem_of
 from redline.journal import manifest as manifests
 from redline.process import free_name, replace_file, write_all
 from redline.sources import ObjectReader
@@ -169,7 +169,7 @@ class Mirror:
 
     def _check_owner(self, *, has_manifest: bool) -> None:
         """Raises ConfigError if the manifest is that of `labels`, and this is `labels.jsonl`."""
-        older = self.url.beside(self.url.file.name.removesuffix(".jsonl"))
+        older = self.url.beside(stem_of(self.url.file.name))
         is_begun = not has_manifest or older == self.url or self._store.find(self.url) is not None
         if is_begun or self.output.path.exists() or not _has_old_names(older, self._store):
             return
