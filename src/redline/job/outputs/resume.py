@@ -18,6 +18,7 @@ from redline.journal import (
     has_sound_line,
     keyed_rows,
     mark_of,
+    names_of,
     read_keys,
 )
 from redline.journal import manifest as manifests
@@ -148,11 +149,14 @@ def _size(path: Path) -> int:
 
 
 def _put_aside(output: Output) -> None:
-    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays."""
+    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays.
+
+    Failures stay in their folder, and get the name that belongs to the results' new one.
+    """
     results, failed = Path(os.path.realpath(output.path)), output.failed_path
     for number in count(1):
         aside = results.with_name(f"{results.stem}.old-{number}{results.suffix}")
-        aside_failed = failed.with_name(f"{output.path.stem}.old-{number}.failed.jsonl")
+        aside_failed = failed.with_name(names_of(aside.name).failed)
         if not aside.exists() and not aside_failed.exists():
             break
     for path, new in ((results, aside), (failed, aside_failed)):
