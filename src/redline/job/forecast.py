@@ -10,6 +10,7 @@ import msgspec
 
 from redline.calls import TokenEstimator
 from redline.errors import BadRow, ConfigError, OverLimit, Rejected
+from redline.job.outputs import fetched
 from redline.job.settings import Job
 from redline.job.work import Renderer
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
@@ -113,9 +114,6 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
         return KeySet(), KeySet()
     if output.url is None or output.path.exists():
         return _done_in(job, output)
-    # Imported here: a plan for local files does not pay for what stores need.
-    from redline.job.outputs import fetched
-
     with fetched(output.url) as copy:
         return _done_in(job, copy)
 
