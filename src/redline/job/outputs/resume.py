@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from redline.journal import (
 )
 from redline.journal import manifest as manifests
 from redline.process import drop_unfinished, sync_name, telling
-from redline.sources import AsyncRows, open_source, sampled
+from redline.sources import opened_source
 from redline.store import local_path, url_of
 
 
@@ -128,9 +127,7 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
     done = [read_keys(each) for each in (output.path, output.failed_path)]
     if not any(map(len, done)):
         return False
-    source = sampled(open_source(rows), job.samples)
-    assert not isinstance(source, AsyncRows)
-    with closing(source):
+    with opened_source(rows, job.samples) as source:
         for row, key, is_duplicate in keyed_rows(source):
             mark = 0 if is_duplicate else mark_of(row)
             if any(keys.matches(key, mark) for keys in done):
