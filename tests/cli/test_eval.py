@@ -109,6 +109,22 @@ def test_named_questions_are_paired_whatever_the_number_of_samples(
     assert "left out" not in told.out
 
 
+def test_samples_of_questions_without_names_count_beside_named_ones(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    """A table with ids for some rows has null for the others, and floats for whole numbers."""
+    (tmp_path / "one.toml").write_text(TASK.format(column="one"))
+    ids = (None, None, "", 7.0)
+    made = [{"custom_id": id, "gold": f"yes{at}", "one": f"yes{at}"} for at, id in enumerate(ids)]
+    data = rows(*made, name="data.jsonl")
+    once, often = (evaluated(cli, "one", data, samples) for samples in (1, 3))
+    assert once.out.splitlines()[-1] == "accuracy: 4/4"
+    assert often.out.splitlines()[-1] == "accuracy: 12/12"
+    told = cli("eval", "compare", "one-1.jsonl", "one-3.jsonl")
+    assert (told.status, "left out" in told.out) == (0, False), told.out + told.err
+    assert "mean of 4 questions, 12 answers" in told.out
+
+
 def test_questions_are_paired_if_their_first_sample_failed(
     cli: Cli, rows: Rows, tmp_path: Path
 ) -> None:

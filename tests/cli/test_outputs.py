@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import redline
+from redline.journal import Output
 
 Cli = Callable[..., Any]
 Rows = Callable[..., str]
@@ -72,6 +73,7 @@ def contents() -> dict[str, bytes]:
         ("labels", "labels.redline.jsonl"),
         ("labels-failed", "labels"),
         ("labels.old-1.jsonl", "labels.jsonl"),
+        (".jsonl", ".jsonl.jsonl"),
     ],
 )
 def test_two_outputs_whose_names_are_alike_have_nothing_in_common(
@@ -90,6 +92,28 @@ def test_two_outputs_whose_names_are_alike_have_nothing_in_common(
     assert (cli("verify", first).out, cli("verify", second).out) == (both, both)
     told = cli("run", one, *SIM, "-o", first)
     assert told.err.startswith("Nothing to do: 1 done, 1 failed\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "aside"),
+    [
+        ("labels", "labels.old-1"),
+        ("labels.txt", "labels.old-1.txt"),
+        ("labels.jsonl", "labels.old-1.jsonl"),
+    ],
+)
+def test_restart_puts_failures_where_those_of_the_old_results_are_looked_for(
+    cli: Cli, rows: Rows, name: str, aside: str
+) -> None:
+    source = rows({"prompt": "hi"}, BAD)
+    assert cli("run", source, *SIM, "-o", name).status == 1
+    output = Output.at(name)
+    before = output.path.read_bytes(), output.failed_path.read_bytes()
+    assert cli("run", source, *SIM, "-o", name, "--restart").status == 1
+    old = Output.at(aside)
+    assert (old.path.read_bytes(), old.failed_path.read_bytes()) == before
+    files = {path.name for path in Path().iterdir() if "old-1" in path.name}
+    assert files == {old.path.name, old.failed_path.name}
 
 
 @pytest.mark.parametrize(

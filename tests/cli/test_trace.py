@@ -197,7 +197,7 @@ class Full(TraceFile):
 def test_a_disk_that_is_full_ends_the_trace_and_not_the_run(
     cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redline.job.recording.TraceFile", Full)
+    monkeypatch.setattr("redline.job.build.TraceFile", Full)
     flags = ["--endpoint", "sim", "-o", "out.jsonl", "--trace", TRACE]
     told = cli("run", prompts(rows, 5), *flags)
     assert told.status == 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import signal
 import threading
@@ -208,3 +210,19 @@ def test_a_run_that_ends_where_another_one_has_begun_does_not_sort_its_file(
     assert said in str(first.stopped)
     assert reports[0].is_complete
     assert_whole(old / "labels.jsonl", [])
+
+
+def test_a_file_system_without_locks_is_reported_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    output = tmp_path / "labels.jsonl"
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", flock)
+        error = refused(lambda: work(output))
+    assert error.what == f"cannot lock {tmp_path}/labels.redline/lock: No locks available"
+    assert "file system with locks" in error.hint
+    assert not output.exists()
+    assert work(output).is_complete

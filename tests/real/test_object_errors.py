@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from redline.cli import main
-from redline.job import mirrored
+from redline.job import execution
 from redline.sources import object as source_object
 from support.object_server import ObjectServer, Surroundings, object_server, wire_to
 
@@ -193,7 +193,7 @@ def test_a_network_that_goes_down_in_the_middle(
     with wire_to(server.port) as wire:
         around.point_to(wire.url)
 
-        execute_local = mirrored.execute_local
+        execute_local = execution.execute_local
 
         async def execute_and_lose(*given: Any, **more: Any) -> Any:
             report = await execute_local(*given, **more)
@@ -201,7 +201,7 @@ def test_a_network_that_goes_down_in_the_middle(
             return report
 
         with monkeypatch.context() as patch:
-            patch.setattr(mirrored, "execute_local", execute_and_lose)
+            patch.setattr(execution, "execute_local", execute_and_lose)
             told = cli("run", *flags)
         around.point_to(server.url)
     assert told.status == 2

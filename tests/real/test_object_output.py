@@ -356,6 +356,16 @@ def test_another_programs_object_is_refused_and_put_aside_by_restart(store: Obje
     assert store.get("data", "out/labels.old-2.failed.jsonl") == failed
 
 
+def test_failures_put_aside_are_beside_their_results(store: ObjectServer) -> None:
+    def labels(**options: Any) -> redline.Report:
+        return redline.run(ROWS, call=Asked("r1").call, output="s3://data/out/labels", **options)
+
+    labels()
+    failed = store.get("data", "out/labels-failed.jsonl")
+    labels(restart=True)
+    assert store.get("data", "out/labels.old-1-failed.jsonl") == failed
+
+
 @pytest.fixture
 def long_file(tmp_path: Path) -> Path:
     """Three parts and a little."""

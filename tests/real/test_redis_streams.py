@@ -21,6 +21,7 @@ import redline
 from crash.killing import await_lines, ended, sealed_lines, serving, started
 from crash.killing import redline as command
 from crash.streaming import SMALL, consume_until_empty, consumer_flags, outcomes
+from redline.sources import stream_of
 from redline.sources.stream import Group
 from redline.sources.stream import rows as source_stream
 from support.catching import assert_caught
@@ -355,6 +356,28 @@ def test_a_run_that_is_asked_to_end_hands_back_what_it_has_not_begun(world: Worl
     world.run(answer, "b")
     assert world.outcomes() == Counter(sent)
     assert world.pending() == 0
+
+
+def test_a_consumer_that_ends_hands_back_all_that_it_holds(world: World) -> None:
+    """A turn of Redis takes 5,000 of them; what is being written stays with its consumer."""
+    pipeline = world.redis.pipeline()
+    for number in range(10_002):
+        pipeline.xadd("tickets", {"text": str(number)})
+    sent = [message_id.decode() for message_id in pipeline.execute()]
+
+    async def take_and_release() -> None:
+        url = stream_of(world.url())
+        assert url is not None
+        group = Group(url)
+        await group.open(b"a")
+        assert len(await group.new(len(sent), 0.1)) == len(sent)
+        assert await group.mark([sent[0].encode(), sent[-1].encode()]) == [True, True]
+        await group.release()
+        await group.aclose()
+
+    asyncio.run(take_and_release())
+    idle: Any = world.redis.xpending_range("tickets", "labels", "-", "+", len(sent), idle=60_000)
+    assert [each["message_id"].decode() for each in idle] == sent[1:-1]
 
 
 def test_an_answer_that_waits_for_redis_as_its_run_is_given_up_is_saved(

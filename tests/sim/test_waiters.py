@@ -9,12 +9,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+import uvloop
 
 from redline.limits import Limiter, Limits, Rate
 from redline.testing import VirtualClock, VirtualLoop
 from support.counted_loop import Counts, counting
-
-uvloop = pytest.importorskip("uvloop", reason="uvloop does not run on Windows")
 
 PER_S = 20_000
 LIMITS = Limits(requests=Rate(PER_S * 60, 60.0))

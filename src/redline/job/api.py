@@ -340,11 +340,9 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Returns a loop of uvloop if that is installed, as it is except on Windows."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
+    """Returns a loop of uvloop."""
+    import uvloop  # takes longer than most other imports
+
     return uvloop.new_event_loop()
 
 

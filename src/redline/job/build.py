@@ -39,7 +39,7 @@ from redline.job.assembly import Kept, Run
 from redline.job.monitor import Monitor, watch_of
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
-from redline.job.recording import open_trace, recorded, sampler_of
+from redline.job.recording import recorded, sampler_of
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
@@ -76,7 +76,7 @@ from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
 from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
-from redline.timeline import Gatherer
+from redline.timeline import Gatherer, Recorder, TraceFile
 from redline.waist import Attempts
 
 if TYPE_CHECKING:
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
     from redline.job.exporter import MetricsServer
     from redline.job.otel import Telemetry
     from redline.sources.stream import StreamRows
-    from redline.timeline import Recorder, TraceFile
 
 # Counting reads about 1 GB of JSON Lines per second: at the end of most runs, the number of rows
 # that are left is known.
@@ -221,7 +220,7 @@ def _open_input(job: Job, parts: Parts) -> _Input:
         renderer = Renderer(job.prompting)
         if job.endpoints:
             raise_limit(slots)
-        trace = None if job.trace is None else open_trace(job.trace)
+        trace = None if job.trace is None else TraceFile(job.trace)
     except BaseException:
         source.close()
         raise

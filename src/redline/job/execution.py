@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import msgspec
 
-from redline.job.local import execute_local
+from redline.clock import SYSTEM
+from redline.errors import JournalError, RedlineError
+from redline.job.assembly import Run
+from redline.job.build import built
+from redline.job.outputs import Mirror
 from redline.job.parts import Parts
 from redline.job.settings import Job
 from redline.job.show import Report
+from redline.journal import Output, ResultsLost
 from redline.sources import opened
 from redline.store import url_of
 
@@ -31,10 +37,7 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
             job = msgspec.structs.replace(job, rows=rows)
         if job.output is None or job.output.url is None:
             return await execute_local(job, parts)
-        # Imported here: a run on local files does not pay for what stores need.
-        from redline.job.mirrored import execute_mirrored
-
-        return await execute_mirrored(job, parts)
+        return await _execute_mirrored(job, job.output, parts)
 
 
 @asynccontextmanager
@@ -46,3 +49,71 @@ async def _served(job: Job) -> AsyncIterator[Job]:
     async with job.embedded.open() as base_url:
         endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
         yield msgspec.structs.replace(job, endpoints=(endpoint,))
+
+
+async def execute_local(job: Job, parts: Parts) -> Report:
+    """Executes a job whose server exists and whose output, if it has one, is on this machine."""
+    begun_s = SYSTEM.now_s()
+    run: Run | None = None
+    shown: asyncio.Task[None] | None = None
+    try:
+        async with built(job, parts) as run:
+            if parts.on_start is not None:
+                parts.on_start(run.runner)
+            if parts.display is not None:
+                shown = asyncio.create_task(parts.display.show(run))
+            await run.go()
+    except JournalError as error:
+        # Raised while closing, for the last group: everything acknowledged earlier is on disk.
+        if run is None or run.runner.offered == 0:
+            raise
+        run.runner.stop(error)
+    finally:
+        # The last display shows what is on disk.
+        if shown is not None:
+            shown.cancel()
+            await asyncio.wait([shown])
+    waited_s = 0.0 if run.telemetry is None else run.telemetry.waited_s
+    return run.report(SYSTEM.now_s() - begun_s - waited_s)
+
+
+async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
+    """Executes a job whose output is an object in a store: files before, a run on them, objects.
+
+    If the object was not written, the report states why. Raises as `execute_local` does, and
+    ConfigError if the store refuses before the run.
+    """
+    # In a thread, because it imports a driver.
+    mirror = await asyncio.to_thread(Mirror, output)
+    await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
+    job = msgspec.structs.replace(job, output=mirror.output)
+    report = await execute_local(job, parts)
+    if isinstance(report.stopped, ResultsLost):
+        # The files with these names are not those that the run has written.
+        report.not_uploaded = report.stopped
+        return report
+    if parts.on_upload is not None:
+        parts.on_upload(mirror.stop)
+    try:
+        await _in_thread(mirror, mirror.upload)
+    except RedlineError as error:
+        report.not_uploaded = error
+        report.stopped = report.stopped or error
+        report.interrupted = report.interrupted or mirror.is_stopped
+    return report
+
+
+async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
+    """Does the work in a thread.
+
+    A cancellation ends a transfer at its next block of data, and waits for that: until then the
+    output is locked.
+    """
+    thread = asyncio.create_task(asyncio.to_thread(work))
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        mirror.stop()
+        # Its error says no more than that it was interrupted.
+        await asyncio.gather(thread, return_exceptions=True)
+        raise

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import AsyncIterable, Sequence
 from typing import Any
 
 import msgspec
 
 from redline.calls import TokenEstimator
 from redline.errors import BadRow, ConfigError, OverLimit, Rejected
+from redline.job.outputs import fetched
 from redline.job.settings import Job
-from redline.job.work import Renderer
+from redline.job.work import Renderer, fate
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
 from redline.journal import manifest as manifests
 from redline.limits import Cost, Limits
 from redline.limits.rule import KINDS, Rules, last_send_s
-from redline.sources import AsyncRows, Source, open_source, sampled
+from redline.sources import Source, opened_source
 
 # Bisections of an interval, which leave a millionth of it.
 _STEPS = 20
@@ -54,12 +54,11 @@ def plan(job: Job) -> Plan:
 
     Sends and writes nothing. Raises ConfigError or JournalError if the run itself would.
     """
-    # Of a file that will be followed, its present content.
-    source = sampled(open_source(job.rows), job.samples)
-    if isinstance(source, AsyncRows):
+    if isinstance(job.rows, AsyncIterable):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")
     made = Plan()
-    with closing(source):
+    # Of a file that will be followed, its present content.
+    with opened_source(job.rows, job.samples) as source:
         _survey(job, source, made)
     made.limit_s, made.bound = _time(made, job.call_limits)
     return made
@@ -72,15 +71,11 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
     succeeded, failed = _done(job)
     for row, key, is_duplicate in keyed_rows(source, job.limit):
         made.rows += 1
-        # The same rule by which a run picks its rows.
         mark = 0 if is_duplicate else mark_of(row)
-        has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
-        is_again = key in failed and (job.retries_failures or not has_failed)
-        is_left_out = has_failed != job.retry_failed and not is_again
-        if has_succeeded or is_left_out:
-            is_untried = not has_succeeded and not has_failed
-            made.untried_rows += is_untried
-            made.done_rows += not is_untried
+        found = "done" if succeeded.matches(key, mark) else fate(job, failed, key, mark)
+        made.done_rows += found == "done"
+        made.untried_rows += found == "untried"
+        if found != "to do":
             continue
         try:
             if row.data is None:
@@ -113,9 +108,6 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
         return KeySet(), KeySet()
     if output.url is None or output.path.exists():
         return _done_in(job, output)
-    # Imported here: a plan for local files does not pay for what stores need.
-    from redline.job.outputs import fetched
-
     with fetched(output.url) as copy:
         return _done_in(job, copy)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from pathlib import Path
 
 from redline.calls import Backend, Endpoint
 from redline.clock import SYSTEM
@@ -56,11 +55,6 @@ def _is_fixed(job: Job) -> bool:
     every = [endpoint.limits for endpoint in job.endpoints] or [job.limits]
     is_found = any(limits.rate == AUTO or limits.is_adaptive for limits in every)
     return not is_found and job.via not in BATCHING
-
-
-def open_trace(path: Path) -> TraceFile:
-    """Returns the trace, to be closed by the caller. Raises ConfigError if it cannot be written."""
-    return TraceFile(path)
 
 
 def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorder:

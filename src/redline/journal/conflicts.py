@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from redline.errors import ConfigError
-from redline.journal.output import Output, has_old_files, is_state
+from redline.journal.output import Output, has_old_files, is_state, stem_of
 from redline.journal.sound_lines import has_sound_line
 
 _HINT = "choose another -o"
@@ -33,7 +33,7 @@ def check_place(output: Output) -> None:
         )
     if output.url is None and _holds_copies(output.state_path):
         raise ConfigError(f"{output.state_path} holds files of a store's objects", hint=_HINT)
-    older = path.with_name(path.name.removesuffix(".jsonl"))
+    older = path.with_name(stem_of(path.name))
     if older != path and not path.exists() and has_old_files(older) and _is_output(older):
         raise ConfigError(
             f"{output.state_path} belongs to {older}, which an older redline has begun", hint=_HINT

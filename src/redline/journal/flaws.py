@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -45,7 +44,7 @@ _BATCH = b'{"id":"redline_'
 
 
 class _Line(msgspec.Struct):
-    finish_reason: str | list[str | None] | None = None
+    finish_reason: str | list[str | None] | None
 
 
 class _Choice(msgspec.Struct):
@@ -53,15 +52,15 @@ class _Choice(msgspec.Struct):
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice] = []
+    choices: list[_Choice]
 
 
 class _Response(msgspec.Struct):
-    body: Any = None
+    body: _Body
 
 
 class _BatchLine(msgspec.Struct):
-    response: _Response = msgspec.field(default_factory=_Response)
+    response: _Response
 
 
 _LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLine)
@@ -132,8 +131,8 @@ def _flaw_in(line: bytes) -> str | None:
     try:
         if not line.startswith(_BATCH):
             return _first_flaw(_LINE.decode(line).finish_reason)
-        body = msgspec.convert(_BATCH_LINE.decode(line).response.body, _Body)
-        return _first_flaw([choice.finish_reason for choice in body.choices])
+        choices = _BATCH_LINE.decode(line).response.body.choices
+        return _first_flaw([choice.finish_reason for choice in choices])
     except msgspec.DecodeError:
         return None
 

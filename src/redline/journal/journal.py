@@ -103,7 +103,7 @@ class Journal:
         self._has_woken = False  # the syncer, for the present group
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
-        self._mended = 0
+        self._has_mended = False  # failures of rows that were done again
         # A thread of its own: user functions may fill the default pool.
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="redline-journal")
         self._results = ResultsFile(output.path, self._on_successes)
@@ -112,7 +112,7 @@ class Journal:
             self._drop_outdated(lambda _: True)
             if output.failed_path.exists():
                 self._open_failures()
-                if self._has_mended():
+                if self._has_mended:
                     self._drop_mended()
         except BaseException:
             self.let_go()
@@ -233,7 +233,7 @@ class Journal:
             self._disk.shutdown()
             try:
                 if self.failure is None:
-                    if self._has_mended():
+                    if self._has_mended:
                         self._drop_mended()
                     self._drop_outdated(self._made_good.__contains__)
             except JournalError as error:
@@ -260,8 +260,7 @@ class Journal:
         has_failed = key in self.failed
         if self.succeeded.has_marks and is_other(result.mark, self.succeeded.mark_of(key)):
             self._outdated.add(key)
-        if has_failed:
-            self._mended += 1
+        self._has_mended |= has_failed
         if result.outcome.is_success and (has_failed or key in self._outdated):
             # No other success need be remembered: its row is not read again by this run.
             self._made_good.add(key)
@@ -358,15 +357,11 @@ class Journal:
         self._failures = ResultsFile(self.output.failed_path, self._on_failures)
         return self._failures
 
-    def _has_mended(self) -> bool:
-        """Whether some lines of the failures file are out of date: their rows were retried."""
-        return self._mended > 0
-
     def _drop_mended(self) -> None:
         if self._failures is not None:
             self._failures.close()
             self._failures = None
-        self._mended = 0
+        self._has_mended = False
         failed, self.failed = self.failed, KeySet()
 
         def has_succeeded(key: int) -> bool:
@@ -399,9 +394,9 @@ class Journal:
 
     def _on_failures(self, found: Stretch) -> None:
         marks = found.marks()
-        self._mended += len(self.failed.add_each(found.keys))
+        repeated = self.failed.add_each(found.keys)
         self.failed.mark(found.keys, marks)
-        self._mended += sum(map(self.has_succeeded, found.keys, marks))
+        self._has_mended |= bool(repeated) or any(map(self.has_succeeded, found.keys, marks))
 
 
 class NotKept:

@@ -38,8 +38,8 @@ class OutputLock:
     """A hold on an output, from construction until `release` or the end of the process.
 
     It is an flock on `labels.redline/lock`: the system releases it when the process ends, however
-    it ends and whatever it has forked. Raises ConfigError if another process holds it, or if
-    nothing can be written.
+    it ends and whatever it has forked. Raises ConfigError if another process holds it, if
+    nothing can be written, or if the file system has no locks.
     """
 
     def __init__(self, output: Output) -> None:
@@ -52,21 +52,24 @@ class OutputLock:
                 f"cannot write beside {output.path}: {error.strerror}",
                 hint="choose a folder that exists and can be written with -o",
             ) from error
-        cause: OSError | None = None
         try:
             is_locked = self._file.try_lock()
             if not is_locked:
                 time.sleep(_MOMENT_S)
                 is_locked = self._file.try_lock()
         except OSError as error:
-            is_locked, cause = False, error
+            self._file.close()
+            raise ConfigError(
+                f"cannot lock {path}: {error.strerror}",
+                hint="choose a folder on a file system with locks with -o",
+            ) from error
         if not is_locked:
             holder = os.pread(self._file.fd, 100, 0).decode("ascii", "replace").strip()
             self._file.close()
             raise ConfigError(
                 f"{output.path} is being written by another redline{holder and f' ({holder})'}",
                 hint="wait for it, stop it, or choose another -o",
-            ) from cause
+            )
         name = f"process {os.getpid()} since {datetime.now():%H:%M:%S}"
         try:
             os.ftruncate(self._file.fd, 0)

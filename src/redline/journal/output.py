@@ -33,9 +33,14 @@ class Names(NamedTuple):
     state: str
 
 
+def stem_of(results: str) -> str:
+    """Returns the name without its .jsonl; `.jsonl` itself is a name like any other."""
+    return results.removesuffix(_JSONL) or results
+
+
 def names_of(results: str, *, are_old: bool = False) -> Names:
     """Returns the names beside the results file of this name. are_old: those of redline 0.1."""
-    stem = results.removesuffix(_JSONL) or results
+    stem = stem_of(results)
     if are_old or stem != results:
         return Names(f"{stem}.failed.jsonl", f"{stem}.redline")
     return Names(f"{results}-failed.jsonl", f"{results}-redline")

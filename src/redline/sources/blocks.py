@@ -187,7 +187,7 @@ def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
         if path is None:
             fd = sys.stdin.fileno()
         else:
-            fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         return fd, os.fstat(fd)
     except PermissionError as error:
         raise ConfigError(

@@ -17,9 +17,8 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.process import counted
-from redline.sources.blocks import CorruptInput
 from redline.sources.jsonl import LongLine, split_lines
-from redline.sources.row import Row, RowBatch, digest, long_row, no_rows
+from redline.sources.row import Row, digest, long_row, no_rows
 from redline.sources.text import ByteStream, StreamRows
 
 # csv keeps its limit in a C long, which has 32 bits on some systems.
@@ -114,6 +113,8 @@ class CsvRows(StreamRows):
     an empty or a repeated name, the input is cut short, or there is no row.
     """
 
+    _when_empty = "it holds a header and nothing below it"
+
     def __init__(self, stream: ByteStream, delimiter: str, max_row_bytes: int) -> None:
         super().__init__(stream, max_row_bytes)
         self._delimiter = delimiter
@@ -123,28 +124,13 @@ class CsvRows(StreamRows):
         """Reads the beginning, so that an unsuitable file is refused before the run starts."""
         self._stream.open()
 
-    def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows, as soon as the current chunk contains them."""
+    def _rows(self) -> Iterator[Row | None]:
         feed = self._feed()
-        batch = RowBatch()
-        try:
-            header = self._header(feed)
-            while True:
-                if batch.rows and (batch.is_full or not feed.has_lines):
-                    yield batch.take()
-                row = self._next_row(feed, header)
-                if row is None or self._stream.is_closed:
-                    break
-                batch.add(row)
-        except CorruptInput as error:
-            if batch.rows:
-                yield batch.take()
-            error.where = f"after {counted(self._number, 'row')}"
-            raise
-        if batch.rows:
-            yield batch.take()
-        if self._number == 0 and not self._stream.is_closed:
-            raise no_rows(self.name, "it holds a header and nothing below it")
+        header = self._header(feed)
+        while (row := self._next_row(feed, header)) is not None:
+            yield row
+            if not feed.has_lines:
+                yield None
 
     def counts(self) -> Iterator[int]:
         """Numbers of rows that add up to the input's; used instead of `batches`, makes no rows.

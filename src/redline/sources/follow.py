@@ -199,13 +199,8 @@ class FollowedRows(LineRows):
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, each as soon as its line is whole."""
-        while not self._file.is_closed:
+        while not self._is_closed:
             yield from self._read()
             # The next file of that name.
             self._line = 0
             self._stream = ByteStream(self._file)
-
-    def close(self) -> None:
-        """Closes the file; `batches` ends at once."""
-        self._file.close()
-        self._stream.close()

@@ -6,22 +6,14 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import Generic, TypeVar
 
-from redline.sources.row import (
-    BATCH_ROWS,
-    MAX_ROW_BYTES,
-    NumberedRows,
-    Row,
-    RowBatch,
-    row_of,
-)
+from redline.sources.row import MAX_ROW_BYTES, BlockingRows, Row, Rows, row_of
 
-# A row waits at most this long for the others of its batch.
 _PATIENCE_S = 0.05
 
 Items = TypeVar("Items")
 
 
-class _ItemRows(NumberedRows, Generic[Items]):
+class _ItemRows(Rows, Generic[Items]):
     """The common part of both kinds of iterables, which still belong to their owner."""
 
     def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
@@ -35,34 +27,21 @@ class _ItemRows(NumberedRows, Generic[Items]):
         return row_of(item, self._number, self._max_row_bytes)
 
 
-class IterableRows(_ItemRows[Iterable[object]]):
+class IterableRows(_ItemRows[Iterable[object]], BlockingRows):
     """The rows of an iterable of dicts, strings, or values that msgspec encodes as an object.
 
+    A list of a sized container's rows ends with the first one that comes after 50 ms. Any other
+    iterable may wait for the outcome of its last row, so each of its rows is passed on alone.
     Exceptions of the iterable pass through `batches` unchanged.
     """
 
-    def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows.
-
-        For a sized container, the batch size begins at one row, doubles while batches are quick,
-        and returns to one row when a batch takes longer than 50 ms. Any other iterable may wait for
-        the outcome of its last row, so each row is passed on alone.
-        """
-        batch = RowBatch()
-        wanted, since_s = 1, time.monotonic()
+    def _rows(self) -> Iterator[Row | None]:
+        since_s = time.monotonic()
         for item in self._items:
-            if self._is_closed:
-                return
-            batch.add(self._next_row(item))
-            is_late = time.monotonic() - since_s > _PATIENCE_S
-            if is_late or batch.is_full or len(batch.rows) >= wanted:
-                may_grow = not is_late and self.total_rows is not None
-                wanted = min(2 * wanted, BATCH_ROWS) if may_grow else 1
-                yield batch.take()
+            yield self._next_row(item)
+            if self.total_rows is None or time.monotonic() - since_s > _PATIENCE_S:
+                yield None
                 since_s = time.monotonic()
-        if batch.rows:
-            yield batch.take()
-        self._end()
 
 
 class AsyncRows(_ItemRows[AsyncIterable[object]]):

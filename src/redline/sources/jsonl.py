@@ -13,9 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from redline.errors import ConfigError
-from redline.process import counted
-from redline.sources.blocks import CorruptInput
-from redline.sources.row import BATCH_ROWS, Row, digest, long_row, no_rows, not_an_object
+from redline.sources.row import BATCH_ROWS, Row, digest, long_row, not_an_object
 from redline.sources.text import ByteStream, StreamRows
 
 _POSITION = re.compile(r" \(byte (\d+)\)$")
@@ -115,12 +113,6 @@ class LineRows(StreamRows):
             hint=self._stream.command(command, ".jsonl"),
         )
 
-    def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows from one chunk of at most 1 MB and the line begun before it."""
-        yield from self._read()
-        if self._number == 0 and not self._stream.is_closed:
-            raise no_rows(self.name)
-
     def counts(self) -> Iterator[int]:
         """Numbers of rows that add up to the input's; used instead of `batches`, makes no rows.
 
@@ -142,21 +134,17 @@ class LineRows(StreamRows):
         finally:
             self.close()
 
-    def _read(self) -> Iterator[list[Row]]:
-        """The rows of the stream. Raises CorruptInput, which states how many rows came before."""
-        try:
-            self.open()
-            for lines in split_lines(self._stream, self._max_row_bytes):
-                for start in range(0, len(lines), BATCH_ROWS):
-                    batch = lines[start : start + BATCH_ROWS]
-                    rows = self._plain_rows_of(batch)
-                    if rows is None:
-                        rows = self._any_rows_of(batch)
-                    if rows:
-                        yield rows
-        except CorruptInput as error:
-            error.where = f"after {counted(self._number, 'row')}"
-            raise
+    def _batches(self) -> Iterator[list[Row]]:
+        """Lists of rows from one chunk of at most 1 MB and the line begun before it."""
+        self.open()
+        for lines in split_lines(self._stream, self._max_row_bytes):
+            for start in range(0, len(lines), BATCH_ROWS):
+                batch = lines[start : start + BATCH_ROWS]
+                rows = self._plain_rows_of(batch)
+                if rows is None:
+                    rows = self._any_rows_of(batch)
+                if rows:
+                    yield rows
 
     def _plain_rows_of(self, lines: list[bytes | LongLine]) -> list[Row] | None:
         """The rows of lines that are one good row each; otherwise None, without side effects."""

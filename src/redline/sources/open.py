@@ -6,7 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import chain, islice
 from pathlib import Path, PurePath
 
@@ -17,6 +17,7 @@ from redline.sources.follow import FollowedRows
 from redline.sources.iterable import AsyncRows, IterableRows
 from redline.sources.jsonl import LineRows
 from redline.sources.parquet import open_dataset, open_parquet
+from redline.sources.repeated import sampled
 from redline.sources.row import MAX_ROW_BYTES, Row, Source
 from redline.sources.stream_url import stream_of
 from redline.sources.text import COMPRESSIONS, ByteStream
@@ -76,14 +77,22 @@ def open_source(
 
 
 @contextmanager
+def opened_source(rows: object, samples: int = 1) -> Iterator[Source]:
+    """The source of `rows`, each `samples` times, closed at the end of the block.
+
+    rows: as for `open_source`, which raises ConfigError; no async iterable.
+    """
+    source = sampled(open_source(rows), samples)
+    assert not isinstance(source, AsyncRows)
+    with closing(source):
+        yield source
+
+
+@contextmanager
 def first_rows(path: str, most: int) -> Iterator[Iterator[Row]]:
     """At most `most` rows of a file or a URL, which is closed afterwards. Raises ConfigError."""
-    source = open_source(path)
-    assert not isinstance(source, AsyncRows)
-    try:
+    with opened_source(path) as source:
         yield islice(chain.from_iterable(source.batches()), most)
-    finally:
-        source.close()
 
 
 def row_counts(rows: object) -> Iterator[int] | None:

@@ -12,17 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from redline.errors import ConfigError
-from redline.process import counted
 from redline.sources.blocks import CorruptInput
 from redline.sources.csv import check_names
-from redline.sources.row import (
-    BATCH_BYTES,
-    BATCH_ROWS,
-    NumberedRows,
-    Row,
-    RowBatch,
-    row_of,
-)
+from redline.sources.row import BATCH_BYTES, BATCH_ROWS, BlockingRows, Row, row_of
 from redline.sources.text import extra
 
 _MAX_LISTED = 1000
@@ -33,7 +25,7 @@ _ID = "custom_id"
 _Table = Any
 
 
-class ArrowRows(NumberedRows):
+class ArrowRows(BlockingRows):
     """The rows of Parquet or of a dataset folder, a few record batches at a time.
 
     Values that JSON lacks: dates and times are ISO strings, decimals strings, bytes are text
@@ -55,28 +47,14 @@ class ArrowRows(NumberedRows):
         self._arrow = arrow
         self._seen = _stamps(files)
 
-    def batches(self) -> Iterator[list[Row]]:
-        """Lists of 1 to 256 rows, about 4 MB at most."""
-        batch = RowBatch()
+    def _rows(self) -> Iterator[Row | None]:
         try:
             for table in self._tables:
                 for value in self._values(table):
-                    if self._is_closed:
-                        return
-                    batch.add(self._row(value))
-                    if batch.is_full:
-                        yield batch.take()
-                if batch.rows:
-                    yield batch.take()
-        except CorruptInput as error:
-            error.where = f"after {counted(self._number, 'row')}"
-            raise
+                    yield self._row(value)
+                yield None
         except (OSError, ValueError, NotImplementedError) as error:
-            raise CorruptInput(
-                f"cannot read on in {self.name}: {error}",
-                where=f"after {counted(self._number, 'row')}",
-            ) from error
-        self._end()
+            raise CorruptInput(f"cannot read on in {self.name}: {error}") from error
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""

@@ -8,7 +8,7 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.sources.iterable import AsyncRows
-from redline.sources.row import Row, Source
+from redline.sources.row import Row, Source, custom_id
 
 
 def sampled(source: Source | AsyncRows, samples: int) -> Source | AsyncRows:
@@ -47,9 +47,10 @@ class Repeated:
         self._source.close()
 
     def _copies(self, row: Row) -> Iterator[Row]:
-        if row.data is None or "custom_id" not in row.data:
+        name = custom_id(row)
+        if row.data is None or name is None:
             yield from [row] * self._times
             return
         for number in range(1, self._times + 1):
-            name = f"{row.data['custom_id']}#{number}"
-            yield msgspec.structs.replace(row, data={**row.data, "custom_id": name})
+            data = {**row.data, "custom_id": f"{name}#{number}"}
+            yield msgspec.structs.replace(row, data=data)

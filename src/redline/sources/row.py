@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from numbers import Integral, Real
 from typing import Any, Protocol
@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from redline.errors import ConfigError
+from redline.process import counted
+from redline.sources.blocks import CorruptInput
 
 MAX_ROW_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 256
@@ -70,25 +72,28 @@ class Source(Protocol):
         """Releases the input from any thread; `batches` then ends early and quietly."""
 
 
-class RowBatch:
-    """Collects rows until they make a batch."""
+def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
+    """Lists of 1 to 256 rows, about 4 MB at most; None in `rows` ends a list early.
 
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self._size_bytes = 0
-
-    def add(self, row: Row) -> None:
-        self.rows.append(row)
-        self._size_bytes += len(row.content)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.rows) >= BATCH_ROWS or self._size_bytes >= BATCH_BYTES
-
-    def take(self) -> list[Row]:
-        """The rows so far; the batch is empty afterwards."""
-        rows, self.rows, self._size_bytes = self.rows, [], 0
-        return rows
+    The rows before a CorruptInput come before it is raised.
+    """
+    batch: list[Row] = []
+    size_bytes = 0
+    try:
+        for row in rows:
+            if row is not None:
+                batch.append(row)
+                size_bytes += len(row.content)
+            is_full = len(batch) >= BATCH_ROWS or size_bytes >= BATCH_BYTES
+            if batch and (row is None or is_full):
+                yield batch
+                batch, size_bytes = [], 0
+    except CorruptInput:
+        if batch:
+            yield batch
+        raise
+    if batch:
+        yield batch
 
 
 def row_of(value: object, number: int, max_row_bytes: int) -> Row:
@@ -152,8 +157,10 @@ def no_rows(name: str, hint: str = "") -> ConfigError:
     return ConfigError(f"no rows in {name}", hint=hint)
 
 
-class NumberedRows:
-    """The common part of sources whose rows do not come from a stream of bytes."""
+class Rows:
+    """The common part of all sources: counts the rows, and knows whether it is closed."""
+
+    _when_empty = ""  # the hint if there is no row
 
     def __init__(self, name: str, total_rows: int | None, max_row_bytes: int) -> None:
         self.name = name
@@ -172,13 +179,40 @@ class NumberedRows:
         """Does nothing: there is no file."""
 
     def close(self) -> None:
-        """Makes `batches` end at its next row; what belongs to a caller is left to it."""
+        """Makes `batches` end at its next one; what belongs to a caller is left to it."""
         self._is_closed = True
 
     def _end(self) -> None:
         """Raises ConfigError if there was no row, except after `close`."""
         if self._number == 0 and not self._is_closed:
-            raise no_rows(self.name)
+            raise no_rows(self.name, self._when_empty)
+
+
+class BlockingRows(Rows):
+    """The common part of sources that block. Each makes its rows in `_rows` or in `_batches`."""
+
+    def batches(self) -> Iterator[list[Row]]:
+        """Lists of 1 to 256 rows, see `Source`."""
+        yield from self._read()
+        self._end()
+
+    def _read(self) -> Iterator[list[Row]]:
+        """The rows. Raises CorruptInput, which states how many rows came before."""
+        try:
+            for batch in self._batches():
+                if self._is_closed:
+                    return
+                yield batch
+        except CorruptInput as error:
+            error.where = f"after {counted(self._number, 'row')}"
+            raise
+
+    def _batches(self) -> Iterator[list[Row]]:
+        return in_batches(self._rows())
+
+    def _rows(self) -> Iterator[Row | None]:
+        """The rows in order; None if the next one may have to be waited for."""
+        raise NotImplementedError
 
 
 def custom_id(row: Row) -> str | None:

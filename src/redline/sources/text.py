@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from redline.errors import ConfigError, RedlineError
 from redline.sources.blocks import Blocks, CorruptInput
+from redline.sources.row import BlockingRows
 
 CHUNK_BYTES = 1024 * 1024
 SNIFF_BYTES = 8192
@@ -189,15 +190,12 @@ class ByteStream:
                 yield chunk
 
 
-class StreamRows:
+class StreamRows(BlockingRows):
     """The common part of sources that read a stream of bytes."""
 
     def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        self.name = stream.name
-        self.total_rows: int | None = None
+        super().__init__(stream.name, None, max_row_bytes)
         self._stream = stream
-        self._max_row_bytes = max_row_bytes
-        self._number = 0
 
     def read_fraction(self) -> float | None:
         """The share of the file's bytes that has been read, 0 to 1; None for a pipe."""
@@ -208,7 +206,8 @@ class StreamRows:
         self._stream.check()
 
     def close(self) -> None:
-        """Closes the file; `batches` ends at its next row or chunk."""
+        """Closes the file; `batches` ends at its next one."""
+        super().close()
         self._stream.close()
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 
 import msgspec
 
 from redline.errors import RedlineError
 from redline.job.inspect.opening import Opened
 from redline.journal import is_other, keyed_rows, mark_of
-from redline.sources import AsyncRows, open_source, sampled
+from redline.sources import opened_source
 
 
 def rows_asked(opened: Opened, keys: Iterable[int]) -> Iterator[tuple[int, msgspec.Raw]]:
@@ -25,9 +24,7 @@ def rows_asked(opened: Opened, keys: Iterable[int]) -> Iterator[tuple[int, msgsp
     if not wanted or manifest is None or not os.path.isfile(manifest.input):
         return
     try:
-        source = sampled(open_source(manifest.input), opened.settings.get("samples") or 1)
-        assert not isinstance(source, AsyncRows)
-        with closing(source):
+        with opened_source(manifest.input, opened.settings.get("samples") or 1) as source:
             for row, key, is_duplicate in keyed_rows(source):
                 if key not in wanted:
                     continue

@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
-from redline.journal import Output, OutputLock, check_place, has_old_names
+from redline.journal import Output, OutputLock, check_place, has_old_names, names_of, stem_of
 from redline.journal import manifest as manifests
 from redline.process import free_name, replace_file, write_all
 from redline.sources import ObjectReader
@@ -169,7 +169,7 @@ class Mirror:
 
     def _check_owner(self, *, has_manifest: bool) -> None:
         """Raises ConfigError if the manifest is that of `labels`, and this is `labels.jsonl`."""
-        older = self.url.beside(self.url.file.name.removesuffix(".jsonl"))
+        older = self.url.beside(stem_of(self.url.file.name))
         is_begun = not has_manifest or older == self.url or self._store.find(self.url) is not None
         if is_begun or self.output.path.exists() or not _has_old_names(older, self._store):
             return
@@ -231,10 +231,8 @@ class Mirror:
         """Gives the objects of an earlier run the first free names `labels.old-N`."""
         stem, suffix = self.output.path.stem, self.output.path.suffix
         for number in count(1):
-            asides = [
-                self.url.beside(f"{stem}.old-{number}{ending}")
-                for ending in (suffix, ".failed.jsonl")
-            ]
+            results = f"{stem}.old-{number}{suffix}"
+            asides = [self.url.beside(name) for name in (results, names_of(results).failed)]
             if all(self._store.find(aside) is None for aside in asides):
                 break
         urls = [self._url(path) for path in _files(self.output)]

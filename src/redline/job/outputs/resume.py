@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -18,11 +17,12 @@ from redline.journal import (
     has_sound_line,
     keyed_rows,
     mark_of,
+    names_of,
     read_keys,
 )
 from redline.journal import manifest as manifests
 from redline.process import drop_unfinished, sync_name, telling
-from redline.sources import AsyncRows, open_source, sampled
+from redline.sources import opened_source
 from redline.store import local_path, url_of
 
 
@@ -127,9 +127,7 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
     done = [read_keys(each) for each in (output.path, output.failed_path)]
     if not any(map(len, done)):
         return False
-    source = sampled(open_source(rows), job.samples)
-    assert not isinstance(source, AsyncRows)
-    with closing(source):
+    with opened_source(rows, job.samples) as source:
         for row, key, is_duplicate in keyed_rows(source):
             mark = 0 if is_duplicate else mark_of(row)
             if any(keys.matches(key, mark) for keys in done):
@@ -148,11 +146,14 @@ def _size(path: Path) -> int:
 
 
 def _put_aside(output: Output) -> None:
-    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays."""
+    """Renames the files of an earlier run to the first free `labels.old-N`; a link stays.
+
+    Failures stay in their folder, and get the name that belongs to the results' new one.
+    """
     results, failed = Path(os.path.realpath(output.path)), output.failed_path
     for number in count(1):
         aside = results.with_name(f"{results.stem}.old-{number}{results.suffix}")
-        aside_failed = failed.with_name(f"{output.path.stem}.old-{number}.failed.jsonl")
+        aside_failed = failed.with_name(names_of(aside.name).failed)
         if not aside.exists() and not aside_failed.exists():
             break
     for path, new in ((results, aside), (failed, aside_failed)):

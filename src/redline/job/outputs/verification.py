@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,7 @@ from redline.journal import (
 )
 from redline.journal import manifest as manifests
 from redline.process import counted
-from redline.sources import AsyncRows, Source, open_source, sampled
+from redline.sources import Source, opened_source
 
 
 class Verification(msgspec.Struct, kw_only=True):
@@ -91,8 +90,8 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     succeeded = _scan(output.path, verification)
     failed = _scan(output.failed_path, verification)
     samples = manifest.settings.get("samples") or 1
-    source = sampled(open_source(rows), samples)
-    of_rows = _compare(source, limit, (succeeded, failed), verification)
+    with opened_source(rows, samples) as source:
+        of_rows = _compare(source, limit, (succeeded, failed), verification)
     verification.strange = len(succeeded) + len(failed) - of_rows
     return verification
 
@@ -127,7 +126,7 @@ def _scan(path: Path, verification: Verification) -> KeySet:
 
 
 def _compare(
-    source: Source | AsyncRows,
+    source: Source,
     limit: int | None,
     keys: tuple[KeySet, KeySet],
     verification: Verification,
@@ -138,24 +137,21 @@ def _compare(
     """
     of_rows = 0
     succeeded, failed = keys
-    if isinstance(source, AsyncRows):
-        raise ConfigError("an async iterable cannot be verified", hint="name a file")
-    with closing(source):
-        for row, key, is_duplicate in keyed_rows(source):
-            mark = 0 if is_duplicate else mark_of(row)
-            has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
-            of_rows += has_succeeded + has_failed
-            changed = (key in succeeded) + (key in failed) - has_succeeded - has_failed
-            of_rows += changed
-            if limit is not None and row.number > limit:
-                continue
-            verification.rows += 1
-            verification.changed += changed
-            verification.succeeded += has_succeeded
-            verification.failed += has_failed and not has_succeeded
-            # A retried row may be in both until its failure is removed.
-            verification.repeated += has_succeeded and has_failed
-            if not has_succeeded and not has_failed:
-                verification.missing += 1
-                verification.first_missing = verification.first_missing or row.number
+    for row, key, is_duplicate in keyed_rows(source):
+        mark = 0 if is_duplicate else mark_of(row)
+        has_succeeded, has_failed = succeeded.matches(key, mark), failed.matches(key, mark)
+        of_rows += has_succeeded + has_failed
+        changed = (key in succeeded) + (key in failed) - has_succeeded - has_failed
+        of_rows += changed
+        if limit is not None and row.number > limit:
+            continue
+        verification.rows += 1
+        verification.changed += changed
+        verification.succeeded += has_succeeded
+        verification.failed += has_failed and not has_succeeded
+        # A retried row may be in both until its failure is removed.
+        verification.repeated += has_succeeded and has_failed
+        if not has_succeeded and not has_failed:
+            verification.missing += 1
+            verification.first_missing = verification.first_missing or row.number
     return of_rows

@@ -15,7 +15,7 @@ from redline.job.work.runner import (
     Wiring,
 )
 from redline.job.work.sampler import Sampled, Sampler
-from redline.job.work.selection import Selection
+from redline.job.work.selection import Selection, fate
 from redline.job.work.stopping import (
     HOPELESS_ROWS,
     LEAST_ROWS,

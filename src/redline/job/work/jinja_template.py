@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import GeneratorType
 from typing import Any, NamedTuple
@@ -231,30 +231,27 @@ def _filtered(node: jinja2.nodes.Node | None) -> jinja2.nodes.Node | None:
 
 def _with_nulls(value: Any, name: str) -> Any:
     """Returns the value with each null, NaN and infinite float made unprintable."""
-    kind = type(value)
-    if kind is str or kind is int:
+    if type(value) is str or not _has_null(value):
         return value
-    if value is None:
-        return _Null(hint=f"'{name}' is null")
-    if kind is float and not math.isfinite(value):
-        return _Null(hint=f"'{name}' is {value}, which is not a number")
-    if isinstance(value, Mapping) and _has_null(value.values()):
+    if isinstance(value, Mapping):
         return {key: _with_nulls(item, f"{name}.{key}") for key, item in value.items()}
-    if isinstance(value, (list, tuple)) and _has_null(value):
+    if isinstance(value, (list, tuple)):
         return [_with_nulls(item, f"{name}.{place}") for place, item in enumerate(value)]
-    return value
+    what = "null" if value is None else f"{value}, which is not a number"
+    return _Null(hint=f"'{name}' is {what}")
 
 
-def _has_null(values: Iterable[Any]) -> bool:
-    for value in values:
-        if value is None or (type(value) is float and not math.isfinite(value)):
-            return True
-        if isinstance(value, Mapping):
-            if _has_null(value.values()):
-                return True
-        elif isinstance(value, (list, tuple)) and _has_null(value):
-            return True
-    return False
+def _has_null(value: Any) -> bool:
+    """Whether the value is or contains null, NaN or an infinite float."""
+    kind = type(value)
+    # First, because the test against Mapping is slow for other types.
+    if kind is str or kind is int:
+        return False
+    if isinstance(value, Mapping):
+        return any(map(_has_null, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_null, value))
+    return value is None or (kind is float and not math.isfinite(value))
 
 
 def _printed(value: Any) -> Any:

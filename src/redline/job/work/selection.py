@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 from redline.job.settings import Job
 from redline.journal import Journal, KeySet
 
 Holds = Callable[[int, int], bool]
 Skip = Callable[[int], None]
+
+
+def fate(job: Job, failed: KeySet, key: int, mark: int) -> Literal["to do", "done", "untried"]:
+    """Returns what a run makes of a row that has not succeeded, by its key and content.
+
+    failed: the rows that failed in earlier runs. They count as done unless the run tries them
+    again; if it tries nothing else, other rows stay untried.
+    """
+    has_failed = failed.matches(key, mark)
+    # A failed row that was corrected since is both a row to retry and a new row.
+    is_again = key in failed and (job.retries_failures or not has_failed)
+    if has_failed == job.retry_failed or is_again:
+        return "to do"
+    return "done" if has_failed else "untried"
 
 
 class Selection:
@@ -86,14 +101,13 @@ class Selection:
             return True
         if key in journal.failed:
             self._with_failure.add(key)
-        has_failed = journal.failed.matches(key, mark)
-        # A failed row that was corrected since is both a row to retry and a new row.
-        is_again = key in journal.failed and (self._job.retries_failures or not has_failed)
-        if has_failed != self._job.retry_failed and not is_again:
-            self.untried += not has_failed
-            self.skipped += has_failed
-            self.failed_before += has_failed
-            if has_failed and key in journal.succeeded:
+        found = fate(self._job, journal.failed, key, mark)
+        if found != "to do":
+            is_done = found == "done"
+            self.untried += not is_done
+            self.skipped += is_done
+            self.failed_before += is_done
+            if is_done and key in journal.succeeded:
                 journal.outdate(key)
             return False
         if self._holds is not None and self._holds(key, mark):

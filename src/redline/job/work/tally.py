@@ -281,22 +281,13 @@ class Tally(Attempts):
             self.repeated += 1
         elif isinstance(event, EndpointParked):
             self._parked[event.endpoint] = event.at_s + event.for_s
-        elif isinstance(event, EndpointLost):
-            if event.endpoint in self._outages:
-                self._outages[event.endpoint].again(event)
-            else:
-                self._outages[event.endpoint] = _Outage(event)
-        elif isinstance(event, EndpointBack):
-            if event.endpoint in self._outages:
-                self._outages[event.endpoint].over(event.at_s)
-        elif isinstance(event, EndpointDegraded):
-            if event.endpoint in self._failing:
-                self._failing[event.endpoint].again(event)
-            else:
-                self._failing[event.endpoint] = _Outage(event)
-        elif isinstance(event, EndpointRecovered):
-            if event.endpoint in self._failing:
-                self._failing[event.endpoint].over(event.at_s)
+        elif isinstance(event, EndpointLost | EndpointDegraded):
+            outages = self._outages if isinstance(event, EndpointLost) else self._failing
+            outages.setdefault(event.endpoint, _Outage(event)).again(event)
+        elif isinstance(event, EndpointBack | EndpointRecovered):
+            outages = self._outages if isinstance(event, EndpointBack) else self._failing
+            if event.endpoint in outages:
+                outages[event.endpoint].over(event.at_s)
         elif isinstance(event, EndpointOut):
             self.out[event.endpoint] = event
 

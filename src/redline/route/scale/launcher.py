@@ -18,7 +18,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -116,11 +115,9 @@ _EXAMPLE = 'write it like command = "vllm serve MODEL --port {port}"'
 
 
 class LocalLauncher:
-    """Starts and stops replicas as processes of this machine; a Launcher. Not on Windows."""
+    """Starts and stops replicas as processes of this machine; a Launcher."""
 
     def __init__(self, replica: LocalReplica) -> None:
-        if sys.platform == "win32":
-            raise ConfigError("replicas cannot be started on Windows", hint="use WSL")
         self._replica = replica
         self._running: dict[str, _Process] = {}
         self._logs: deque[Path] = deque()

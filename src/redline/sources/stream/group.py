@@ -158,7 +158,9 @@ class Group:
 
     async def release(self) -> None:
         """Releases unmarked messages for other consumers at once."""
-        await self._turn("release", round(1000 * MOST_IDLE_S))
+        start: bytes | None = b"-"
+        while start is not None:
+            start = await self._turn("release", round(1000 * MOST_IDLE_S), start)
 
     async def left(self) -> Left:
         """Pending messages. The consumer of an orphan has been silent for ten times `idle_s`."""
