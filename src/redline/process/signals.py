@@ -25,16 +25,6 @@ def end_at_once(number: int) -> None:
     os._exit(128 + number)
 
 
-def stop_on_signals(stop: asyncio.Event) -> None:
-    """Makes Ctrl-C or SIGTERM set `stop`; a second one ends the process at once."""
-
-    def close(_: int) -> None:
-        on_signals(end_at_once)
-        stop.set()
-
-    on_signals(close)
-
-
 def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
     """Runs `main` to its end; Ctrl-C or SIGTERM sets its event."""
 

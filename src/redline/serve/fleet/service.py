@@ -11,20 +11,23 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 import msgspec
 
 from redline.calls import Health, Retry
 from redline.clock import SYSTEM
 from redline.errors import RedlineError
-from redline.process import counted, run_until_told, stop_on_signals
+from redline.process import counted, end_at_once, on_signals, run_until_told
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
 from redline.serve.fleet.settings import FleetSettings
 from redline.serve.http import Bounds, Refusal, Relay, busy
+
+T = TypeVar("T")
 
 PAGE = "/fleet"
 # After this many failed starts in a row, clients are refused instead of kept waiting.
@@ -148,8 +151,8 @@ class ServedFleet:
             waiting=max(0, self._relay.in_flight - in_flight),
             answered=pool.traffic.answered,
             replicas=replicas,
-            changes=_shown(fleet.history),
-            failures=_shown(fleet.failures),
+            changes=[_event(one.at_s, str(one)) for one in _last(fleet.history)],
+            failures=[_event(one.at_s, str(one)) for one in _last(fleet.failures)],
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -164,9 +167,7 @@ class ServedFleet:
                 self._on_url(relay.base_url)
                 while not stop.is_set():
                     self._look()
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_S):
-                            await stop.wait()
+                    await _first(stop.wait(), _LOOK_S)
                 if in_flight := relay.in_flight:
                     calls = counted(in_flight, "call")
                     self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")
@@ -219,19 +220,29 @@ def serve_fleet(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        # If a second signal ends the process at once, the guardians end the replicas.
-        stop_on_signals(stop)
+        def close(_: int) -> None:
+            # If a second signal ends the process at once, the guardians end the replicas.
+            on_signals(end_at_once)
+            stop.set()
+
+        on_signals(close)
         served = ServedFleet(settings, on_url=on_url, on_event=on_event, on_status=on_status)
         await served.run(stop)
 
     run_until_told(main)
 
 
-def _shown(events: Sequence[Change | Failure]) -> list[Event]:
-    """The last of these, with their times of day."""
-    since_s = SYSTEM.wall_s() - SYSTEM.now_s()
-    found = []
-    for one in [*events][-_SHOWN:]:
-        at = datetime.fromtimestamp(since_s + one.at_s, UTC).isoformat(timespec="seconds")
-        found.append(Event(at=at, what=str(one)))
-    return found
+async def _first(waiting: Coroutine[Any, Any, object], most_s: float) -> None:
+    """Waits for `waiting`, at most this long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(most_s):
+            await waiting
+
+
+def _last(events: Sequence[T]) -> list[T]:
+    return [*events][-_SHOWN:]
+
+
+def _event(at_s: float, what: str) -> Event:
+    wall_s = SYSTEM.wall_s() - (SYSTEM.now_s() - at_s)
+    return Event(at=datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds"), what=what)

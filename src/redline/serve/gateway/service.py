@@ -21,7 +21,7 @@ from redline.calls.cache import AnswerStore
 from redline.errors import ConfigError, RedlineError
 from redline.httpserver import Address
 from redline.job.settings import Flags
-from redline.process import counted, raise_limit_fully, run_until_told, stop_on_signals
+from redline.process import counted, end_at_once, on_signals, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
 from redline.serve.gateway.gates import Gates
@@ -169,7 +169,11 @@ def serve_gateway(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        stop_on_signals(stop)
+        def close(_: int) -> None:
+            on_signals(end_at_once)
+            stop.set()
+
+        on_signals(close)
         if worker is not None:
             worker.on_orphaned(stop.set)
         raise_limit_fully()
