@@ -332,10 +332,11 @@ class SharedLimiter(RateLimiter):
     def _change(self, slot: Slot, unproven_s: float) -> Change:
         from_s, before = slot.stamp_s, slot.amounts
         if slot.sent_s is None:
-            return Change(from_s, from_s, before, (0,) * len(before), slot.planned_s)
+            unused = (0,) * len(before)
+            return Change(from_s, from_s, before, unused, slot.planned_s, was_sent=False)
         late_s = unproven_s if slot.late_s is None else slot.late_s
         slot.restate(self._ledger.stamp_s(slot.sent_s) + late_s)
-        return Change(from_s, slot.stamp_s, before, slot.amounts)
+        return Change(from_s, slot.stamp_s, before, slot.amounts, slot.planned_s)
 
     def _book(self, lease: Lease, request: LeaseRequest, asked: list[Caller]) -> None:
         """Books the slots of the ledger's answer."""
