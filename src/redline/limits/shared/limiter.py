@@ -307,9 +307,12 @@ class SharedLimiter(RateLimiter):
         self._slack_factor = max(1.0, min(self._slack_factor, _MOST_BUSY_SLACK_S / slack_s))
         self._has_missed = False
         slack_s *= self._slack_factor
-        if max(guard_s, slack_s) != self._pace_guard_s:
-            self._pace_guard_s = max(guard_s, slack_s)
-            self._rules = rules_of(self._limits, self._pace_guard_s)
+        # Without a hard rule, the pace must bear all that a call may reach the server late by.
+        is_bucket = self._limits.profile == "bucket"
+        pace_guard_s = slack_s + unproven_s if is_bucket else max(guard_s, slack_s)
+        if pace_guard_s != self._pace_guard_s:
+            self._pace_guard_s = pace_guard_s
+            self._rules = rules_of(self._limits, pace_guard_s)
         changes = [self._change(slot, unproven_s) for slot in self._changed]
         self._changed.clear()
         self._flush_s = math.inf

@@ -16,9 +16,10 @@ process has to be trusted later:
   soft  slots are T = (W + guard) / N apart with a burst of b (GCRA); the guard is at least the
         slack, so that the pace may be kept late by that much. Tokens that are paced evenly catch
         up what another limit took from them, by `catch_up_s` at most.
-  bucket no hard rule: the pace alone keeps what the server's bucket holds. A refund must not credit
-        more than it had room for since the slot, because a full bucket gains nothing. So a book
-        keeps how much was missing from it at least, at all slots after each one (its lows).
+  bucket no hard rule: the pace alone keeps what the server's bucket holds. Its guard is slack +
+        guard. A refund must not credit more than it had room for since the slot, because a full
+        bucket gains nothing. So a book keeps how much was missing from it at least, at all slots
+        after each one (its lows).
   phase of such tokens a sliding-window counter reads at most N, in whichever phase its windows
         begin (rule/phases.py): u S(t - uW) + (1 - u) S(t - uW - W) <= N, where S(x) is what is
         stamped after x. So stamps of tokens are kept for two windows.
