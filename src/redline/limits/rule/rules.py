@@ -35,6 +35,7 @@ class LimitLine(msgspec.Struct, eq=False):
     others: int = 0
     is_headed: bool = False  # the server's headers mention this limit
     steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
+    looked_s: float = -math.inf  # when one last showed that
     _full_at_s: float = -math.inf
 
     @property
@@ -62,9 +63,14 @@ class LimitLine(msgspec.Struct, eq=False):
         """Records that the server's headers mention this limit."""
         self.is_headed = True
 
-    def saw_refill(self, rate: float, *, is_steady: bool) -> None:
-        """Records a header that shows how it refills. rate: the weight of the header, up to 1."""
-        self.steady += rate * ((1.0 if is_steady else 0.0) - self.steady)
+    def saw_steady_refill(self, rate: float, now_s: float) -> None:
+        """Records a header by which it refills steadily. rate: its weight, up to 1."""
+        self.looked_s = now_s
+        self.steady += rate * (1 - self.steady)
+
+    def saw_odd_refill(self, rate: float) -> None:
+        """Records a header by which it does not. rate: its weight, up to 1."""
+        self.steady -= rate * self.steady
 
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount` as used by other clients."""
