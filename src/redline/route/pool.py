@@ -640,13 +640,15 @@ class Pool:
         The call is then retried as soon as the other endpoint has room, without further waits.
         """
         avoided = call.avoid | {member.name}
-        for other in self._members:
-            if other.name in avoided or other.is_out or other.is_parked(now_s):
-                continue
-            if other.breaker.state is not Health.DEGRADED:
-                call.avoid = avoided
-                return
-        call.avoid = frozenset()
+        call.avoid = avoided if self._working(now_s) - avoided else frozenset()
+
+    def _working(self, now_s: float) -> set[str]:
+        """The endpoints that work and are not parked."""
+        return {
+            one.name
+            for one in self._members
+            if one.breaker.is_working and not (one.is_out or one.is_parked(now_s))
+        }
 
     def _usual_share(self, breaker: Breaker) -> float:
         """The share of calls that fail at the endpoints of the other breakers."""
@@ -746,12 +748,7 @@ class Pool:
         avoiding = [call for call in self._queue.calls() if call.avoid]
         if not avoiding:
             return
-        now_s = self._clock.now_s()
-        working = {
-            one.name
-            for one in self._members
-            if one.breaker.is_working and not (one.is_out or one.is_parked(now_s))
-        }
+        working = self._working(self._clock.now_s())
         for call in avoiding:
             if call.avoid >= working:
                 call.avoid = self._still_avoids(call) if call.unfit else frozenset()
