@@ -113,7 +113,6 @@ class Pool:
         self._on_room: Callable[[], None] | None = None
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
-        self._given: dict[Ticket, PoolMember] = {}  # calls whose turn it is
         self._all_degraded = False
         for seat in seats:
             self.add(seat)
@@ -458,17 +457,15 @@ class Pool:
             self._weigh()
         self._dispatch()
         try:
-            await call.in_time(turn, self._clock)
+            member = await call.in_time(turn, self._clock)
         except BaseException:
             queue.take(ticket)
             self._traffic.unanswered += 1
-            given = self._given.pop(ticket, None)
-            if given is not None:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 # Its turn came at the same moment.
-                given.came()
-                self._unanswered(given)
+                turn.result().came()
+                self._unanswered(turn.result())
             raise
-        member = self._given.pop(ticket)
         member.came()
         self._traffic.waited(self._clock.now_s() - ticket.since_s)
         return member
@@ -504,8 +501,7 @@ class Pool:
                 continue
             self._spare -= 1
             member.comes()
-            self._given[ticket] = member
-            ticket.turn.set_result(None)
+            ticket.turn.set_result(member)
 
     def _ordered(self, ordering: Ordering) -> list[Ticket]:
         """The first tickets, led by the one that suits the endpoints with room best."""
