@@ -230,14 +230,6 @@ class Rules:
             self.learner.replied(took_s, sent_s)
             prove(bookings, took_s)
 
-    def rang(self, late_s: float) -> None:
-        """Records that a timer rang `late_s` late."""
-        self.jitter.rang(late_s)
-
-    def shook_hands(self, took_s: float) -> None:
-        """Records that a connection to the server was made in `took_s`."""
-        self.jitter.shook_hands(took_s)
-
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""
         guard_s = self._guard_now_s()

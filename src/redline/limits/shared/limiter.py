@@ -63,6 +63,7 @@ class SharedLimiter(RateLimiter):
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
         self.jitter = Jitter(stated_s=limits.guard_s)
+        self.shook_hands = self.jitter.shook_hands
         self._limits = limits
         self._ledger = ledger
         self._clock = clock
@@ -139,10 +140,6 @@ class SharedLimiter(RateLimiter):
         self._parked_until_s = self._park_news_s = until_s
         self._pump()
         return True
-
-    def shook_hands(self, took_s: float) -> None:
-        """A connection to the endpoint was made in `took_s`."""
-        self.jitter.shook_hands(took_s)
 
     def accepted(self, now_s: float) -> bool:
         """True: only a 429 changes anything."""

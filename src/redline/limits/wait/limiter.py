@@ -51,8 +51,9 @@ class Limiter(RateLimiter):
         self._busy_from_s = 0.0  # since when the queue has not been empty
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
-        # A reply changes what the rules know, and no more.
+        # A reply changes what the rules know, and no more; so does a connection.
         self.replied = self.rules.replied
+        self.shook_hands = self.rules.jitter.shook_hands
 
     def __call__(
         self,
@@ -182,10 +183,6 @@ class Limiter(RateLimiter):
         self.rules.set_rates(kind, rates, self._clock.now_s())
         self.refresh()
 
-    def shook_hands(self, took_s: float) -> None:
-        """Records that a connection to the endpoint was made in `took_s`."""
-        self.rules.shook_hands(took_s)
-
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
         """Adjusts to the limits that the answer to the grant's call states.
 
@@ -292,7 +289,7 @@ class Limiter(RateLimiter):
 
     def _rang(self) -> None:
         self._timer = None
-        self.rules.rang(max(0.0, self._clock.now_s() - self._due_s))
+        self.rules.jitter.rang(max(0.0, self._clock.now_s() - self._due_s))
         self.pump()
 
 

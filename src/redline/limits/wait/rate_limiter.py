@@ -27,6 +27,7 @@ class RateLimiter(ABC):
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
     is_shared: other processes keep the same limits, so that it may be parked by their calls.
     counts_tokens: a token limit is set, so estimates matter.
+    shook_hands: records the seconds that a connection to the endpoint took.
     accepted: counts an answer other than a 429, by the time (monotonic); False if `answered` must
     be called for it instead.
     """
@@ -34,6 +35,7 @@ class RateLimiter(ABC):
     is_unlimited = False
     is_shared = False
     counts_tokens: bool
+    shook_hands: Callable[[float], None]
     accepted: Callable[[float], bool]
     _timer: asyncio.TimerHandle | None = None
     _due_s = math.inf  # when the timer should ring; inf without one
@@ -108,10 +110,6 @@ class RateLimiter(ABC):
     @abstractmethod
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before."""
-
-    @abstractmethod
-    def shook_hands(self, took_s: float) -> None:
-        """Records that a connection to the endpoint was made in `took_s`."""
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:  # noqa: B027
         """Adjusts to the limits that the answer to the grant's call states."""
