@@ -32,10 +32,10 @@ async def test_the_lowest_priority_goes_first_and_arrival_decides_within() -> No
     for want, priority in [("a", 5), ("b", -1), ("c", 0), ("d", 5), ("e", -1), ("f", 0)]:
         queue.add(want, priority)
     assert len(queue) == 6
-    assert [waiter.want for waiter in queue.waiters()] == list("becfad")
+    assert [waiter.want for waiter in queue.line()] == list("becfad")
     assert woken(queue) == list("becfad")
     assert len(queue) == 0
-    assert queue.waiters() == []
+    assert [*queue.line()] == []
 
 
 async def test_each_gets_what_it_was_woken_with() -> None:
@@ -108,7 +108,7 @@ async def test_any_mixture_keeps_the_order_and_loses_nobody() -> None:
         assert len(queue) == len(waiting)
         if number == 10_000:
             del waiting[200:]
-            for waiter in queue.waiters():
+            for waiter in [*queue.line()]:
                 if all(waiter.future is not entry[2] for entry in waiting):
                     leave(queue, waiter.future)
     left = sorted(waiting, key=lambda entry: entry[:2])

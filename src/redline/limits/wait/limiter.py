@@ -242,12 +242,11 @@ class Limiter(RateLimiter):
         self.counts_tokens = self.rules.counts_tokens
         if self.rules.lines:
             self.is_unlimited, self._free = False, None
-        for waiter in self._queue.waiters():
+        for waiter in [*self._queue.line()]:
             try:
                 self.rules.check(waiter.want)
             except OverLimit as error:
-                waiter.future.set_exception(error)
-                self._queue.forget()
+                self._queue.refuse(waiter, error)
         if self._queue:
             self.pump()
 
