@@ -133,7 +133,7 @@ class Rules:
         for line, amount_of, most in self._tokens:
             if amount_of(cost) > most:
                 rate = usable(line.stated, self.limits.headroom)
-                raise too_large(line.kind, amount_of(cost), rate)
+                raise _too_large(line.kind, amount_of(cost), rate)
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
         """The bookings of `cost` in all windows, if it may be sent now; None if it must wait.
@@ -347,7 +347,7 @@ class Rules:
         return self.jitter.guard_s - (0.0 if has_margin else MARGIN_S)
 
 
-def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
+def _too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
     """The error for a call that needs more than `rate` ever allows."""
     return OverLimit(
         f"the call needs about {amount:,} {kind.replace('_', ' ')}, more than the limit of {rate} "

@@ -22,7 +22,7 @@ import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import NoEndpoint
-from redline.limits.rule import Cost, Doubt, Jitter, Kind, Limits, Rate, too_large
+from redline.limits.rule import Cost, Doubt, Kind, Limits, Rate
 from redline.limits.shared.ledger import Ledger
 from redline.limits.shared.schedule import (
     Change,
@@ -109,17 +109,16 @@ class SharedLimiter(RateLimiter):
     """
 
     is_shared = True
+    _queue: WaitQueue[_Amounts, Slot]
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
-        self.jitter = Jitter(stated_s=limits.guard_s)
-        self.shook_hands = self.jitter.shook_hands
+        super().__init__(limits, clock)
+        self.jitter = self.rules.jitter
         self._limits = limits
         self._ledger = ledger
-        self._clock = clock
         self._owner = secrets.token_hex(8)
         self._words = described(limits)
         self._rated = rated(limits)
-        self.counts_tokens = limits.counts_tokens
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
         self._rules: tuple[Rule, ...] = ()
@@ -130,8 +129,6 @@ class SharedLimiter(RateLimiter):
         ]
         is_paced = limits.profile in ("any", "counter")
         self._most_calls = _MOST_CALLS if is_paced else _MOST_BURST
-        self._queue: WaitQueue[_Amounts, Slot] = WaitQueue()
-        self._busy_from_s = 0.0  # since when the queue has not been empty
         self._slots: deque[Slot] = deque()  # booked, the earliest first
         self._changed: dict[Slot, None] = {}  # what the ledger does not know yet
         self._flush_s = math.inf  # when it is flushed at the latest
@@ -147,30 +144,13 @@ class SharedLimiter(RateLimiter):
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    @property
-    def waiting(self) -> int:
-        """Callers in line."""
-        return self._queue.waiting
-
-    def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf if nothing limits it."""
-        return min((rate.count for what, rate in self._rated if what == kind), default=math.inf)
-
-    def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted."""
-        for kind, rate in self._rated:
-            amount = cost.amount(kind)
-            if amount > rate.count:
-                raise too_large(kind, amount, rate)
-
     def room_s(self, cost: Cost, now_s: float) -> float:
         """Seconds until a call of `cost` could be granted after the callers in line; books nothing.
 
         Estimated from the last answer of the ledger, as if all calls cost the same.
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
-        each_s = [cost.amount(kind) * rate.window_s / rate.count for kind, rate in self._rated]
-        return wait_s + self.waiting * max(each_s, default=0.0)
+        return wait_s + self.waiting * self.rules.spacing_s(cost)
 
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
@@ -185,9 +165,9 @@ class SharedLimiter(RateLimiter):
 
         The other processes learn of it with their next lease.
         """
-        if until_s <= self._parked_until_s:
+        if not super().park(until_s):
             return False
-        self._parked_until_s = self._park_news_s = until_s
+        self._park_news_s = until_s
         self._pump()
         return True
 

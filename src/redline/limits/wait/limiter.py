@@ -16,7 +16,7 @@ import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
-from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, Rules
+from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends
 from redline.limits.server import Feedback, Stated
 from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue
@@ -36,24 +36,21 @@ class Limiter(RateLimiter):
             grant.settle(reply.usage.total_tokens)
     """
 
+    _queue: WaitQueue[Cost, list[Booking]]
+
     def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
-        self.rules = Rules(limits)
+        super().__init__(limits, clock)
         self.is_unlimited = limits.rate != AUTO and not self.rules.lines
-        self.counts_tokens = self.rules.counts_tokens
         self._feedback = Feedback(self.rules)
         self.accepted = self._feedback.accepted
         self._recent: RecentSends | None = None
-        self._clock = clock
         # The grant of every caller while nothing limits them; set once that is known.
         self._free: Grant | None = None
-        self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
-        self._busy_from_s = 0.0  # since when the queue has not been empty
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
-        # A reply changes what the rules know, and no more; so does a connection.
+        # A reply changes what the rules know, and no more.
         self.replied = self.rules.replied
-        self.shook_hands = self.rules.jitter.shook_hands
 
     def __call__(
         self,
@@ -75,22 +72,9 @@ class Limiter(RateLimiter):
         return self.rules.easy_tokens
 
     @property
-    def waiting(self) -> int:
-        """Callers in the queue."""
-        return len(self._queue)
-
-    @property
     def guard_s(self) -> float:
         """Seconds added to each window now."""
         return self.rules.guard_s
-
-    def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf if nothing limits it."""
-        return self.rules.most(kind)
-
-    def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted."""
-        self.rules.check(cost)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
         """Seconds until `cost` could be granted after the callers in the queue; books nothing.
@@ -124,11 +108,8 @@ class Limiter(RateLimiter):
 
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before."""
-        if until_s <= self._parked_until_s:
-            return False
-        self._parked_until_s = until_s
         self._free = None
-        return True
+        return super().park(until_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
         """A grant if the queue is empty and `cost`, once checked, may be sent at once."""
