@@ -65,6 +65,33 @@ async def test_a_newcomer_of_a_priority_that_was_used_up_is_found() -> None:
         assert woken(queue) == ["0", "1", "2"]
 
 
+async def test_who_waits_again_has_its_old_place() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    numbers = {want: queue.number() for want in "abc"}
+    for want, number in numbers.items():
+        queue.add(want, 0, number)
+    queue.add("d", 0)
+    a, b, *_ = queue.line()
+    queue.wake(b, 2)
+    queue.wake(a, 1)
+    assert (a.future.result(), b.future.result()) == (1, 2)
+    assert [waiter.want for waiter in queue.line()] == ["c", "d"]
+    for want in "ba":
+        queue.add(want, 0, numbers[want])
+    assert len(queue) == 4
+    assert woken(queue) == list("abcd")
+
+
+async def test_a_refused_one_gets_the_error_and_is_passed_over() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    turns = [queue.add(want, 0) for want in "abc"]
+    queue.refuse([*queue.line()][1], ValueError("too large"))
+    assert len(queue) == 2
+    with pytest.raises(ValueError, match="too large"):
+        await turns[1]
+    assert woken(queue) == ["a", "c"]
+
+
 @pytest.mark.parametrize("is_at_once", [False, True])
 async def test_what_is_kept_is_bounded_by_who_waits(is_at_once: bool) -> None:
     """Also where all are cancelled before the first of their tasks has run."""

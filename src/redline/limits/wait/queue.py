@@ -72,10 +72,11 @@ class WaitQueue(Generic[Want, Got]):
             insort(self._priorities, priority)
         self.waiting += 1
         future: asyncio.Future[Got] = asyncio.get_running_loop().create_future()
-        if number is None:
-            line.append(Waiter(want, future, priority, next(self._numbers)))
+        waiter = Waiter(want, future, priority, self.number() if number is None else number)
+        if line and waiter.number < line[-1].number:
+            insort(line, waiter, key=_number_of)
         else:
-            insort(line, Waiter(want, future, priority, number), key=_number_of)
+            line.append(waiter)
         return future
 
     def is_next(self, future: asyncio.Future[Got]) -> bool:
