@@ -284,7 +284,7 @@ class Book(msgspec.Struct, array_like=True):
         by = math.floor(by_s / self.grain_s)
         self.stamps = [stamp - by for stamp in self.stamps]
         self.older = [stamp - by for stamp in self.older]
-        # Slots planned by the clock as it was cannot be told from others: no refund for them.
+        # Which slots were planned before that is unknown from now on: they get no refund.
         self.lows_at_s, self.lows_s = self.lows_at_s[-1:], [0.0] * len(self.lows_s[-1:])
 
 
