@@ -349,10 +349,9 @@ def stale(strategy: str, seed: int) -> tuple[float, float]:
         async def scrape() -> None:
             while True:
                 for server, member in zip(servers, pool.members, strict=True):
-                    figures = member.figures
-                    figures.queued = max(0, server.in_flight - server.slots)
-                    figures.gpu = float(server.in_flight > 0)
-                    figures.seen_s = CLOCK.now_s()
+                    member.queued = max(0, server.in_flight - server.slots)
+                    member.gpu = float(server.in_flight > 0)
+                    member.seen_s = CLOCK.now_s()
                 await asyncio.sleep(STALE["scrape_s"])
 
         scraping = asyncio.create_task(scrape()) if strategy != DEFAULT else None

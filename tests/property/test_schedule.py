@@ -18,7 +18,7 @@ from redline.limits.shared import Lease, LeaseRequest, State, lease_s_of
 from redline.limits.shared import redis_ledger as redis_module
 from redline.limits.shared import schedule as schedule_module
 from support.catching import assert_caught
-from support.sharing import Ask, Process, Sent, most_amount, share
+from support.sharing import Ask, Process, Sent, least_left, most_amount, share
 
 GUARD_S = 0.05
 HARD = ("any", "counter", "fixed", "moving")
@@ -87,6 +87,19 @@ def test_tokens_are_never_over_either_and_requests_not_with_them(data: st.DataOb
     assert most_amount(tokens, rate.window_s + GUARD_S) <= rate.count
     plain = [Sent(send.at_s, send.process, send.ask) for send in shared.sends]
     assert most_amount(plain, requests.window_s + GUARD_S) <= requests.count
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_bucket_at_the_server_is_never_exceeded(data: st.DataObject) -> None:
+    """Whatever is settled later: a bucket that was full meanwhile has gained nothing by it."""
+    rate = Rate(data.draw(st.integers(20, 200)), data.draw(st.sampled_from([0.5, 1.0, 2.0])))
+    limits = Limits(tokens=rate, profile="bucket", guard_s=GUARD_S)
+    lates_s = data.draw(st.lists(seconds(GUARD_S), min_size=1, max_size=6))
+    shared = share(limits, data.draw(processes(most_tokens=rate.count)))
+    for send in shared.sends:
+        send.amount = send.amount if send.ask.tokens else 0
+    assert least_left(shared.sends, rate, lates_s) >= -1e-6
 
 
 @MANY

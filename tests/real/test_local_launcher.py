@@ -70,6 +70,26 @@ def test_replicas_have_a_port_and_a_slot_each_and_answer(run: Run, tmp_path: Pat
     run(main())
 
 
+def test_only_logs_of_ended_replicas_are_removed(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_KEPT_LOGS", 2)
+
+    async def main() -> None:
+        local = LocalLauncher(replica(tmp_path))
+        kept = member(await local.start("kept"))
+        for name in "abcd":
+            await member(await local.start(name)).backend.aclose()
+            await local.stop(name)
+        names = {path.stem for path in (tmp_path / "logs").iterdir()}
+        # Those that have ended are counted when the next one begins.
+        assert names == {"kept", "b", "c", "d"}
+        await kept.backend.aclose()
+        await local.stop("kept")
+
+    run(main())
+
+
 MOODS = {
     "exits": "its command ended with status 1",
     "silent": "it was not ready within {start_s:g} s: it did not listen on its port",

@@ -61,7 +61,7 @@ def test_calls_of_another_client_keep_calls_away_once_metrics_are_read(metrics: 
         busy = asyncio.create_task(send_for(other, 6.0, at_once=24))
         await send_for(pool, 2.0, at_once=8)
         share = share_of("s0", await send_for(pool, 2.5, at_once=8))
-        foreign = [member.figures.foreign for member in pool.members]
+        foreign = [member.foreign for member in pool.members]
         await busy
         await pool.aclose()
         await other.aclose()
@@ -92,7 +92,7 @@ def test_no_call_meets_a_server_that_is_not_up_and_it_is_used_when_it_is() -> No
             outcomes += (later := await send_for(pool, 1.0, at_once=8))
             assert share_of("late", later) > 0.3
             assert all(len(outcome.tried) == 1 for outcome in outcomes)
-            assert pool.members[1].figures.availability == 1
+            assert pool.members[1].availability == 1
             await pool.aclose()
         assert len(asyncio.all_tasks()) == 1
 
@@ -168,7 +168,7 @@ def test_prompts_that_begin_alike_find_an_engine_that_has_computed_them(
                     assert outcome.is_success, outcome
 
             await asyncio.gather(*(work() for _ in range(32)))
-            assert all(one.figures.gpu is not None for one in pool.members)
+            assert all(one.gpu is not None for one in pool.members)
             await pool.aclose()
             names = "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_total"
             cached, asked = (sum(figure(one, name) for one in engines) for name in names)

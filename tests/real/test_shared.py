@@ -181,8 +181,9 @@ def history(
         changes = []
         for stamp_s, amounts in draw.sample(slots, min(len(slots), 3)):
             used = [draw.randint(0, amount) for amount in amounts]
-            planned_s = draw.choice([0.0, 0.0, stamp_s - 0.07])
-            changes.append(Change(stamp_s, stamp_s - draw.random() / 20, amounts, used, planned_s))
+            to_s, planned_s = stamp_s - draw.random() / 20, stamp_s - 0.07
+            was_sent = draw.random() < 2 / 3
+            changes.append(Change(stamp_s, to_s, amounts, used, planned_s, was_sent))
         seen_s = now_s + 5 if turn == 40 else 0.0
         request = LeaseRequest(
             owner=draw.choice("abc"),

@@ -106,7 +106,7 @@ class Disturbed:
             name, backend = member.name, member.backend
             assert isinstance(backend, redline.calls.HttpBackend)
             load = backend.load(now_s)
-            holds(f"calls that come to {name}", member.figures.in_flight + member.coming)
+            holds(f"calls that come to {name}", member.in_flight + member.coming)
             holds(f"calls at {name}", load.in_flight + load.waiting)
             holds(f"tokens of calls at {name}", load.tokens_out)
             holds(f"slots of {name}", backend.slots.in_use + backend.slots.waiting)

@@ -69,7 +69,7 @@ class Watched(Fleet):
         self.samples.append(sample)
         ready = {one.name for one in self.ready}
         self.caught |= {
-            one.name for one in self._members if one.name not in ready and one.figures.in_flight
+            one.name for one in self._members if one.name not in ready and one.in_flight
         }
         return sample
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from redline.errors import NoEndpoint
-from redline.limits import Cost, Limits
+from redline.limits import Cost, Limits, Rate
 from redline.limits.shared import Lease, LeaseRequest, SharedLimiter, State
 from redline.limits.shared import schedule as schedule_module
 from redline.testing import VirtualClock, VirtualLoop
@@ -207,6 +207,23 @@ async def _run(shared: Shared, limits: Limits, process: Process, number: int) ->
     else:
         await asyncio.gather(*calls)
     await limiter.aclose()
+
+
+def least_left(sends: Sequence[Sent], rate: Rate, lates_s: Sequence[float] = (0.0,)) -> float:
+    """The least that a bucket at the server ever holds after a call, below 0 if it was exceeded.
+
+    It is full at first and refills evenly. lates_s: how late the calls reach it, in turn.
+    """
+    arrivals = sorted(
+        (send.at_s + late_s, send.amount)
+        for send, late_s in zip(sends, itertools.cycle(lates_s), strict=False)
+    )
+    least = left = float(rate.count)
+    before_s = 0.0
+    for at_s, amount in arrivals:
+        left = min(rate.count, left + (at_s - before_s) * rate.count / rate.window_s) - amount
+        least, before_s = min(least, left), at_s
+    return least
 
 
 def most_amount(sends: Sequence[Sent], span_s: float) -> int:

@@ -29,7 +29,7 @@ class Shrunk(Fleet):
     def sample(self) -> Sample:
         ready = {one.name for one in self.ready}
         self.caught |= {
-            one.name for one in self._members if one.name not in ready and one.figures.in_flight
+            one.name for one in self._members if one.name not in ready and one.in_flight
         }
         return super().sample()
 

@@ -66,11 +66,6 @@ class PoolMember(Figures):
         self.backend = seat.make(lambda: on_room(self))
 
     @property
-    def figures(self) -> Figures:
-        """The figures that strategies use."""
-        return self
-
-    @property
     def is_out(self) -> bool:
         """Whether it gets no more calls."""
         return self.is_leaving or self.error is not None

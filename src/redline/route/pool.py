@@ -113,7 +113,6 @@ class Pool:
         self._on_room: Callable[[], None] | None = None
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
-        self._given: dict[Ticket, PoolMember] = {}  # calls whose turn it is
         self._all_degraded = False
         for seat in seats:
             self.add(seat)
@@ -460,17 +459,15 @@ class Pool:
             self._weigh()
         self._dispatch()
         try:
-            await call.in_time(turn, self._clock)
+            member = await call.in_time(turn, self._clock)
         except BaseException:
             queue.take(ticket)
             self._traffic.unanswered += 1
-            given = self._given.pop(ticket, None)
-            if given is not None:
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
                 # Its turn came at the same moment.
-                given.came()
-                self._unanswered(given)
+                turn.result().came()
+                self._unanswered(turn.result())
             raise
-        member = self._given.pop(ticket)
         member.came()
         self._traffic.waited(self._clock.now_s() - ticket.since_s)
         return member
@@ -506,8 +503,7 @@ class Pool:
                 continue
             self._spare -= 1
             member.comes()
-            self._given[ticket] = member
-            ticket.turn.set_result(None)
+            ticket.turn.set_result(member)
 
     def _ordered(self, ordering: Ordering) -> list[Ticket]:
         """The first tickets, led by the one that suits the endpoints with room best."""
@@ -642,13 +638,15 @@ class Pool:
         The call is then retried as soon as the other endpoint has room, without further waits.
         """
         avoided = call.avoid | {member.name}
-        for other in self._members:
-            if other.name in avoided or other.is_out or other.is_parked(now_s):
-                continue
-            if other.breaker.state is not Health.DEGRADED:
-                call.avoid = avoided
-                return
-        call.avoid = frozenset()
+        call.avoid = avoided if self._working(now_s) - avoided else frozenset()
+
+    def _working(self, now_s: float) -> set[str]:
+        """The endpoints that work and are not parked."""
+        return {
+            one.name
+            for one in self._members
+            if one.breaker.is_working and not (one.is_out or one.is_parked(now_s))
+        }
 
     def _usual_share(self, breaker: Breaker) -> float:
         """The share of calls that fail at the endpoints of the other breakers."""
@@ -748,12 +746,7 @@ class Pool:
         avoiding = [call for call in self._queue.calls() if call.avoid]
         if not avoiding:
             return
-        now_s = self._clock.now_s()
-        working = {
-            one.name
-            for one in self._members
-            if one.breaker.is_working and not (one.is_out or one.is_parked(now_s))
-        }
+        working = self._working(self._clock.now_s())
         for call in avoiding:
             if call.avoid >= working:
                 call.avoid = self._still_avoids(call) if call.unfit else frozenset()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import count, islice
 
 from redline.route.balance import Asked
+from redline.route.member import PoolMember
 from redline.waist import Call
 
 # If the first calls may not use the free endpoint, up to this many of them are passed over.
@@ -31,7 +32,7 @@ class Ticket:
         self.since_s = since_s
         self.asked = asked
         self.passed = 0
-        self.turn: asyncio.Future[None] | None = None
+        self.turn: asyncio.Future[PoolMember] | None = None
 
     def is_passed(self) -> None:
         """Counts a later call that overtakes this one."""
@@ -61,8 +62,8 @@ class CallQueue:
         """The place of a call that arrives now; the call does not wait yet."""
         return Ticket(call, next(self._numbers), now_s, asked)
 
-    def add(self, ticket: Ticket) -> asyncio.Future[None]:
-        """Puts the ticket into its place; returns the future for its turn."""
+    def add(self, ticket: Ticket) -> asyncio.Future[PoolMember]:
+        """Puts the ticket into its place; returns the future for the endpoint that takes it."""
         ticket.turn = asyncio.get_running_loop().create_future()
         insort(self.tickets, ticket, key=_place)
         return ticket.turn

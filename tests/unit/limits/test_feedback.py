@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import gc
 import heapq
 import itertools
 import random
+import weakref
 from typing import Any
 
 import msgspec
@@ -240,6 +242,16 @@ def test_nonsense_is_not_adopted_and_does_not_fill_the_memory() -> None:
     for window_s in range(1, 200):
         told.tell({"ratelimit-policy": f'"each time another";q=5000;w={window_s}'})
     assert len(told.lines) <= 8
+
+
+def test_a_limit_that_is_dropped_leaves_the_memory() -> None:
+    told = Told(rate="auto")
+    for _ in range(3):
+        told.tell(openai(60, 3, "4s"))
+    dropped = weakref.ref(told.rules.lines[0].window)
+    told.rules.set_rates("requests", [], told.now_s)
+    gc.collect()
+    assert dropped() is None
 
 
 # One client at full speed, and whoever else there is, in discrete events.

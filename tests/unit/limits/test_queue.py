@@ -32,10 +32,10 @@ async def test_the_lowest_priority_goes_first_and_arrival_decides_within() -> No
     for want, priority in [("a", 5), ("b", -1), ("c", 0), ("d", 5), ("e", -1), ("f", 0)]:
         queue.add(want, priority)
     assert len(queue) == 6
-    assert [waiter.want for waiter in queue.waiters()] == list("becfad")
+    assert [waiter.want for waiter in queue.line()] == list("becfad")
     assert woken(queue) == list("becfad")
     assert len(queue) == 0
-    assert queue.waiters() == []
+    assert [*queue.line()] == []
 
 
 async def test_each_gets_what_it_was_woken_with() -> None:
@@ -63,6 +63,33 @@ async def test_a_newcomer_of_a_priority_that_was_used_up_is_found() -> None:
         for priority in (2, 0, 1):
             queue.add(str(priority), priority)
         assert woken(queue) == ["0", "1", "2"]
+
+
+async def test_who_waits_again_has_its_old_place() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    numbers = {want: queue.number() for want in "abc"}
+    for want, number in numbers.items():
+        queue.add(want, 0, number)
+    queue.add("d", 0)
+    a, b, *_ = queue.line()
+    queue.wake(b, 2)
+    queue.wake(a, 1)
+    assert (a.future.result(), b.future.result()) == (1, 2)
+    assert [waiter.want for waiter in queue.line()] == ["c", "d"]
+    for want in "ba":
+        queue.add(want, 0, numbers[want])
+    assert len(queue) == 4
+    assert woken(queue) == list("abcd")
+
+
+async def test_a_refused_one_gets_the_error_and_is_passed_over() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    turns = [queue.add(want, 0) for want in "abc"]
+    queue.refuse([*queue.line()][1], ValueError("too large"))
+    assert len(queue) == 2
+    with pytest.raises(ValueError, match="too large"):
+        await turns[1]
+    assert woken(queue) == ["a", "c"]
 
 
 @pytest.mark.parametrize("is_at_once", [False, True])
@@ -108,7 +135,7 @@ async def test_any_mixture_keeps_the_order_and_loses_nobody() -> None:
         assert len(queue) == len(waiting)
         if number == 10_000:
             del waiting[200:]
-            for waiter in queue.waiters():
+            for waiter in [*queue.line()]:
                 if all(waiter.future is not entry[2] for entry in waiting):
                     leave(queue, waiter.future)
     left = sorted(waiting, key=lambda entry: entry[:2])

@@ -113,7 +113,7 @@ def check_a_sent_slot_counts_from_its_stamp(rule: Any) -> None:
     desk.ask(5)
     booked_s = NOW_S + SLACK_S + GUARD_S
     sent_s = NOW_S + 0.003 + GUARD_S
-    lease = desk.ask(1, NOW_S + 1.0, changes=[Change(booked_s, sent_s, ONE, ONE)] * 5)
+    lease = desk.ask(1, NOW_S + 1.0, changes=[Change(booked_s, sent_s, ONE, ONE, NOW_S)] * 5)
     assert steps(lease.times) == [1.053]
     assert desk.total == 1
 
@@ -122,7 +122,7 @@ def check_a_slot_given_back_is_free(rule: Any) -> None:
     desk = Desk(rule, requests="5/1s", profile="moving")
     desk.ask(5)
     booked_s = NOW_S + SLACK_S + GUARD_S
-    lease = desk.ask(2, changes=[Change(booked_s, booked_s, ONE, (0,), NOW_S)])
+    lease = desk.ask(2, changes=[Change(booked_s, booked_s, ONE, (0,), NOW_S, was_sent=False)])
     assert steps(lease.times) == [0]
     assert desk.total == 5
 
@@ -132,7 +132,8 @@ def check_only_the_last_slot_of_a_pace_is_planned_again(rule: Any) -> None:
         desk = Desk(rule, requests="100/1s")
         planned_s = desk.ask(2).times[given_back]
         booked_s = planned_s + SLACK_S + GUARD_S
-        lease = desk.ask(1, changes=[Change(booked_s, booked_s, ONE, (0,), planned_s)])
+        unsent = Change(booked_s, booked_s, ONE, (0,), planned_s, was_sent=False)
+        lease = desk.ask(1, changes=[unsent])
         assert steps(lease.times) == [expected]
 
 
@@ -140,8 +141,41 @@ def check_settled_tokens_are_free_again(rule: Any) -> None:
     desk = Desk(rule, tokens="1000/1s", profile="moving")
     desk.ask(wants=[(800,)])
     booked_s, sent_s = NOW_S + SLACK_S + GUARD_S, NOW_S + GUARD_S
-    change = Change(booked_s, sent_s, (800,), (300,))
+    change = Change(booked_s, sent_s, (800,), (300,), NOW_S)
     assert steps(desk.ask(wants=[(700,)], at_s=NOW_S + 0.01, changes=[change]).times) == [0.01]
+
+
+def check_a_bucket_gets_back_only_what_it_had_room_for(rule: Any) -> None:
+    """Of 600, refilled at 10 a second, 500 are booked twice; later the first call has used 10."""
+    for second_s in (55.0, 45.0, 39.5):
+        desk = Desk(rule, tokens="600/60s", profile="bucket")
+        (first_s,) = desk.ask(wants=[(500,)]).times
+        (planned_s,) = desk.ask(wants=[(500,)], at_s=NOW_S + second_s).times
+        desk.ask(at_s=NOW_S + 60, changes=[Change(first_s, first_s, (500,), (10,), first_s)])
+        # With the right amount from the start, the bucket was full at the second call: 100 are left
+        # after it. The guard keeps 1 free, so that another 500 can go once 401 have come back.
+        due_s = planned_s + 40.1
+        assert desk.ask(wants=[(500,)], at_s=due_s - 1.1).times == []
+        assert desk.ask(wants=[(500,)], at_s=due_s - 0.5).times == [pytest.approx(due_s)]
+
+
+def check_nothing_is_given_back_that_a_ledger_may_not_have_counted(rule: Any) -> None:
+    """It was set back, or was lost, after the slot."""
+    for set_back_s, loses in ((0.0, False), (0.3, False), (0.0, True)):
+        desk = Desk(rule, tokens="600/60s", profile="bucket")
+        (first_s,) = desk.ask(wants=[(500,)]).times
+        if loses:
+            desk.state = None
+        desk.ask(at_s=NOW_S - set_back_s, seen_s=first_s)
+        (later_s,) = desk.ask(wants=[(1,)], at_s=NOW_S + 10, seen_s=first_s).times
+        assert desk.state is not None
+        (book,) = desk.state.books.values()
+        before_s = book.full_at_s
+        change = Change(first_s, first_s, (500,), (10,), first_s)
+        desk.ask(at_s=later_s + 1, seen_s=first_s, changes=[change])
+        (book,) = desk.state.books.values()
+        given_s = before_s - book.full_at_s
+        assert given_s == pytest.approx(0.0 if set_back_s or loses else 40.0, abs=0.1)
 
 
 def check_a_lost_state_counts_as_full(rule: Any) -> None:
@@ -196,6 +230,8 @@ CHECKS = {
     "back": check_a_slot_given_back_is_free,
     "last": check_only_the_last_slot_of_a_pace_is_planned_again,
     "settled": check_settled_tokens_are_free_again,
+    "room": check_a_bucket_gets_back_only_what_it_had_room_for,
+    "uncounted": check_nothing_is_given_back_that_a_ledger_may_not_have_counted,
     "lost": check_a_lost_state_counts_as_full,
     "clock": check_a_clock_set_back_frees_nothing,
     "others": check_other_limits_are_refused_while_in_use,
@@ -215,6 +251,7 @@ def test_the_rule(name: str) -> None:
         ("sent", {"changes": []}),
         ("back", {"changes": []}),
         ("settled", {"changes": []}),
+        ("room", {"changes": []}),
         ("lost", {"seen_s": 0.0}),
         ("pause", {"park_s": 0.0}),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 from redline.errors import NoEndpoint, OverLimit
 from redline.limits import Cost, Limits
-from redline.limits.shared import GIVE_UP_S, Caller, SharedLimiter, Slot
+from redline.limits.shared import GIVE_UP_S, SharedLimiter, Slot
 from redline.testing import virtual_run
 from support.catching import assert_caught
 from support.sharing import Memory, MemoryLedger, OffsetClock, late_run, ring_late
@@ -312,12 +312,8 @@ def test_a_busy_loop_that_misses_its_slots_gets_longer_ones() -> None:
 
 
 def test_a_slot_fits_whoever_wants_no_more() -> None:
-    async def main() -> None:
-        future = asyncio.get_running_loop().create_future()
-        large = Caller((1, 50), (0, 1), future)
-        small = Caller((1, 40), (0, 2), future)
-        slot = Slot(large, 0.0, 0.0, 0.0, 1.0, large.amounts)
-        assert slot.fits(small)
-        assert not Slot(small, 0.0, 0.0, 0.0, 1.0, small.amounts).fits(large)
-
-    virtual_run(main())
+    slot = Slot(0.0, 0.0, 0.0, 1.0, (1, 50))
+    assert slot.fits((1, 40))
+    assert slot.fits((1, 50))
+    assert not slot.fits((1, 51))
+    assert not slot.fits((2, 40))

@@ -60,7 +60,7 @@ def test_least_tokens_spreads_the_tokens_and_not_the_calls() -> None:
             for _ in range(200):
                 group.create_task(pool.send(short_or_long(draw), Call()))
             await asyncio.sleep(0.01)
-            tokens = [one.figures.tokens for one in pool.members]
+            tokens = [one.tokens for one in pool.members]
         return max(tokens) / max(1.0, min(tokens))
 
     assert virtual_run(main("least_tokens")) < 1.1
@@ -87,8 +87,8 @@ def test_nothing_is_left_when_calls_end_fail_or_are_cancelled(strategy: str) -> 
             if number % 100 == 0:
                 await asyncio.sleep(draw.random())
         await asyncio.gather(*calls, return_exceptions=True)
-        assert [one.figures.tokens for one in pool.members] == [0, 0, 0]
-        assert [one.figures.in_flight for one in pool.members] == [0, 0, 0]
+        assert [one.tokens for one in pool.members] == [0, 0, 0]
+        assert [one.in_flight for one in pool.members] == [0, 0, 0]
         assert (pool.queued, pool.load(CLOCK.now_s()).in_flight) == (0, 0)
 
     virtual_run(main())
@@ -104,7 +104,7 @@ def test_an_endpoint_that_drains_tokens_faster_gets_more_of_them() -> None:
                 await pool.send(short_or_long(draw), Call())
 
         await asyncio.gather(*(work(100) for _ in range(30)))
-        fast, slow = (one.figures for one in pool.members)
+        fast, slow = (one for one in pool.members)
         assert fast.tokens_per_s == pytest.approx(4 * slow.tokens_per_s, rel=0.5)
         assert servers[0].calls > 2.5 * servers[1].calls
 

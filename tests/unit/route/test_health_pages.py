@@ -222,7 +222,7 @@ def test_calls_of_others_count_and_own_ones_count_once(others: int) -> None:
 
         shows = asyncio.create_task(show())
         await keep_busy(pool, 20.0)
-        figures = [one.figures for one in pool.members]
+        figures = pool.members
         assert figures[0].foreign == pytest.approx(others, abs=2)
         assert figures[1].foreign <= 2
         assert [one.gpu for one in figures] == [0.5, 0.5]
@@ -240,7 +240,7 @@ def test_figures_that_come_no_more_are_used_for_ten_seconds() -> None:
         pool, _, pages = fleet(2)
         pages[0].shown = ServerFigures(1_000, 0)
         await keep_busy(pool, 5.0, at_once=2)
-        first = pool.members[0].figures
+        first = pool.members[0]
         seen = first.answers
         await keep_busy(pool, 5.0, at_once=2)
         assert first.answers <= seen + 2

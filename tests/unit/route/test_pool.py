@@ -144,10 +144,10 @@ def test_the_latency_of_every_answer_counts_and_none_is_kept_for_much_longer_tha
         for _ in range(6_400):
             outcome = await pool.send(Request(body={"work": 1 / 64}), Call())
             assert outcome.is_success
-            kept.append(sum(len(member.figures.fresh_s) for member in pool.members))
+            kept.append(sum(len(member.fresh_s) for member in pool.members))
         assert 32 < max(kept) <= 64 * REVIEW_S + 2
         assert (pool.traffic.answered, pool.traffic.served_s) == (6_400, pytest.approx(100.0))
-        assert [member.figures.latency_s for member in pool.members] == [1 / 64] * 2
+        assert [member.latency_s for member in pool.members] == [1 / 64] * 2
 
     virtual_run(main())
 
@@ -405,7 +405,7 @@ def test_nothing_is_held_after_cancels_failures_and_removals(seed: int) -> None:
         chaos = Chaos(seed)
         await chaos.play()
         for member in chaos.pool.members:
-            assert (member.figures.in_flight, member.coming) == (0, 0)
+            assert (member.in_flight, member.coming) == (0, 0)
         load = chaos.pool.load(CLOCK.now_s())
         assert (load.in_flight, load.waiting) == (0, 0)
         # It works as before.

@@ -171,10 +171,18 @@ def calls(count: int, *endpoints: str) -> list[CallEnded]:
     ]
 
 
-def write(path: Path, endpoints: str, records: Sequence[CallEnded]) -> Path:
-    facts = tuple(EndpointFacts(name=name) for name in endpoints)
+def write(
+    path: Path,
+    endpoints: str,
+    records: Sequence[CallEnded],
+    *,
+    balance: str = "",
+    tokens: tuple[str, ...] = (),
+) -> Path:
+    facts = tuple(EndpointFacts(name=name, tokens=tokens) for name in endpoints)
     file = TraceFile(path)
-    file.write([RunBegan(v=VERSION, at=1.0, workers=4, endpoints=facts), *records])
+    began = RunBegan(v=VERSION, at=1.0, workers=4, balance=balance, endpoints=facts)
+    file.write([began, *records])
     file.close()
     return path
 
@@ -185,6 +193,20 @@ def test_an_endpoint_with_few_calls_is_taken_to_be_as_the_others(tmp_path: Path)
     assert not found.services["b"].is_own
     assert any("too few calls to estimate how long b takes" in note for note in found.notes)
     assert recommended(found) is None
+
+
+def test_a_call_above_a_token_limit_is_replayed_as_one_of_the_limit(tmp_path: Path) -> None:
+    records = calls(31, "a", "b")
+    records[7] = msgspec.structs.replace(records[7], input_tokens=10, output_tokens=1200)
+    found = replayed(write(tmp_path / "t", "ab", records, tokens=("1000/60s",)))
+    assert found.calls == 31
+    assert all(run.failed == 0 for one in found.scored for run in one.runs)
+
+
+def test_an_unknown_strategy_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "t", "ab", calls(300, "a", "b"), balance="fastest")
+    with pytest.raises(ConfigError, match="an unknown way to balance: fastest"):
+        replayed(path)
 
 
 def test_too_few_calls_are_refused(tmp_path: Path) -> None:

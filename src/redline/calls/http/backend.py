@@ -186,7 +186,7 @@ class HttpBackend:
         self._transport = Transport(
             endpoint,
             clock,
-            self._steering.shook_hands,
+            self.limiter.shook_hands,
             intake=shared.intake,
             outbox=shared.outbox or Outbox(before_write, clock),
         )

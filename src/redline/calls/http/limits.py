@@ -121,10 +121,6 @@ class EndpointLimits:
             self.search = RateSearch(found)
         self.limiter.search(self.search.rates())
 
-    def shook_hands(self, took_s: float) -> None:
-        """Records the time that a connection took, in seconds."""
-        self.limiter.shook_hands(took_s)
-
     def sent(self, now_s: float) -> None:
         """Records a call that was written, if the limit is searched for."""
         if self.search is not None:

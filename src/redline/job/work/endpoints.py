@@ -96,7 +96,7 @@ class Endpoints:
                 yield EndpointState(
                     member.name,
                     "parked" if is_parked else state.value,
-                    float(member.figures.in_flight),
+                    float(member.in_flight),
                     load.slots,
                 )
 

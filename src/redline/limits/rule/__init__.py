@@ -14,7 +14,7 @@ from redline.limits.rule.rate import (
     parse_rate,
     rate_per,
 )
-from redline.limits.rule.rules import LimitLine, Rules, too_large
+from redline.limits.rule.rules import LimitLine, Rules
 from redline.limits.rule.settings import (
     AUTO,
     CHARGES,

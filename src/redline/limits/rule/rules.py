@@ -35,6 +35,7 @@ class LimitLine(msgspec.Struct, eq=False):
     others: int = 0
     is_headed: bool = False  # the server's headers mention this limit
     steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
+    looked_s: float = -math.inf  # when one last showed that
     _full_at_s: float = -math.inf
 
     @property
@@ -62,9 +63,14 @@ class LimitLine(msgspec.Struct, eq=False):
         """Records that the server's headers mention this limit."""
         self.is_headed = True
 
-    def saw_refill(self, rate: float, *, is_steady: bool) -> None:
-        """Records a header that shows how it refills. rate: the weight of the header, up to 1."""
-        self.steady += rate * ((1.0 if is_steady else 0.0) - self.steady)
+    def saw_steady_refill(self, rate: float, now_s: float) -> None:
+        """Records a header by which it refills steadily. rate: its weight, up to 1."""
+        self.looked_s = now_s
+        self.steady += rate * (1 - self.steady)
+
+    def saw_odd_refill(self, rate: float) -> None:
+        """Records a header by which it does not. rate: its weight, up to 1."""
+        self.steady -= rate * self.steady
 
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount` as used by other clients."""
@@ -127,7 +133,7 @@ class Rules:
         for line, amount_of, most in self._tokens:
             if amount_of(cost) > most:
                 rate = usable(line.stated, self.limits.headroom)
-                raise too_large(line.kind, amount_of(cost), rate)
+                raise _too_large(line.kind, amount_of(cost), rate)
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
         """The bookings of `cost` in all windows, if it may be sent now; None if it must wait.
@@ -223,14 +229,6 @@ class Rules:
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
             prove(bookings, took_s)
-
-    def rang(self, late_s: float) -> None:
-        """Records that a timer rang `late_s` late."""
-        self.jitter.rang(late_s)
-
-    def shook_hands(self, took_s: float) -> None:
-        """Records that a connection to the server was made in `took_s`."""
-        self.jitter.shook_hands(took_s)
 
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""
@@ -349,7 +347,7 @@ class Rules:
         return self.jitter.guard_s - (0.0 if has_margin else MARGIN_S)
 
 
-def too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
+def _too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
     """The error for a call that needs more than `rate` ever allows."""
     return OverLimit(
         f"the call needs about {amount:,} {kind.replace('_', ' ')}, more than the limit of {rate} "

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -46,8 +47,7 @@ class Feedback:
         self._is_auto = rules.limits.rate == "auto"
         self._crowd = _Crowd(rules)
         self._pressure = _Pressure(rules)
-        self._looked_s: dict[Window, float] = {}
-        self._guesses: dict[Window, WindowGuess] = {}
+        self._guesses: WeakKeyDictionary[Window, WindowGuess] = WeakKeyDictionary()
         if rules.limits.profile == "bucket":
             # A bucket's window does not count, so that sends before the first headers are also
             # noted.
@@ -171,10 +171,9 @@ class Feedback:
         if used * unit_s + 2 * slack_s > _TELLING * window_s:
             return
         if abs(one.reset_s - used * unit_s) > slack_s:
-            line.saw_refill(3 * _STEADY_RATE, is_steady=False)
-        elif now_s - self._looked_s.get(line.window, -math.inf) >= window_s / _LOOKS:
-            self._looked_s[line.window] = now_s
-            line.saw_refill(_STEADY_RATE, is_steady=True)
+            line.saw_odd_refill(3 * _STEADY_RATE)
+        elif now_s - line.looked_s >= window_s / _LOOKS:
+            line.saw_steady_refill(_STEADY_RATE, now_s)
 
 
 class _Look(msgspec.Struct):
@@ -221,7 +220,7 @@ class _Crowd:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._looks: dict[Window, _Look] = {}
+        self._looks: WeakKeyDictionary[Window, _Look] = WeakKeyDictionary()
         self.share = 1.0
 
     def saw(self, line: LimitLine, limit: int, used: int, ours: int, booked_s: float) -> None:
@@ -252,8 +251,8 @@ class _Crowd:
         # Nearly all counts as all if no other client is left.
         self.share = 1.0 if share > 1 - 2 * _NOISE else max(_LEAST, share)
         # Sends from before a change count for one more window; half of it is skipped.
-        lines = self._rules.lines
-        self._looks = {each.window: _Look(now_s + each.stated.window_s / 2) for each in lines}
+        for each in self._rules.lines:
+            self._looks[each.window] = _Look(now_s + each.stated.window_s / 2)
 
     def _lead(self, line: LimitLine, now_s: float) -> float:
         """How many times more of its limit the fullest line uses than `line`, at least 1."""

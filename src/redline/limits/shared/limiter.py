@@ -2,7 +2,10 @@
 
 To its callers a SharedLimiter is a Limiter. Behind it a ledger books send times ahead for all
 processes (schedule.py): this one asks for a lease for its first callers, lets each go within its
-slot (timetable.py), and reports to the ledger what became of the slots when it asks again.
+slot, and reports to the ledger what became of the slots when it asks again.
+
+No slot belongs to a caller: one that is due goes to the first in line that it fits. So the order is
+kept within a priority, and a slot is lost only if it fits no caller in line.
 """
 
 from __future__ import annotations
@@ -11,10 +14,15 @@ import asyncio
 import math
 import random
 import secrets
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import NoEndpoint
-from redline.limits.rule import Cost, Doubt, Jitter, Kind, Limits, Rate, too_large
+from redline.limits.rule import Cost, Doubt, Kind, Limits, Rate
 from redline.limits.shared.ledger import Ledger
 from redline.limits.shared.schedule import (
     Change,
@@ -26,8 +34,7 @@ from redline.limits.shared.schedule import (
     rated,
     rules_of,
 )
-from redline.limits.shared.timetable import Caller, Slot, Timetable
-from redline.limits.wait import Grant, RateLimiter
+from redline.limits.wait import Grant, RateLimiter, Waiter, WaitQueue
 
 # A call leaves at most this long after its planned time: the guard, or 2 % of the shortest window.
 # If a loop is so busy that slots pass unused, the slack doubles until they do not.
@@ -50,6 +57,48 @@ _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
 
 
+# What a call takes of each limit, in the order of the rules.
+_Amounts = tuple[int, ...]
+
+
+class Slot(msgspec.Struct, eq=False):
+    """A send time that is booked in the ledger.
+
+    planned_s: the ledger's time. stamp_s, amounts: its state in the ledger. at_s, until_s: when
+    a call may leave in it, local. sent_s, late_s, used: its intended state, local; used is None
+    as long as that is its amounts.
+    """
+
+    planned_s: float
+    stamp_s: float
+    at_s: float
+    until_s: float
+    amounts: _Amounts
+    used: _Amounts | None = None
+    sent_s: float | None = None
+    late_s: float | None = None  # how late it reached the server at most, once proved
+
+    def write(self, now_s: float) -> None:
+        """Its call was written at `now_s`, local."""
+        self.sent_s = now_s
+
+    def prove(self, late_s: float | None) -> None:
+        """Records that the call reached the server at most `late_s` late; None if unknown."""
+        self.late_s = late_s
+
+    def settle(self, used: _Amounts) -> None:
+        """Records the amounts that the call used."""
+        self.used = used
+
+    def restate(self, stamp_s: float) -> None:
+        """Reports to the ledger what was used, and that it was sent at `stamp_s`."""
+        self.stamp_s = stamp_s
+        self.amounts = self.used or self.amounts
+
+    def fits(self, amounts: _Amounts) -> bool:
+        return all(map(int.__le__, amounts, self.amounts))
+
+
 class SharedLimiter(RateLimiter):
     """The rate limits of `limits`, shared by all processes that use the ledger. For one event loop.
 
@@ -60,16 +109,16 @@ class SharedLimiter(RateLimiter):
     """
 
     is_shared = True
+    _queue: WaitQueue[_Amounts, Slot]
 
     def __init__(self, limits: Limits, ledger: Ledger, clock: Clock = SYSTEM) -> None:
-        self.jitter = Jitter(stated_s=limits.guard_s)
+        super().__init__(limits, clock)
+        self.jitter = self.rules.jitter
         self._limits = limits
         self._ledger = ledger
-        self._clock = clock
         self._owner = secrets.token_hex(8)
         self._words = described(limits)
         self._rated = rated(limits)
-        self.counts_tokens = limits.counts_tokens
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
         self._rules: tuple[Rule, ...] = ()
@@ -80,8 +129,7 @@ class SharedLimiter(RateLimiter):
         ]
         is_paced = limits.profile in ("any", "counter")
         self._most_calls = _MOST_CALLS if is_paced else _MOST_BURST
-        self._table = Timetable()
-        self._arrivals = 0
+        self._slots: deque[Slot] = deque()  # booked, the earliest first
         self._changed: dict[Slot, None] = {}  # what the ledger does not know yet
         self._flush_s = math.inf  # when it is flushed at the latest
         self._ask_s = -math.inf  # not to be asked before
@@ -96,30 +144,13 @@ class SharedLimiter(RateLimiter):
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    @property
-    def waiting(self) -> int:
-        """Callers in line."""
-        return len(self._table)
-
-    def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf if nothing limits it."""
-        return min((rate.count for what, rate in self._rated if what == kind), default=math.inf)
-
-    def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted."""
-        for kind, rate in self._rated:
-            amount = cost.amount(kind)
-            if amount > rate.count:
-                raise too_large(kind, amount, rate)
-
     def room_s(self, cost: Cost, now_s: float) -> float:
         """Seconds until a call of `cost` could be granted after the callers in line; books nothing.
 
         Estimated from the last answer of the ledger, as if all calls cost the same.
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
-        each_s = [cost.amount(kind) * rate.window_s / rate.count for kind, rate in self._rated]
-        return wait_s + len(self._table) * max(each_s, default=0.0)
+        return wait_s + self.waiting * self.rules.spacing_s(cost)
 
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
@@ -134,15 +165,11 @@ class SharedLimiter(RateLimiter):
 
         The other processes learn of it with their next lease.
         """
-        if until_s <= self._parked_until_s:
+        if not super().park(until_s):
             return False
-        self._parked_until_s = self._park_news_s = until_s
+        self._park_news_s = until_s
         self._pump()
         return True
-
-    def shook_hands(self, took_s: float) -> None:
-        """A connection to the endpoint was made in `took_s`."""
-        self.jitter.shook_hands(took_s)
 
     def accepted(self, now_s: float) -> bool:
         """True: only a 429 changes anything."""
@@ -165,23 +192,22 @@ class SharedLimiter(RateLimiter):
         """
         cost = cost if isinstance(cost, Cost) else Cost(cost)
         self.check(cost)
-        asked_s = self._clock.now_s()
-        self._arrivals += 1
+        queue, asked_s = self._queue, self._clock.now_s()
         amounts = tuple(_booked(cost, kind, rate) for kind, rate in self._rated)
-        place = (priority, self._arrivals)
+        number = queue.number()
+        if not queue.waiting:
+            self._busy_from_s = asked_s
         while True:
-            future = asyncio.get_running_loop().create_future()
-            caller = Caller(amounts, place, future, asked_s)
-            self._table.join(caller)
+            turn = queue.add(amounts, priority, number)
             self._pump()
             try:
-                slot = await caller.future
+                slot = await turn
             except asyncio.CancelledError:
-                if caller.future.cancelled():
-                    self._table.left()
-                elif caller.future.exception() is None:
+                if turn.cancelled():
+                    queue.forget()
+                elif turn.exception() is None:
                     # Granted in the same turn of the loop as the cancellation.
-                    self.give_back(caller.future.result())
+                    self.give_back(turn.result())
                 raise
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
@@ -198,7 +224,7 @@ class SharedLimiter(RateLimiter):
         """Gives back the slot of a grant whose call was not written."""
         if self._is_closed:
             return
-        self._table.put_back(taken)
+        self._slots.appendleft(taken)
         self._pump()
 
     def settle(self, taken: Slot, used: Cost) -> None:
@@ -225,8 +251,8 @@ class SharedLimiter(RateLimiter):
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for slot in self._table.clear():
-            self._drop(slot)
+        while self._slots:
+            self._drop(self._slots.pop())
         try:
             if self._changed:
                 async with asyncio.timeout(_CLOSE_WITHIN_S):
@@ -242,9 +268,8 @@ class SharedLimiter(RateLimiter):
         if self._is_closed:
             return
         now_s = self._clock.now_s()
-        for slot in self._table.hand_out(now_s, self._parked_until_s):
-            self._drop(slot)
-        due_s = self._table.due_s
+        self._hand_out(now_s)
+        due_s = self._slots[0].at_s if self._slots else math.inf
         if self._task is None:
             ask_s = self._due_ask_s()
             if ask_s <= now_s:
@@ -253,12 +278,46 @@ class SharedLimiter(RateLimiter):
                 due_s = min(due_s, ask_s)
         self._ring_at(due_s, now_s)
 
+    def _hand_out(self, now_s: float) -> None:
+        """Gives each slot that is due to the first caller in line that it fits, or back."""
+        queue, slots = self._queue, self._slots
+        while slots and slots[0].at_s <= now_s:
+            slot, taker = slots.popleft(), None
+            if now_s <= slot.until_s and slot.at_s >= self._parked_until_s:
+                taker = next((one for one in queue.line() if slot.fits(one.want)), None)
+            if taker is None:
+                self._drop(slot)
+            else:
+                queue.wake(taker, slot)
+
+    def _without_slot(self) -> Iterator[Waiter[_Amounts, Slot]]:
+        """The callers in line without a booked slot, if each gets the first that fits."""
+        left = list(self._slots)
+        for waiter in self._queue.line():
+            at = next((at for at, slot in enumerate(left) if slot.fits(waiter.want)), None)
+            if at is None:
+                yield waiter
+            else:
+                del left[at]
+
+    def _first(self) -> list[_Amounts]:
+        """What the first callers without a slot need: at most `_batch` together, or one."""
+        wants: list[_Amounts] = []
+        room = self._batch
+        for waiter in islice(self._without_slot(), self._most_calls):
+            room = [have - amount for have, amount in zip(room, waiter.want, strict=True)]
+            if wants and min(room, default=0) < 0:
+                break
+            wants.append(waiter.want)
+        return wants
+
     def _due_ask_s(self) -> float:
         """When the ledger is to be asked next; inf for never."""
         if self._park_news_s > -math.inf:
             ask_s = -math.inf
         else:
-            ask_s = min(self._flush_s, math.inf if self._table.head() is None else self._ask_s)
+            is_short = self.waiting > len(self._slots)
+            ask_s = min(self._flush_s, self._ask_s if is_short else math.inf)
         return ask_s if self._lost_s is None else max(ask_s, self._ask_s)
 
     def _rang(self) -> None:
@@ -279,10 +338,8 @@ class SharedLimiter(RateLimiter):
 
     async def _ask(self) -> None:
         """One turn at the ledger, for the first in line."""
-        asked = self._table.ask(self._batch, self._most_calls)
-        planned = 0
         try:
-            request = self._request(asked)
+            request = self._request(self._first())
             lease = await self._ledger.transact(request)
             if lease.others:
                 raise NoEndpoint(
@@ -290,16 +347,14 @@ class SharedLimiter(RateLimiter):
                     f"{self._words}",
                     hint="state the same limits everywhere",
                 )
-            self._book(lease, request, asked)
-            planned = len(lease.times)
+            self._book(lease, request)
         except NoEndpoint as error:
             self._fail(error)
         finally:
-            self._table.asked(asked[planned:])
             self._task = None
         self._pump()
 
-    def _request(self, asked: list[Caller]) -> LeaseRequest:
+    def _request(self, wants: list[_Amounts]) -> LeaseRequest:
         ledger, guard_s, unproven_s = self._ledger, self.jitter.guard_s, self.jitter.unproven_s
         slack_s = max(guard_s, _SLACK_SHARE * self._shortest_s, _LEAST_SLACK_S)
         slack_s = max(min(slack_s, _MOST_SLACK_S), 2 * ledger.unsure_s)
@@ -307,9 +362,12 @@ class SharedLimiter(RateLimiter):
         self._slack_factor = max(1.0, min(self._slack_factor, _MOST_BUSY_SLACK_S / slack_s))
         self._has_missed = False
         slack_s *= self._slack_factor
-        if max(guard_s, slack_s) != self._pace_guard_s:
-            self._pace_guard_s = max(guard_s, slack_s)
-            self._rules = rules_of(self._limits, self._pace_guard_s)
+        # Without a hard rule, the pace must bear all that a call may reach the server late by.
+        is_bucket = self._limits.profile == "bucket"
+        pace_guard_s = slack_s + unproven_s if is_bucket else max(guard_s, slack_s)
+        if pace_guard_s != self._pace_guard_s:
+            self._pace_guard_s = pace_guard_s
+            self._rules = rules_of(self._limits, pace_guard_s)
         changes = [self._change(slot, unproven_s) for slot in self._changed]
         self._changed.clear()
         self._flush_s = math.inf
@@ -318,7 +376,7 @@ class SharedLimiter(RateLimiter):
             owner=self._owner,
             limits=self._words,
             rules=self._rules,
-            wants=[caller.amounts for caller in asked],
+            wants=wants,
             changes=changes,
             guard_s=unproven_s,
             slack_s=slack_s,
@@ -326,18 +384,19 @@ class SharedLimiter(RateLimiter):
             lease_s=self._lease_s,
             seen_s=self._seen_s,
             park_s=ledger.stamp_s(self._park_news_s) if has_news else 0.0,
-            busy_s=self._clock.now_s() - asked[0].asked_s if asked else 0.0,
+            busy_s=self._clock.now_s() - self._busy_from_s if wants else 0.0,
         )
 
     def _change(self, slot: Slot, unproven_s: float) -> Change:
         from_s, before = slot.stamp_s, slot.amounts
         if slot.sent_s is None:
-            return Change(from_s, from_s, before, (0,) * len(before), slot.planned_s)
+            unused = (0,) * len(before)
+            return Change(from_s, from_s, before, unused, slot.planned_s, was_sent=False)
         late_s = unproven_s if slot.late_s is None else slot.late_s
         slot.restate(self._ledger.stamp_s(slot.sent_s) + late_s)
-        return Change(from_s, slot.stamp_s, before, slot.amounts)
+        return Change(from_s, slot.stamp_s, before, slot.amounts, slot.planned_s)
 
-    def _book(self, lease: Lease, request: LeaseRequest, asked: list[Caller]) -> None:
+    def _book(self, lease: Lease, request: LeaseRequest) -> None:
         """Books the slots of the ledger's answer."""
         local_s = self._ledger.local_s
         self._lost_s = None
@@ -345,13 +404,13 @@ class SharedLimiter(RateLimiter):
         if request.park_s and local_s(request.park_s)[1] >= self._park_news_s:
             self._park_news_s = -math.inf
         self._parked_until_s = max(self._parked_until_s, local_s(lease.parked_s)[1])
-        for caller, planned_s in zip(asked, lease.times, strict=False):
+        for amounts, planned_s in zip(request.wants, lease.times, strict=False):
             when_s = local_s(planned_s)[1], local_s(planned_s + request.slack_s)[0]
             # Added in the ledger's order, so that it finds its own record again.
             stamp_s = planned_s + request.slack_s + request.guard_s
-            self._table.book(Slot(caller, planned_s, stamp_s, *when_s, caller.amounts))
+            self._slots.append(Slot(planned_s, stamp_s, *when_s, tuple(amounts)))
             self._seen_s = max(self._seen_s, planned_s)
-        if len(lease.times) < len(asked):
+        if len(lease.times) < len(request.wants):
             self._ask_s = local_s(lease.free_s)[1] + self._lease_s * random.uniform(*_ASK_AFTER)
             self._free_s = self._ask_s + self._lease_s / 2
         else:
@@ -370,8 +429,8 @@ class SharedLimiter(RateLimiter):
         self._back_off_s = min(_MOST_BACK_OFF_S, max(_FIRST_BACK_OFF_S, self._back_off_s * 2))
         self._ask_s = now_s + self._back_off_s
         if now_s - self._lost_s >= GIVE_UP_S:
-            for caller in self._table.waiting():
-                caller.future.set_exception(NoEndpoint(error.what, hint=error.hint))
+            for waiter in [*self._without_slot()]:
+                self._queue.refuse(waiter, NoEndpoint(error.what, hint=error.hint))
 
 
 def _booked(cost: Cost, kind: Kind, rate: Rate) -> int:

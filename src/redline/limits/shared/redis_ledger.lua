@@ -1,7 +1,7 @@
 -- limits/shared/schedule.py in Lua: the same rule in the same order, so that both give the same numbers.
 -- KEYS[1]: the state. ARGV[1]: a LeaseRequest. Both, and the answer, are msgpack arrays; their
 -- fields are in the order of the structs in schedule.py. ARGV[2]: the time, if not Redis's own.
-local STALE_S, MOST_PARK_S, KEPT_S = 5.0, 86400.0, 60.0
+local STALE_S, MOST_PARK_S, KEPT_S, MOST_LOWS = 5.0, 86400.0, 60.0, 256
 
 local function clock_s()
   local time = redis.call('TIME')
@@ -92,7 +92,46 @@ local function drop(list, count)
   return kept
 end
 
+-- Keeps what is missing from a bucket before a slot at at_s; of several at one time, the first.
+local function keep_low(book, at_s)
+  local lows_at_s, lows_s = book.lows_at_s, book.lows_s
+  if #lows_s > 0 and at_s <= lows_at_s[#lows_s] then return end
+  local low_s = 0
+  if #lows_s > 0 then low_s = math.max(0, book.full_at_s - at_s) end
+  while #lows_s > 0 and lows_s[#lows_s] >= low_s do
+    table.remove(lows_at_s)
+    table.remove(lows_s)
+  end
+  table.insert(lows_at_s, at_s)
+  table.insert(lows_s, low_s)
+  if #lows_s > MOST_LOWS then
+    table.remove(lows_at_s, 1)
+    table.remove(lows_s, 2)
+  end
+end
+
+-- Pays a bucket back unused_s for a slot planned then, if it had room for that since.
+local function refund(book, unused_s, planned_s)
+  local lows_at_s, lows_s = book.lows_at_s, book.lows_s
+  local at = #lows_s + 1
+  while at > 1 and lows_at_s[at - 1] > planned_s do at = at - 1 end
+  if #lows_s == 0 then
+    unused_s = math.min(unused_s, 0)
+  elseif at <= #lows_s then
+    unused_s = math.min(unused_s, lows_s[at])
+  end
+  book.full_at_s = book.full_at_s - unused_s
+  if unused_s <= 0 then return end
+  for index = at, #lows_s do lows_s[index] = lows_s[index] - unused_s end
+  while at > 1 and at <= #lows_s and lows_s[at - 1] >= lows_s[at] do
+    at = at - 1
+    table.remove(lows_at_s, at)
+    table.remove(lows_s, at)
+  end
+end
+
 local function book_slot(book, rule, amount, at_s, stamp_s)
+  if not rule[6] then keep_low(book, at_s) end
   local behind_s = math.min(rule[8], busy_s)
   book.full_at_s = math.max(book.full_at_s, at_s - behind_s) + amount * rule[4]
   if not rule[6] then return end
@@ -159,6 +198,7 @@ end
 local function fill(book, rule, stamp_s)
   book.full_at_s = stamp_s + rule[2] * rule[4]
   book.total, book.stamps, book.amounts, book.older, book.olders = 0, {}, {}, {}, {}
+  book.lows_at_s, book.lows_s = {}, {}
   if rule[6] then add(book, stamp_s, rule[2]) end
 end
 
@@ -173,7 +213,8 @@ local function load()
   for key, book in pairs(kept[6]) do
     state.books[key] = {grain_s = book[1], full_at_s = book[2], total = book[3],
                         stamps = book[4], amounts = book[5],
-                        older = book[6] or {}, olders = book[7] or {}}
+                        older = book[6] or {}, olders = book[7] or {},
+                        lows_at_s = book[8] or {}, lows_s = book[9] or {}}
   end
   return state
 end
@@ -182,7 +223,7 @@ local function save(state)
   local books, longest_s = {}, 0
   for key, book in pairs(state.books) do
     books[key] = {book.grain_s, book.full_at_s, book.total, book.stamps, book.amounts,
-                  book.older, book.olders}
+                  book.older, book.olders, book.lows_at_s, book.lows_s}
   end
   for _, rule in ipairs(rules) do longest_s = math.max(longest_s, rule[3]) end
   local kept = {state.limits, state.touched_s, state.last_s, state.parked_s,
@@ -203,6 +244,9 @@ local function shift(state, by_s)
     local by = math.floor(by_s / book.grain_s)
     for index, stamp in ipairs(book.stamps) do book.stamps[index] = stamp - by end
     for index, stamp in ipairs(book.older) do book.older[index] = stamp - by end
+    if #book.lows_s > 0 then
+      book.lows_at_s, book.lows_s = {book.lows_at_s[#book.lows_s]}, {0}
+    end
   end
 end
 
@@ -228,21 +272,24 @@ local function doubt(state)
   state.last_s = now_s + 2 * lease_s + lead_s
 end
 
--- A change's fields: 1 from_s, 2 to_s, 3 before, 4 after, 5 planned_s.
+-- A change's fields: 1 from_s, 2 to_s, 3 before, 4 after, 5 planned_s, 6 was_sent.
 local function correct(state, change)
   local to_s = math.min(change[2], now_s + lease_s + slack_s + guard_s)
   for index, rule in ipairs(rules) do
     local book = state.books[rule[1]]
     local before, after = change[3][index], change[4][index]
-    if rule[6] then
+    local unused_s = (before - after) * rule[4]
+    if not rule[6] then
+      refund(book, unused_s, change[5])
+    else
       remove(book, change[1], before)
       add(book, to_s, after)
-    end
-    if change[5] == 0 then
-      book.full_at_s = book.full_at_s + (after - before) * rule[4]
-    elseif rule[5] > 1 or change[5] >= state.last_s then
-      local refund_s = before * rule[4] - math.max(0, now_s - change[5])
-      book.full_at_s = book.full_at_s - math.max(0, refund_s)
+      if change[6] then
+        book.full_at_s = book.full_at_s - unused_s
+      elseif rule[5] > 1 or change[5] >= state.last_s then
+        local refund_s = math.max(0, unused_s - math.max(0, now_s - change[5]))
+        book.full_at_s = book.full_at_s - refund_s
+      end
     end
   end
 end
@@ -316,7 +363,8 @@ end
 for _, rule in ipairs(rules) do
   if not state.books[rule[1]] then
     state.books[rule[1]] = {grain_s = rule[7], full_at_s = now_s, total = 0,
-                            stamps = {}, amounts = {}, older = {}, olders = {}}
+                            stamps = {}, amounts = {}, older = {}, olders = {},
+                            lows_at_s = {}, lows_s = {}}
   end
 end
 doubt(state)

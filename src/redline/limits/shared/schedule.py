@@ -16,6 +16,10 @@ process has to be trusted later:
   soft  slots are T = (W + guard) / N apart with a burst of b (GCRA); the guard is at least the
         slack, so that the pace may be kept late by that much. Tokens that are paced evenly catch
         up what another limit took from them, by `catch_up_s` at most.
+  bucket no hard rule: the pace alone keeps what the server's bucket holds. Its guard is slack +
+        guard. A refund must not credit more than it had room for since the slot, because a full
+        bucket gains nothing. So a book keeps how much was missing from it at least, at all slots
+        after each one (its lows).
   phase of such tokens a sliding-window counter reads at most N, in whichever phase its windows
         begin (rule/phases.py): u S(t - uW) + (1 - u) S(t - uW - W) <= N, where S(x) is what is
         stamped after x. So stamps of tokens are kept for two windows.
@@ -38,7 +42,7 @@ All times are the ledger's, in seconds; `now_s` goes back only if the ledger's c
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -55,6 +59,8 @@ MOST_LEASE_S, LEAST_LEASE_S = 1.0, 0.005
 MOST_PARK_S = 86_400.0
 _SMALL_COUNT, _FINE, _COARSE = 1024, 65_536, 1024
 _LEAST_GRAIN_S = 1e-6
+# The most lows of a bucket that a book keeps (see `Book.refund`).
+_MOST_LOWS = 256
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
@@ -76,14 +82,15 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 class Change(msgspec.Struct, frozen=True, array_like=True):
     """What became of a slot: `before` at stamp `from_s` is now `after` at `to_s`.
 
-    planned_s: the send time of a slot that is given back unsent; 0 for one that was sent.
+    planned_s: the send time of the slot. was_sent: False for one that is given back unsent.
     """
 
     from_s: float
     to_s: float
     before: Sequence[int]
     after: Sequence[int]
-    planned_s: float = 0.0
+    planned_s: float
+    was_sent: bool = True
 
 
 class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -127,6 +134,8 @@ class Book(msgspec.Struct, array_like=True):
     """One window: its pace, and the amounts at their stamps, which count grains and ascend.
 
     older, olders: stamps and amounts of the window before, if every phase is checked.
+    lows_at_s, lows_s: of a bucket, slots at which less was missing than at any later one, both
+    ascending; what was missing is stated as the time that it takes to refill. The first low is 0.
     """
 
     grain_s: float
@@ -136,6 +145,8 @@ class Book(msgspec.Struct, array_like=True):
     amounts: list[int] = []
     older: list[int] = []
     olders: list[int] = []
+    lows_at_s: list[float] = []
+    lows_s: list[float] = []
 
     def add(self, stamp_s: float, amount: int) -> None:
         if amount <= 0:
@@ -174,6 +185,8 @@ class Book(msgspec.Struct, array_like=True):
         self, rule: Rule, amount: int, at_s: float, stamp_s: float, busy_s: float = 0.0
     ) -> None:
         """A slot at `at_s`, which is never earlier than the one before."""
+        if not rule.is_hard:
+            self._keep_low(at_s)
         from_s = at_s - min(rule.catch_up_s, busy_s)
         self.full_at_s = paid_at_s(self.full_at_s, from_s, amount, rule.unit_s)
         if not rule.is_hard:
@@ -191,6 +204,40 @@ class Book(msgspec.Struct, array_like=True):
             del self.older[:past], self.olders[:past]
         del self.stamps[:gone], self.amounts[:gone]
         self.add(stamp_s, amount)
+
+    def _keep_low(self, at_s: float) -> None:
+        """Keeps what is missing from the bucket before a slot at `at_s`."""
+        lows_at_s, lows_s = self.lows_at_s, self.lows_s
+        # At one time, only the first counts: the others follow upon what is missing for it.
+        if lows_at_s and at_s <= lows_at_s[-1]:
+            return
+        # What was planned before the first slot is unknown and gets no refund.
+        low_s = max(0.0, self.full_at_s - at_s) if lows_s else 0.0
+        while lows_s and lows_s[-1] >= low_s:
+            del lows_at_s[-1], lows_s[-1]
+        lows_at_s.append(at_s)
+        lows_s.append(low_s)
+        if len(lows_s) > _MOST_LOWS:
+            # The two oldest become one, with the later time and the lower low.
+            del lows_at_s[0], lows_s[1]
+
+    def refund(self, unused_s: float, planned_s: float) -> None:
+        """Pays a bucket back `unused_s` for a slot planned then, if it had room for that since.
+
+        Below 0, the slot used more than was booked. The refund is exact: the bucket is as full as
+        if the right amount had been booked, unless some other slot has used more.
+        """
+        lows_s, at = self.lows_s, bisect_right(self.lows_at_s, planned_s)
+        most_s = lows_s[at] if at < len(lows_s) else math.inf
+        unused_s = min(unused_s, most_s if lows_s else 0.0)
+        self.full_at_s -= unused_s
+        if unused_s <= 0:
+            return
+        for index in range(at, len(lows_s)):
+            lows_s[index] -= unused_s
+        while 0 < at < len(lows_s) and lows_s[at - 1] >= lows_s[at]:
+            at -= 1
+            del self.lows_at_s[at], lows_s[at]
 
     def read(self, rule: Rule, at_s: float, end_s: float) -> Reading:
         """What a sliding-window counter reads at most from at_s to end_s, if nothing is added.
@@ -227,6 +274,7 @@ class Book(msgspec.Struct, array_like=True):
         self.full_at_s = stamp_s + rule.count * rule.unit_s
         self.total = 0
         self.stamps, self.amounts, self.older, self.olders = [], [], [], []
+        self.lows_at_s, self.lows_s = [], []
         if rule.is_hard:
             self.add(stamp_s, rule.count)
 
@@ -236,6 +284,8 @@ class Book(msgspec.Struct, array_like=True):
         by = math.floor(by_s / self.grain_s)
         self.stamps = [stamp - by for stamp in self.stamps]
         self.older = [stamp - by for stamp in self.older]
+        # Which slots were planned before that is unknown from now on: they get no refund.
+        self.lows_at_s, self.lows_s = self.lows_at_s[-1:], [0.0] * len(self.lows_s[-1:])
 
 
 def _put(stamps: list[int], amounts: list[int], stamp: int, amount: int) -> None:
@@ -356,14 +406,17 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
     for index, rule in enumerate(request.rules):
         book = state.books[rule.key]
         before, after = change.before[index], change.after[index]
-        if rule.is_hard:
-            book.remove(change.from_s, before)
-            book.add(to_s, after)
-        if not change.planned_s:
-            book.full_at_s += (after - before) * rule.unit_s
+        unused_s = (before - after) * rule.unit_s
+        if not rule.is_hard:
+            book.refund(unused_s, change.planned_s)
+            continue
+        book.remove(change.from_s, before)
+        book.add(to_s, after)
+        if change.was_sent:
+            book.full_at_s -= unused_s
         elif rule.burst > 1 or change.planned_s >= state.last_s:
             # A pace without bursts has moved on if something was planned behind the slot.
-            book.full_at_s -= refund_s(before * rule.unit_s, now_s - change.planned_s)
+            book.full_at_s -= refund_s(unused_s, now_s - change.planned_s)
 
 
 def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float]:

@@ -16,7 +16,7 @@ import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
-from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends, Rules
+from redline.limits.rule import AUTO, Booking, Cost, Kind, Limits, Rate, RecentSends
 from redline.limits.server import Feedback, Stated
 from redline.limits.wait.grant import FreeGrant, Grant
 from redline.limits.wait.queue import WaitQueue
@@ -36,19 +36,17 @@ class Limiter(RateLimiter):
             grant.settle(reply.usage.total_tokens)
     """
 
+    _queue: WaitQueue[Cost, list[Booking]]
+
     def __init__(self, limits: Limits | Rate | str, clock: Clock = SYSTEM) -> None:
         limits = limits if isinstance(limits, Limits) else Limits(requests=limits)
-        self.rules = Rules(limits)
+        super().__init__(limits, clock)
         self.is_unlimited = limits.rate != AUTO and not self.rules.lines
-        self.counts_tokens = self.rules.counts_tokens
         self._feedback = Feedback(self.rules)
         self.accepted = self._feedback.accepted
         self._recent: RecentSends | None = None
-        self._clock = clock
         # The grant of every caller while nothing limits them; set once that is known.
         self._free: Grant | None = None
-        self._queue: WaitQueue[Cost, list[Booking]] = WaitQueue()
-        self._busy_from_s = 0.0  # since when the queue has not been empty
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
         # A reply changes what the rules know, and no more.
@@ -74,22 +72,9 @@ class Limiter(RateLimiter):
         return self.rules.easy_tokens
 
     @property
-    def waiting(self) -> int:
-        """Callers in the queue."""
-        return len(self._queue)
-
-    @property
     def guard_s(self) -> float:
         """Seconds added to each window now."""
         return self.rules.guard_s
-
-    def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf if nothing limits it."""
-        return self.rules.most(kind)
-
-    def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted."""
-        self.rules.check(cost)
 
     def room_s(self, cost: Cost, now_s: float) -> float:
         """Seconds until `cost` could be granted after the callers in the queue; books nothing.
@@ -123,11 +108,8 @@ class Limiter(RateLimiter):
 
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before."""
-        if until_s <= self._parked_until_s:
-            return False
-        self._parked_until_s = until_s
         self._free = None
-        return True
+        return super().park(until_s)
 
     def acquire_now(self, cost: Cost) -> Grant | None:
         """A grant if the queue is empty and `cost`, once checked, may be sent at once."""
@@ -181,10 +163,6 @@ class Limiter(RateLimiter):
         """Replaces the limits of one kind; waiting callers keep their order."""
         self.rules.set_rates(kind, rates, self._clock.now_s())
         self.refresh()
-
-    def shook_hands(self, took_s: float) -> None:
-        """Records that a connection to the endpoint was made in `took_s`."""
-        self.rules.shook_hands(took_s)
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:
         """Adjusts to the limits that the answer to the grant's call states.
@@ -245,12 +223,11 @@ class Limiter(RateLimiter):
         self.counts_tokens = self.rules.counts_tokens
         if self.rules.lines:
             self.is_unlimited, self._free = False, None
-        for waiter in self._queue.waiters():
+        for waiter in [*self._queue.line()]:
             try:
                 self.rules.check(waiter.want)
             except OverLimit as error:
-                waiter.future.set_exception(error)
-                self._queue.forget()
+                self._queue.refuse(waiter, error)
         if self._queue:
             self.pump()
 
@@ -292,7 +269,7 @@ class Limiter(RateLimiter):
 
     def _rang(self) -> None:
         self._timer = None
-        self.rules.rang(max(0.0, self._clock.now_s() - self._due_s))
+        self.rules.jitter.rang(max(0.0, self._clock.now_s() - self._due_s))
         self.pump()
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
+from collections.abc import Iterator
+from itertools import count
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 import msgspec
@@ -19,16 +22,25 @@ Got = TypeVar("Got")
 class Waiter(msgspec.Struct, Generic[Want, Got], eq=False, gc=False):
     """A caller in a queue. want: what it asked for. future: brings what it got.
 
+    number: by arrival.
+
     Only the queue holds it, so that it is part of no reference cycle; since it is untracked, a
     hundred thousand waiters cost the garbage collector nothing.
     """
 
     want: Want
     future: asyncio.Future[Got]
+    priority: int
+    number: int
+
+
+_number_of = attrgetter("number")
 
 
 class WaitQueue(Generic[Want, Got]):
-    """One line for each priority; the lowest priority number goes first. All steps are O(1).
+    """One line for each priority; the lowest priority number goes first.
+
+    All steps are O(1) at the head of the queue.
 
     A cancelled waiter is dropped when it reaches the head; when most of the queue is cancelled it
     is swept, which bounds its size.
@@ -39,14 +51,20 @@ class WaitQueue(Generic[Want, Got]):
         self._priorities: list[int] = []  # of the lines, ascending
         self.waiting = 0  # callers whose turn has not come
         self._forgotten = 0
+        self._numbers = count()
 
     def __len__(self) -> int:
         return self.waiting
 
-    def add(self, want: Want, priority: int) -> asyncio.Future[Got]:
+    def number(self) -> int:
+        """The number of a caller that arrives now."""
+        return next(self._numbers)
+
+    def add(self, want: Want, priority: int, number: int | None = None) -> asyncio.Future[Got]:
         """Adds a waiter, last of its priority; returns the future for what it gets.
 
-        To be ended by `wake_head` or `forget`.
+        number: of one that waits again, at its old place. To be ended by `wake_head`, `wake`,
+        `refuse` or `forget`.
         """
         line = self._lines.get(priority)
         if line is None:
@@ -54,7 +72,11 @@ class WaitQueue(Generic[Want, Got]):
             insort(self._priorities, priority)
         self.waiting += 1
         future: asyncio.Future[Got] = asyncio.get_running_loop().create_future()
-        line.append(Waiter(want, future))
+        waiter = Waiter(want, future, priority, self.number() if number is None else number)
+        if line and waiter.number < line[-1].number:
+            insort(line, waiter, key=_number_of)
+        else:
+            line.append(waiter)
         return future
 
     def is_next(self, future: asyncio.Future[Got]) -> bool:
@@ -62,10 +84,11 @@ class WaitQueue(Generic[Want, Got]):
         head = self.head()
         return head is not None and head.future is future
 
-    def waiters(self) -> list[Waiter[Want, Got]]:
-        """All waiters in their order."""
+    def line(self) -> Iterator[Waiter[Want, Got]]:
+        """The waiters in their order, as long as none comes or goes."""
+        self.head()
         lines = (self._lines[priority] for priority in self._priorities)
-        return [waiter for line in lines for waiter in line if not waiter.future.done()]
+        return (waiter for line in lines for waiter in line if not waiter.future.done())
 
     def head(self) -> Waiter[Want, Got] | None:
         """The next waiter, left in place; None if the queue is empty."""
@@ -84,8 +107,19 @@ class WaitQueue(Generic[Want, Got]):
         self.waiting -= 1
         self._lines[self._priorities[0]].popleft().future.set_result(got)
 
+    def wake(self, waiter: Waiter[Want, Got], got: Got) -> None:
+        """Removes a waiter, near the head at best, and wakes it with what it got."""
+        self.waiting -= 1
+        self._lines[waiter.priority].remove(waiter)
+        waiter.future.set_result(got)
+
+    def refuse(self, waiter: Waiter[Want, Got], error: Exception) -> None:
+        """Raises `error` to a waiter."""
+        waiter.future.set_exception(error)
+        self.forget()
+
     def forget(self) -> None:
-        """Counts a waiter whose future was cancelled."""
+        """Counts a waiter whose future was cancelled or refused."""
         self.waiting -= 1
         self._forgotten += 1
         if self._forgotten > self.waiting + _MOST_FORGOTTEN:

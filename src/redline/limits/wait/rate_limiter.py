@@ -7,10 +7,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from redline.limits.rule import Cost, Kind, Rate
+from redline.clock import Clock
+from redline.limits.rule import Cost, Kind, Limits, Rate, Rules
 from redline.limits.server import Stated
 from redline.limits.wait.grant import Grant
+from redline.limits.wait.queue import WaitQueue
 
 # uvloop's timers count whole milliseconds: a shorter one would spin.
 _SHORTEST_TIMER_S = 0.001
@@ -27,17 +30,25 @@ class RateLimiter(ABC):
     is_unlimited: no limit is set, and no answer can set one: answers need not be reported.
     is_shared: other processes keep the same limits, so that it may be parked by their calls.
     counts_tokens: a token limit is set, so estimates matter.
+    shook_hands: records the seconds that a connection to the endpoint took.
     accepted: counts an answer other than a 429, by the time (monotonic); False if `answered` must
     be called for it instead.
     """
 
     is_unlimited = False
     is_shared = False
-    counts_tokens: bool
     accepted: Callable[[float], bool]
     _timer: asyncio.TimerHandle | None = None
     _due_s = math.inf  # when the timer should ring; inf without one
     _parked_until_s = -math.inf
+    _busy_from_s = 0.0  # since when the queue has not been empty
+
+    def __init__(self, limits: Limits, clock: Clock) -> None:
+        self.rules = Rules(limits)
+        self.counts_tokens = self.rules.counts_tokens
+        self.shook_hands = self.rules.jitter.shook_hands
+        self._clock = clock
+        self._queue: WaitQueue[Any, Any] = WaitQueue()
 
     @property
     def easy_tokens(self) -> int:
@@ -48,17 +59,17 @@ class RateLimiter(ABC):
         return 0
 
     @property
-    @abstractmethod
     def waiting(self) -> int:
         """Callers in the queue."""
+        return self._queue.waiting
 
-    @abstractmethod
     def most(self, kind: Kind) -> float:
         """The largest amount that one call could ever be granted; inf if nothing limits it."""
+        return self.rules.most(kind)
 
-    @abstractmethod
     def check(self, cost: Cost) -> None:
         """Raises OverLimit when `cost` could never be granted."""
+        self.rules.check(cost)
 
     @abstractmethod
     def room_s(self, cost: Cost, now_s: float) -> float:
@@ -105,13 +116,12 @@ class RateLimiter(ABC):
         Raises OverLimit at once when it could never be granted.
         """
 
-    @abstractmethod
     def park(self, until_s: float) -> bool:
         """Gives no grants before `until_s` (monotonic). True if that is later than before."""
-
-    @abstractmethod
-    def shook_hands(self, took_s: float) -> None:
-        """Records that a connection to the endpoint was made in `took_s`."""
+        if until_s <= self._parked_until_s:
+            return False
+        self._parked_until_s = until_s
+        return True
 
     def heard(self, stated: Sequence[Stated], grant: Grant) -> None:  # noqa: B027
         """Adjusts to the limits that the answer to the grant's call states."""

@@ -157,6 +157,11 @@ def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
     workers = min(last.workers, most_at_once((call.arrived_s, call.done_s) for call in calls))
     # As a run without --balance would have chosen.
     balance = last.balance or STRATEGIES[0]
+    if balance not in STRATEGIES:
+        raise ConfigError(
+            f"the trace was recorded with an unknown way to balance: {balance}",
+            hint="replay it with the version of redline that recorded it",
+        )
     found = _Recorded(last.endpoints, services, answered, workers, balance)
     return found, notes
 

@@ -99,7 +99,7 @@ class ReplayServer:
         return 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        cost = Cost() if request is None else replayed_of(request).cost
+        cost = Cost() if request is None else self._cut(replayed_of(request).cost)
         room_s = self._limiter.room_s(cost, now_s)
         if not self.has_room(now_s):
             room_s = max(room_s, math.ulp(0.0))
@@ -134,8 +134,7 @@ class ReplayServer:
         await self._limiter.aclose()
 
     async def _granted(self, replayed: Replayed, call: Call) -> None:
-        cost = replayed.cost
-        self._limiter.check(cost)
+        cost = self._cut(replayed.cost)
         grant = self._limiter.acquire_now(cost)
         if grant is None:
             self._waiting += 1
@@ -146,6 +145,13 @@ class ReplayServer:
                 if self.on_room is not None:
                     asyncio.get_running_loop().call_soon(self.on_room)
         grant.sent(asyncio.get_running_loop().time())
+
+    def _cut(self, cost: Cost) -> Cost:
+        """What the limits can grant of a cost: a recorded call may have used more than a limit."""
+        most = self._limiter.most
+        input_tokens = min(cost.input_tokens, most("input_tokens"), most("tokens"))
+        spare = min(most("output_tokens"), most("tokens") - input_tokens)
+        return Cost(int(input_tokens), int(min(cost.output_tokens, spare)))
 
     async def _answered(self, replayed: Replayed) -> ServerFailed | None:
         """Returns when there is an answer, or an error."""

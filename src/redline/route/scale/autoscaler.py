@@ -25,8 +25,10 @@ downscale stabilization of the Kubernetes Horizontal Pod Autoscaler.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -120,8 +122,10 @@ class Autoscaler:
         self.history: deque[Change] = deque(maxlen=HISTORY)
         self.capacity = Capacity(settings)
         self._settings = settings
-        self._recent = [_Window(share * settings.panic_window_s) for share in PANIC_SHARES]
-        self._stable = _Window(STABLE_SHARE * settings.scale_down_window_s)
+        self._stable_s = STABLE_SHARE * settings.scale_down_window_s
+        self._panic_s = [share * settings.panic_window_s for share in PANIC_SHARES]
+        self._samples: deque[Sample] = deque()  # of the longest of these times
+        self._call_s = 0.0  # how long a call takes
         self._highest = _Highest(settings.scale_down_window_s)
         self._warm_up = _WarmUp(settings.warm_up_s)
         self._replicas = -1  # before the first sample
@@ -156,16 +160,20 @@ class Autoscaler:
 
     def _observe(self, sample: Sample) -> float:
         """The steady demand, after this sample."""
-        for window in (*self._recent, self._stable):
-            window.add(sample)
+        samples, longest_s = self._samples, max(*self._panic_s, self._stable_s)
+        samples.append(sample)
+        while len(samples) > 2 and samples[1].at_s <= sample.at_s - longest_s:
+            samples.popleft()
+        stable = self._since(self._stable_s)
+        self._call_s = stable.call_s or self._call_s
         self._last_s = sample.at_s
-        if sample.in_flight or sample.waiting or self._recent[0].arrivals:
+        if sample.in_flight or sample.waiting or self._since(self._panic_s[0]).arrivals:
             self._busy_s = sample.at_s
         if sample.ready and sample.queue_wait_p95_s > self._settings.queue_wait_slo_s:
             self._panicked_s = sample.at_s
         self._warm_up.observe(sample.ready, self._replicas, sample.at_s)
         self.capacity.observe(sample)
-        demand = self._demand(self._stable, sample)
+        demand = self._demand(stable, sample)
         self._highest.add(sample.at_s, demand)
         return demand
 
@@ -173,7 +181,8 @@ class Autoscaler:
         """The number of replicas without regard to its bounds, and why."""
         settings, now = self._settings, self._replicas
         if settings.policy == "rps":
-            load = self._recent[0].last_per_s
+            # Between the last two samples.
+            load = self._since(0.0).arrivals_per_s
             return int(load / (100 * 0.7)) + 1, f"{load:,.0f} calls arrived per second"
         if not now:
             if sample.waiting:
@@ -192,7 +201,7 @@ class Autoscaler:
 
     def _in_panic(self, sample: Sample, steady: float) -> tuple[int, str]:
         settings, now = self._settings, self._replicas
-        recent = self._recent
+        recent = [self._since(span_s) for span_s in self._panic_s]
         surge = next((one for one in recent if one.arrivals >= ENOUGH), recent[-1])
         needed = self._demand(surge, sample) * settings.target_utilization
         demand = max(steady, needed + self._draining(surge, sample))
@@ -206,12 +215,18 @@ class Autoscaler:
             f"demand {demand:.1f}"
         )
 
-    def _draining(self, surge: _Window, sample: Sample) -> float:
+    def _since(self, span_s: float) -> _Span:
+        """The samples of the last `span_s` seconds, from two on if there are."""
+        samples = self._samples
+        first = bisect_right(samples, samples[-1].at_s - span_s, key=lambda one: one.at_s) - 1
+        return _Span(samples[max(0, min(first, len(samples) - 2))], samples[-1])
+
+    def _draining(self, surge: _Span, sample: Sample) -> float:
         """Replicas that would drain the queue in time, from when one that starts now is ready.
 
         Until then calls arrive, and the replicas that there are and will be answer some.
         """
-        call_s = self._stable.call_s
+        call_s = self._call_s
         if not call_s:
             return 0.0
         each_per_s = self.capacity.calls / call_s
@@ -236,9 +251,9 @@ class Autoscaler:
             return now, ""
         return fewer, f"demand was at most {highest:.1f} for {window_s:g} s"
 
-    def _demand(self, window: _Window, sample: Sample) -> float:
-        """Replicas that the arrivals of the window would use to the target."""
-        calls = window.arrivals_per_s * self._stable.call_s
+    def _demand(self, span: _Span, sample: Sample) -> float:
+        """Replicas that the arrivals of the span would use to the target."""
+        calls = span.arrivals_per_s * self._call_s
         # Calls that none of the same kind has followed yet are not known otherwise.
         calls = calls or float(sample.in_flight)
         return self.capacity.replicas(calls, sample) / self._settings.target_utilization
@@ -248,7 +263,7 @@ class Autoscaler:
 
         Both the number of arrivals and the mean time of a call vary by 1 / sqrt(n) or so.
         """
-        arrivals = self._stable.arrivals
+        arrivals = self._since(self._stable_s).arrivals
         return SURE * math.sqrt(2 / arrivals) if arrivals else math.inf
 
     def _change(self, wanted: int, reason: str, sample: Sample) -> None:
@@ -318,39 +333,26 @@ class Capacity:
         return max(by_calls, calls * sample.tokens / sample.in_flight / self.tokens)
 
 
-class _Window:
-    """Arrivals and answers of the last `span_s` seconds."""
+class _Span(NamedTuple):
+    """Arrivals and answers between two samples."""
 
-    def __init__(self, span_s: float) -> None:
-        self._span_s = span_s
-        self._samples: deque[Sample] = deque()
-        self.call_s = 0.0
-
-    def add(self, sample: Sample) -> None:
-        samples = self._samples
-        samples.append(sample)
-        while len(samples) > 2 and samples[1].at_s <= sample.at_s - self._span_s:
-            samples.popleft()
-        answered = sample.answered - samples[0].answered
-        if answered > 0:
-            self.call_s = (sample.served_s - samples[0].served_s) / answered
+    first: Sample
+    last: Sample
 
     @property
     def arrivals(self) -> int:
-        return max(0, self._samples[-1].arrived - self._samples[0].arrived)
+        return max(0, self.last.arrived - self.first.arrived)
 
     @property
     def arrivals_per_s(self) -> float:
-        took_s = self._samples[-1].at_s - self._samples[0].at_s
+        took_s = self.last.at_s - self.first.at_s
         return self.arrivals / took_s if took_s else 0.0
 
     @property
-    def last_per_s(self) -> float:
-        """Arrivals per second between the last two samples."""
-        if len(self._samples) < 2:
-            return 0.0
-        before, last = self._samples[-2], self._samples[-1]
-        return max(0, last.arrived - before.arrived) / (last.at_s - before.at_s)
+    def call_s(self) -> float:
+        """How long a call takes; 0 without answers."""
+        answered = self.last.answered - self.first.answered
+        return (self.last.served_s - self.first.served_s) / answered if answered > 0 else 0.0
 
 
 class _Highest:

@@ -125,9 +125,9 @@ class Fleet:
         loads = [member.backend.load(now_s) for member in pool.members]
         slots = [member.backend.load(now_s).slots for member in members]
         # Calls that have a replica may still wait there.
-        in_flight = sum(one.figures.in_flight for one in pool.members)
+        in_flight = sum(one.in_flight for one in pool.members)
         queued = sum(load.waiting for load in loads) + sum(
-            one.figures.queued for one in pool.members if now_s - one.figures.seen_s <= STALE_S
+            one.queued for one in pool.members if now_s - one.seen_s <= STALE_S
         )
         queued = min(queued, in_flight)
         waits = list(islice(pool.waits_s(), LOOKED_AT))
@@ -137,8 +137,8 @@ class Fleet:
             at_s=now_s,
             in_flight=in_flight - queued,
             waiting=pool.queued + queued,
-            leaving=in_flight - sum(one.figures.in_flight for one in members),
-            tokens=sum(one.figures.tokens for one in pool.members),
+            leaving=in_flight - sum(one.in_flight for one in members),
+            tokens=sum(one.tokens for one in pool.members),
             ended=traffic.ended,
             answered=traffic.answered,
             served_s=traffic.served_s,
@@ -174,7 +174,7 @@ class Fleet:
             self._stopping.add(name)
             self._starting.pop(name).cancel()
             surplus -= 1
-        ready.sort(key=lambda one: one.figures.in_flight)
+        ready.sort(key=lambda one: one.in_flight)
         for member in ready[: max(0, surplus)]:
             self._take(member.name, tasks)
 

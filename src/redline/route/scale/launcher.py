@@ -19,7 +19,6 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -120,7 +119,7 @@ class LocalLauncher:
     def __init__(self, replica: LocalReplica) -> None:
         self._replica = replica
         self._running: dict[str, _Process] = {}
-        self._logs: deque[Path] = deque()
+        self._logs: dict[Path, None] = {}  # in the order in which they were begun
         self._mask = Mask(_secrets(replica))
         self._intake = intake_of([replica.endpoint])
 
@@ -161,9 +160,13 @@ class LocalLauncher:
         folder = self._replica.logs
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{name}.log"
-        self._logs.append(path)
-        if len(self._logs) > _KEPT_LOGS + len(self._running):
-            self._logs.popleft().unlink(missing_ok=True)
+        self._logs.pop(path, None)
+        running = {one.log for one in self._running.values()}
+        ended = [log for log in self._logs if log not in running]
+        for log in ended[:-_KEPT_LOGS]:
+            del self._logs[log]
+            log.unlink(missing_ok=True)
+        self._logs[path] = None
         return path
 
     async def _until_ready(self, process: _Process, backend: ReplicaBackend) -> None:

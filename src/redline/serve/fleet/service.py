@@ -129,14 +129,14 @@ class ServedFleet:
         now_s, members = SYSTEM.now_s(), pool.members
         starting = fleet.starting
         queued = sum(one.backend.load(now_s).waiting for one in members)
-        in_flight = sum(one.figures.in_flight for one in members) - queued
+        in_flight = sum(one.in_flight for one in members) - queued
         replicas = [
             ReplicaStatus(
                 name=one.name,
                 state=one.health(now_s).value,
-                in_flight=one.figures.in_flight,
-                answered=one.figures.answers,
-                latency_s=round(one.figures.latency_s, 3),
+                in_flight=one.in_flight,
+                answered=one.answers,
+                latency_s=round(one.latency_s, 3),
             )
             for one in members
         ]
