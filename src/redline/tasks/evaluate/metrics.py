@@ -15,6 +15,7 @@ which is another model.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -39,8 +40,8 @@ _LONGEST_SHOWN = 200
 class Grade(msgspec.Struct, frozen=True):
     """The grade of one answer.
 
-    extracted: the value found in the answer, or None. strict: the answer also has the form that
-    its metric asks for.
+    extracted: the value found in the answer, or None; the text of its JSON if a results file cannot
+    hold it. strict: the answer also has the form that its metric asks for.
     """
 
     extracted: Any
@@ -233,7 +234,7 @@ class _Json:
             )
         else:
             is_right = _is_equal(found, right)
-        return Grade(found, is_right, is_right and _is_json(answer))
+        return Grade(_kept(found), is_right, is_right and _is_json(answer))
 
     def _gold(self, gold: Any) -> Any:
         if isinstance(gold, str):
@@ -244,6 +245,15 @@ class _Json:
         if self._fields and not isinstance(gold, Mapping):
             raise Rejected(f"the gold answer is not an object: {_shown(gold)}")
         return gold
+
+
+def _kept(found: Any) -> Any:
+    """Returns the value; its JSON as text if it has half of a surrogate pair."""
+    try:
+        msgspec.json.encode(found)
+    except UnicodeEncodeError:
+        return json.dumps(found)
+    return found
 
 
 def _is_json(answer: str) -> bool:
