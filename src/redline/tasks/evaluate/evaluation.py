@@ -23,7 +23,7 @@ from redline.calls import Outcome, Request
 from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
 from redline.tasks.evaluate.judge import Judge, JudgeSettings
-from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
+from redline.tasks.evaluate.metrics import Grade, Metric, as_text, metric_of
 from redline.tasks.evaluate.usage_sum import UsageSum
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
@@ -128,6 +128,11 @@ class Grading:
             **fields,
         }
         return outcome
+
+    def example(self, row: dict[str, Any]) -> str:
+        """Returns an answer that is right for this row. Raises Rejected if there is none."""
+        gold = self._right_answer(row)
+        return as_text(gold) if self._metric is None else self._metric.example(gold)
 
     def _right_answer(self, row: dict[str, Any]) -> Any:
         if self._gold not in row:

@@ -58,6 +58,10 @@ class Metric(Protocol):
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
         """Grades an answer. is_cut: the answer was cut at the token limit."""
 
+    def example(self, gold: Any) -> str:
+        """Returns an answer that is right. `gold` has passed `check`."""
+        return as_text(gold)
+
 
 def metric_of(
     name: str, *, pattern: str | None = None, fields: Sequence[str] = (), letters: str = "ABCD"
@@ -89,7 +93,7 @@ def metric_of(
     )
 
 
-class _AnyOf:
+class _AnyOf(Metric):
     """A metric that accepts any of a list of gold answers.
 
     In a CSV file a list is text, either JSON or a Python literal. It is read as a list if all of
@@ -115,6 +119,9 @@ class _AnyOf:
         grades = [self._metric.grade(answer, right, is_cut=is_cut) for right in rights]
         return max(grades, key=lambda grade: (grade.correct, grade.strict))
 
+    def example(self, gold: Any) -> str:
+        return self._metric.example(self._listed(gold)[0])
+
     def _listed(self, gold: Any) -> list[Any]:
         if isinstance(gold, list):
             return gold
@@ -129,13 +136,13 @@ class _AnyOf:
         return [gold]
 
 
-class _Number:
+class _Number(Metric):
     def check(self, gold: Any) -> None:
-        if gold_number(_text(gold)) is None:
+        if gold_number(as_text(gold)) is None:
             raise Rejected(f"the gold answer holds no number: {_shown(gold)}")
 
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        right = gold_number(_text(gold))
+        right = gold_number(as_text(gold))
         found, strict = final_number(answer, is_cut=is_cut), strict_number(answer)
         return Grade(
             extracted=None if found is None else str(found.number),
@@ -144,7 +151,7 @@ class _Number:
         )
 
 
-class _Choice:
+class _Choice(Metric):
     def __init__(self, letters: str) -> None:
         self._letters = letters.upper()
         if not re.fullmatch("[A-Z]+", self._letters) or len({*self._letters}) < len(self._letters):
@@ -167,25 +174,28 @@ class _Choice:
         right = self._letter(gold)
         return Grade(letter, letter == right, answer.strip().upper() == right)
 
+    def example(self, gold: Any) -> str:
+        return self._letter(gold)
+
     def _letter(self, gold: Any) -> str:
         """Returns the gold letter; data sets such as MMLU give its index, from 0."""
-        text = _text(gold).strip().upper().removesuffix(".0")
+        text = as_text(gold).strip().upper().removesuffix(".0")
         if text.isdecimal() and int(text) < len(self._letters):
             return self._letters[int(text)]
         return text
 
 
-class _Exact:
+class _Exact(Metric):
     def check(self, gold: Any) -> None:
         pass
 
     def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        right = _text(gold)
+        right = as_text(gold)
         found = answer.strip()
         return Grade(found or None, _plain(found) == _plain(right), answer == right)
 
 
-class _Regex:
+class _Regex(Metric):
     def __init__(self, pattern: str) -> None:
         try:
             self._pattern = re.compile(pattern)
@@ -206,11 +216,11 @@ class _Regex:
         if last is None:
             return Grade(None, correct=False, strict=False)
         found = (last[1] if self._pattern.groups else last[0]) or ""
-        is_right = _plain(found) == _plain(_text(gold))
+        is_right = _plain(found) == _plain(as_text(gold))
         return Grade(found, is_right, is_right and last[0] == answer.strip())
 
 
-class _Json:
+class _Json(Metric):
     """Compares JSON. fields: the names to compare; without any, the whole value is compared."""
 
     def __init__(self, fields: Sequence[str]) -> None:
@@ -287,10 +297,11 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _text(gold: Any) -> str:
+def as_text(gold: Any) -> str:
+    """Returns a text as it is, and any other value as JSON."""
     return gold if isinstance(gold, str) else msgspec.json.encode(gold).decode()
 
 
 def _shown(gold: Any) -> str:
-    text = " ".join(_text(gold).split())
+    text = " ".join(as_text(gold).split())
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
