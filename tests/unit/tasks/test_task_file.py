@@ -33,6 +33,8 @@ def test_a_task_is_named_by_its_file_and_its_shots_are_beside_it(tmp_path: Path)
     [
         ("gold =", "glod =", "unknown setting: glod", "did you mean gold?"),
         ("shots = 2", 'shots = "two"', "shots must be a whole number, not text", ""),
+        ("shots = 2", "shots = -1", "shots must be a whole number of at least 0", ""),
+        ("shots = 2", "shots = 1001", "shots must be a whole number of at most 1000", ""),
         ('"capital"', "3", "gold must be text, not a whole number", ""),
         ("prompt =", "system =", "prompt is missing", ""),
         ('metric = "exact"', "judge = {}", "judge.model is missing", ""),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -42,8 +42,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt, system: Jinja templates over a question's columns. gold: the column of the right
     answer. metric: one of METRICS in metrics.py; pattern, fields, letters and judge are settings of
-    single metrics. shots: the number of examples before each question, which are the first rows of
-    `shots_file` with their gold answers. params: parameters of the request.
+    single metrics. shots: the number of examples before each question, 0 to 1,000, which are the
+    first rows of `shots_file` with their gold answers. params: parameters of the request.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[str, ...] = ()
     letters: str = "ABCD"
     judge: JudgeSettings | None = None
-    shots: int = 0
+    shots: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     shots_file: str | None = None
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
