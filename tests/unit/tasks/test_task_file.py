@@ -29,6 +29,23 @@ def test_a_task_is_named_by_its_file_and_its_shots_are_beside_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("stated", "read"),
+    [
+        ("s3://bucket/shots.jsonl", "s3://bucket/shots.jsonl"),
+        ("https://host/shots.jsonl", "https://host/shots.jsonl"),
+        ("file:///data/shots.jsonl", "/data/shots.jsonl"),
+        ("/data/shots.jsonl", "/data/shots.jsonl"),
+    ],
+)
+def test_shots_may_be_an_object_or_anywhere_on_this_machine(
+    tmp_path: Path, stated: str, read: str
+) -> None:
+    path = tmp_path / "capitals.toml"
+    path.write_text(TASK.replace("shots.jsonl", stated))
+    assert load(path).shots_file == read
+
+
+@pytest.mark.parametrize(
     ("old", "new", "what", "hint"),
     [
         ("gold =", "glod =", "unknown setting: glod", "did you mean gold?"),

@@ -20,6 +20,7 @@ from redline.errors import ConfigError, Rejected, nearest
 from redline.job.settings import struct_in
 from redline.process import counted
 from redline.sources import first_rows
+from redline.store import local_path, url_of
 from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 
 
@@ -34,9 +35,10 @@ def load(path: Path) -> Evaluation:
         raise ConfigError(f"{path} does not exist", hint="a task is a TOML file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the task: {error}", where=str(path)) from error
-    if isinstance(table.get("shots_file"), str):
+    shots = table.get("shots_file")
+    if isinstance(shots, str) and url_of(shots) is None:
         # Relative to the task's file, whatever the working directory.
-        table["shots_file"] = str(path.parent / table["shots_file"])
+        table["shots_file"] = str(path.parent / local_path(shots))
     table.setdefault("name", path.stem)
     return struct_in(table, Evaluation, str(path))
 
