@@ -70,6 +70,12 @@ def test_a_gold_text_in_brackets_that_is_no_list_is_itself_the_answer(gold: str)
     assert not metric.grade("1", gold).correct
 
 
+def test_json_beside_brackets_too_deep_to_be_read_is_right_and_not_strict() -> None:
+    answer = "[" * 100_000 + "]" * 100_000 + ' {"a": 1}'
+    grade = metric_of("json").grade(answer, {"a": 1})
+    assert (grade.extracted, grade.correct, grade.strict) == ({"a": 1}, True, False)
+
+
 def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
     metric = metric_of("number")
     assert metric.grade("She earns 18", "18", is_cut=True).extracted is None

@@ -270,7 +270,7 @@ def _is_json(answer: str) -> bool:
     """Returns whether the answer is one JSON value and nothing else."""
     try:
         msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return False
     return True
 
