@@ -94,12 +94,14 @@ def test_a_comparison_is_over_questions(cli: Cli, data: str, samples: tuple[int,
     assert "no difference is shown" in told.out
 
 
+@pytest.mark.parametrize("name", ["q{}", "q#{}"])
 def test_named_questions_are_paired_whatever_the_number_of_samples(
-    cli: Cli, rows: Rows, data: str, tmp_path: Path
+    cli: Cli, rows: Rows, data: str, tmp_path: Path, name: str
 ) -> None:
     lines = (tmp_path / data).read_text().splitlines()
     named = [
-        line.replace("{", f'{{"custom_id": "q{at}", ', 1) + "\n" for at, line in enumerate(lines)
+        line.replace("{", f'{{"custom_id": "{name.format(at)}", ', 1) + "\n"
+        for at, line in enumerate(lines)
     ]
     rows(*named, name=data)
     evaluated(cli, "one", data, 1)
