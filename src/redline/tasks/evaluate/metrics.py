@@ -145,9 +145,9 @@ class _Number(Metric):
         right = gold_number(as_text(gold))
         found, strict = final_number(answer, is_cut=is_cut), strict_number(answer)
         return Grade(
-            extracted=None if found is None else str(found.number),
-            correct=right is not None and found is not None and is_same(found.number, right),
-            strict=right is not None and strict is not None and is_same(strict.number, right),
+            extracted=None if found is None else str(found),
+            correct=right is not None and found is not None and is_same(found, right),
+            strict=right is not None and strict is not None and is_same(strict, right),
         )
 
 
