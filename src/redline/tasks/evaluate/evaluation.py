@@ -91,7 +91,8 @@ class Grading:
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         # Check the gold answer before the call costs anything.
-        gold = self._right_answer(row)
+        gold = self._gold_of(row)
+        right = gold if self._metric is None else self._metric.read(gold)
         used = UsageSum()
 
         async def counted(request: Request) -> Outcome:
@@ -109,7 +110,7 @@ class Grading:
         reason = outcome.reply.finish_reasons[0]
         fields: dict[str, Any] = {}
         if self._metric is not None:
-            grade = await _measured(self._metric, text, gold, is_cut=reason == "length")
+            grade = await _measured(self._metric, text, right, is_cut=reason == "length")
         elif self._judge is None or not text.strip():
             grade = Grade(None, correct=False, strict=False)
         else:
@@ -131,18 +132,19 @@ class Grading:
 
     def example(self, row: dict[str, Any]) -> str:
         """Returns an answer that is right for this row. Raises Rejected if there is none."""
-        gold = self._right_answer(row)
-        return as_text(gold) if self._metric is None else self._metric.example(gold)
+        gold = self._gold_of(row)
+        if self._metric is None:
+            return as_text(gold)
+        self._metric.read(gold)
+        return self._metric.example(gold)
 
-    def _right_answer(self, row: dict[str, Any]) -> Any:
+    def _gold_of(self, row: dict[str, Any]) -> Any:
         if self._gold not in row:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; its columns are: "
                 f"{', '.join(row) or 'none'}",
                 hint="name the column with gold = in the task's file",
             )
-        if self._metric is not None:
-            self._metric.check(row[self._gold])
         return row[self._gold]
 
 
@@ -171,10 +173,10 @@ def _metric(evaluation: Evaluation) -> Metric:
     )
 
 
-async def _measured(metric: Metric, text: str, gold: Any, *, is_cut: bool) -> Grade:
+async def _measured(metric: Metric, text: str, right: Any, *, is_cut: bool) -> Grade:
     if len(text) < _LONG_ANSWER:
-        return metric.grade(text, gold, is_cut=is_cut)
-    return await asyncio.to_thread(metric.grade, text, gold, is_cut=is_cut)
+        return metric.grade(text, right, is_cut=is_cut)
+    return await asyncio.to_thread(metric.grade, text, right, is_cut=is_cut)
 
 
 def _asked(request: Request) -> Any:
