@@ -14,6 +14,7 @@ from redline.journal import manifest as manifests
 from redline.process import counted
 from redline.tasks.evaluate.scores import Graded, failed_lines, graded
 from redline.tasks.evaluate.statistics import Paired, paired
+from redline.tasks.evaluate.text import summary
 
 _MOST_SHOWN = 5
 _SAMPLE = re.compile(r"#\d+\Z")
@@ -43,11 +44,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Returns the summary for a reader, then `name: value` lines for a program."""
         pairs = self.pairs
-        lines = [
-            *("", f"only_first: {pairs.only_first}", f"only_second: {pairs.only_second}"),
-            *(f"p: {pairs.p:.6g}", f"difference: {pairs.difference:+.6f}"),
-        ]
-        return "\n".join([self.words(), *lines]) + "\n"
+        figures = {
+            "only_first": pairs.only_first,
+            "only_second": pairs.only_second,
+            "p": f"{pairs.p:.6g}",
+            "difference": f"{pairs.difference:+.6f}",
+        }
+        return summary([self.words()], figures)
 
     def words(self) -> str:
         """Returns the summary for a reader, without a trailing newline."""

@@ -23,7 +23,8 @@ from redline.calls import Outcome, Request
 from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
 from redline.tasks.evaluate.judge import Judge, JudgeSettings
-from redline.tasks.evaluate.metrics import Grade, Metric, as_text, metric_of
+from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
+from redline.tasks.evaluate.text import as_text
 from redline.tasks.evaluate.usage_sum import UsageSum
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")

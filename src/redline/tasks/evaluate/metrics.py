@@ -33,6 +33,7 @@ from redline.tasks.answers import (
     is_same,
     strict_number,
 )
+from redline.tasks.evaluate.text import as_text
 
 METRICS = ("number", "choice", "exact", "regex", "json", "judge")
 _QUOTES = "\"'`“”‘’«»"
@@ -293,11 +294,6 @@ def _plain(text: str) -> str:
     """Normalizes a text: no outer quotes, no final period, single spaces, case folded."""
     text = text.strip().strip(_QUOTES).rstrip(".")
     return " ".join(text.split()).casefold()
-
-
-def as_text(gold: Any) -> str:
-    """Returns a text as it is, and any other value as JSON."""
-    return gold if isinstance(gold, str) else msgspec.json.encode(gold).decode()
 
 
 def _shown(gold: Any) -> str:

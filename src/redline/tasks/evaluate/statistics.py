@@ -18,10 +18,14 @@ _MOST_EXACT = 5_000_000
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval."""
+    """A 95 % confidence interval of a share, 0 to 1, or of a difference of shares."""
 
     low: float
     high: float
+
+    def text(self) -> str:
+        """Returns text such as `(95 %: 20.8 to 93.9 %)`."""
+        return f"(95 %: {100 * self.low:.1f} to {100 * self.high:.1f} %)"
 
 
 def wilson(correct: float, total: float) -> Interval:
