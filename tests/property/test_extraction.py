@@ -8,15 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.tasks import (
+from redline.tasks.answers import (
+    Number,
     final_choice,
     final_number,
     find_json,
     gold_number,
     is_same,
+    read_number,
     strict_number,
 )
-from redline.tasks.answers import Number, read_number
 
 # What the readers look for, so that texts made of these reach every branch of them.
 PARTS = (

@@ -8,7 +8,6 @@ from redline.tasks.evaluate.scores import Scores
 from redline.tasks.evaluate.statistics import (
     majority,
     paired,
-    paired_counts,
     pass_at,
     share_interval,
     wilson,

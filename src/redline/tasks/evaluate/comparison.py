@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -132,7 +133,7 @@ def compare(first: Path, second: Path) -> Comparison:
     return Comparison(
         first=str(first),
         second=str(second),
-        pairs=paired(outcomes),
+        pairs=paired(Counter(outcomes)),
         won=sorted(won)[:_MOST_SHOWN],
         lost=sorted(lost)[:_MOST_SHOWN],
         first_answers=sum(len(ones.answers[row]) for row in common),

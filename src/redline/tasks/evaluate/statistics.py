@@ -106,16 +106,7 @@ class Paired(NamedTuple):
     is_mcnemar: bool
 
 
-def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paired:
-    """Compares two runs on the same questions; see `paired_counts`.
-
-    outcomes: for each question, the share of right answers in either run, 0 to 1; at least one
-    question.
-    """
-    return paired_counts(Counter(outcomes))
-
-
-def paired_counts(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> Paired:
+def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> Paired:
     """Compares two runs on the same questions.
 
     outcomes: the number of questions for each pair of shares of right answers, 0 to 1; at least one

@@ -89,8 +89,8 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(
                 f"gold labels that the schema does not have: {counted(self.strays, 'row')}"
             )
-        for one in found.confusions(_MOST_SHOWN):
-            lines.append(f"{one.rows:>6,} x {one.gold} tagged as {one.said}")
+        for (gold, said), rows in found.confusions(_MOST_SHOWN):
+            lines.append(f"{rows:>6,} x {gold} tagged as {said}")
         return lines
 
 
