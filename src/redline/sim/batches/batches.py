@@ -243,7 +243,8 @@ class Batches:
     def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
         """Returns a page of batches, newest first, by `limit` and `after`. Raises BadCall."""
         text = query.get("limit", "20")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_LISTED):
+        is_whole = text.isascii() and text.isdigit() and len(text) < 10
+        if not (is_whole and 1 <= int(text) <= _MOST_LISTED):
             raise BadCall(f"The limit must be 1 to {_MOST_LISTED}, not '{text}'.")
         newest = list(reversed(self._batches))
         if (after := query.get("after")) is not None:
