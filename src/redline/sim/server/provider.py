@@ -21,8 +21,8 @@ from redline.clock import Clock
 from redline.errors import ConfigError
 from redline.httpserver import JSON, BodyError, Exchange, header_lines
 from redline.limits.rule import Rate, parse_rate
-from redline.sim.accounts import Account, Accounts
-from redline.sim.admission import Charge, Rejection
+from redline.sim.accounts import Accounts
+from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import (
     ENDPOINTS,
     Answers,
@@ -201,14 +201,14 @@ class Provider:
                 wait = self._asked_to_wait(account.parked_until_s - now_s)
                 self._reply(exchange, ticket, wait, "rejected", "parked")
                 return None
-            rejection = account.admission.ask(self._charge(draft), now_s)
+            rejection = account.ask(self._charge(draft), now_s)
             if rejection is not None:
                 over = self._rejected(rejection, account, now_s)
                 self._reply(exchange, ticket, over, "rejected", rejection.limit)
                 return None
         return draft
 
-    def _account(self, exchange: Exchange) -> Account:
+    def _account(self, exchange: Exchange) -> Admission:
         return self._accounts.of(exchange.headers.get("authorization", ""))
 
     def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
@@ -266,7 +266,7 @@ class Provider:
     def _charge_answer(self, exchange: Exchange, draft: Draft) -> None:
         if self._settings.charge == "answered":
             answer = Charge(output_tokens=draft.completion_tokens, requests=0)
-            self._account(exchange).admission.count(answer, self._clock.now_s())
+            self._account(exchange).count(answer, self._clock.now_s())
 
     async def answer_limits(self, exchange: Exchange) -> None:
         """Answers a request that shows or changes the limits; it is not counted as received."""
@@ -320,7 +320,7 @@ class Provider:
             headers=retry_headers(self._settings.headers, wait_s),
         )
 
-    def _rejected(self, rejection: Rejection, account: Account, now_s: float) -> Reply:
+    def _rejected(self, rejection: Rejection, account: Admission, now_s: float) -> Reply:
         rate = rejection.rate
         asked = (
             f"{rejection.what} per {rate.window_s:g} s: Limit {rate.count}, "
@@ -341,11 +341,11 @@ class Provider:
             429, message, rejection.what, code="rate_limit_exceeded", headers=headers
         )
 
-    def _limit_headers(self, account: Account, now_s: float) -> dict[str, str]:
+    def _limit_headers(self, account: Admission, now_s: float) -> dict[str, str]:
         style = self._settings.headers
         if style == "none" or not self._accounts.has_limits:
             return {}
-        readings = account.admission.readings(now_s)
+        readings = account.readings(now_s)
         if style not in _SPLIT_STYLES:
             readings = [each for each in readings if each.what in ("requests", "tokens")]
         return limit_headers(style, readings, self._clock.wall_s())
