@@ -126,7 +126,7 @@ class BatchDoor:
         if method == "GET" and verb == "content":
             return Reply(200, batches.file(file_id).data, _BINARY)
         if method == "GET" and not verb:
-            return json_reply(batches.file(file_id).shown())
+            return json_reply(batches.file(file_id).shown)
         if method == "DELETE" and file_id and not verb:
             return json_reply(batches.delete(file_id))
         raise _unknown(method, f"{FILES}/{rest}")
