@@ -94,12 +94,14 @@ def test_a_comparison_is_over_questions(cli: Cli, data: str, samples: tuple[int,
     assert "no difference is shown" in told.out
 
 
+@pytest.mark.parametrize("name", ["q{}", "q#{}"])
 def test_named_questions_are_paired_whatever_the_number_of_samples(
-    cli: Cli, rows: Rows, data: str, tmp_path: Path
+    cli: Cli, rows: Rows, data: str, tmp_path: Path, name: str
 ) -> None:
     lines = (tmp_path / data).read_text().splitlines()
     named = [
-        line.replace("{", f'{{"custom_id": "q{at}", ', 1) + "\n" for at, line in enumerate(lines)
+        line.replace("{", f'{{"custom_id": "{name.format(at)}", ', 1) + "\n"
+        for at, line in enumerate(lines)
     ]
     rows(*named, name=data)
     evaluated(cli, "one", data, 1)
@@ -313,3 +315,19 @@ def test_refusals_corrections_and_none_are_read_as_they_are_meant(cli: Cli, rows
     assert told.out.splitlines()[-1] == "accuracy: 2/9", told.err
     assert [line["extracted"] for line in lines("out.jsonl")] == list(ANSWERS.values())
     assert lines("out.jsonl")[0]["verdict"] == "invalid"
+
+
+def test_json_that_a_results_file_cannot_hold_is_graded_and_kept_as_text(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    task(tmp_path, gold="gold", metric="json", fields=["b"])
+    said = r'{"a": "\ud83d", "b": 1}'
+    data = rows({"q": 1, "gold": {"b": 1}}, {"q": 2, "gold": {"b": 2}})
+    with scripted(model(lambda body: said)) as server:
+        given = ("--task", "task.toml", "--data", data, "--base-url", server.base_url)
+        told = cli("eval", *given, "--model", "m", "-o", "out.jsonl")
+    assert told.status == 0, told.err
+    assert told.out.splitlines()[-1] == "accuracy: 1/2"
+    assert [line["verdict"] for line in lines("out.jsonl")] == ["correct", "wrong"]
+    for line in lines("out.jsonl"):
+        assert json.loads(line["extracted"]) == json.loads(said)

@@ -63,6 +63,19 @@ def test_a_failing_after_function_keeps_the_answer_that_was_paid_for(tmp_path: P
     assert "ZeroDivisionError" in failure["error"]["message"]
 
 
+def test_an_answer_without_json_that_an_after_function_refuses_fails_its_row_alone(
+    tmp_path: Path,
+) -> None:
+    async def call(row: dict[str, Any]) -> Any:
+        return object() if row["n"] == 3 else row["n"]
+
+    report = redline.run(ROWS, call=call, after=int, output=tmp_path / "out.jsonl")
+    assert (report.succeeded, report.failed, report.unfinished) == (7, 1, 0)
+    (failure,) = lines(tmp_path / "out.failed.jsonl")
+    assert (failure["output"], failure["input"]) == (None, {"n": 3})
+    assert "the `after` function raised TypeError" in failure["error"]["message"]
+
+
 def test_a_row_that_a_function_changed_is_whole_again_when_it_is_tried_again() -> None:
     tries: list[int] = []
 

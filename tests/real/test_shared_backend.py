@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +59,7 @@ def test_each_of_two_jobs_has_its_own_results_and_counts(tmp_path: Path) -> None
 
 
 def lines(output: Output) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in read_results(output.path)]
+    return list(read_results(output.path, dict))
 
 
 def test_what_was_answered_is_in_the_file_before_the_next_request_is_on_the_wire(

@@ -32,12 +32,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from time import monotonic
 
-from msgspec import MsgspecError
-
 from redline.errors import JournalError, Rejected
 from redline.journal.flaws import Answers
 from redline.journal.identity import KeySet, is_other
-from redline.journal.lines import Brief, Result, failure_writer, line_writer
+from redline.journal.lines import UNWRITABLE, Brief, Result, failure_writer, line_writer
 from redline.journal.output import Output
 from redline.journal.results_file import ResultsFile, ResultsLost
 from redline.journal.rewrite import drop_mended
@@ -54,8 +52,6 @@ MOST_UNSYNCED_BYTES = 64 * 1024 * 1024
 _LARGE_LINE_BYTES = 64 * 1024
 # An upper bound on the memory that a row takes until it is synced.
 KEPT_ROW_BYTES = 512
-# Errors of a success without a JSON form, such as an object's; it becomes a failure.
-_UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, MsgspecError)
 
 
 class _Group:
@@ -172,7 +168,7 @@ class Journal:
         if outcome.error is None:
             try:
                 line = self._line_of(result)
-            except _UNWRITABLE as error:
+            except UNWRITABLE as error:
                 outcome.status, outcome.reply = "rejected", None
                 outcome.error = Rejected(f"the output cannot be written as JSON: {error}")
                 line = self._add_failure(result)

@@ -23,6 +23,8 @@ from redline.sources import Row
 from redline.waist import Status
 
 VERSION = 1
+# Errors of a value without a JSON form, such as an object's.
+UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.MsgspecError)
 # Fields that a success has only if they are set.
 _NOT_ALWAYS = ("cached", "batched", "input", "response")
 _NO_REPLY = Reply(output=None)
@@ -158,7 +160,8 @@ def _with_fields(line: _Line, fields: dict[str, Any]) -> dict[str, Any]:
 def failure_writer(output: Output) -> Callable[[Result], bytes]:
     """Returns a function that makes the line of a failure, with its newline: input and error.
 
-    In the batch format, the line contains the endpoint's own answer as well.
+    In the batch format, the line contains the endpoint's own answer as well. Values without a JSON
+    form, such as objects that a function of the user's has returned, are null.
     """
     return partial(_failure_line, output.format == "batch")
 
@@ -166,25 +169,34 @@ def failure_writer(output: Output) -> Callable[[Result], bytes]:
 def _failure_line(has_response: bool, result: Result) -> bytes:
     outcome, row = result.outcome, result.row
     response = _refusal(outcome.error) if has_response else None
-    return _sealed(
-        {
-            "v": VERSION,
-            "hash": f"{result.key:016x}",
-            "custom_id": result.custom_id,
-            "row": row.number,
-            "line": row.line,
-            "status": outcome.status,
-            "error": error_fields(outcome.error),
-            "output": outcome.output,
-            "endpoint": outcome.endpoint,
-            "attempts": outcome.attempts,
-            "latency_s": round(outcome.latency_s, 4),
-            **({} if response is None else {"response": response}),
-            **(outcome.fields or {}),
-            "input": row.data if row.data is not None else _beginning(row.content),
-        },
-        result.mark,
-    )
+    fields = {
+        "v": VERSION,
+        "hash": f"{result.key:016x}",
+        "custom_id": result.custom_id,
+        "row": row.number,
+        "line": row.line,
+        "status": outcome.status,
+        "error": error_fields(outcome.error),
+        "output": outcome.output,
+        "endpoint": outcome.endpoint,
+        "attempts": outcome.attempts,
+        "latency_s": round(outcome.latency_s, 4),
+        **({} if response is None else {"response": response}),
+        **(outcome.fields or {}),
+        "input": row.data if row.data is not None else _beginning(row.content),
+    }
+    try:
+        return _sealed(fields, result.mark)
+    except UNWRITABLE:
+        return _sealed({name: _alone(value) for name, value in fields.items()}, result.mark)
+
+
+def _alone(value: Any) -> msgspec.Raw | None:
+    """Returns the value as JSON; None if it has no such form."""
+    try:
+        return msgspec.Raw(_encode(value))
+    except UNWRITABLE:
+        return None
 
 
 def _batch_line(keeps_input: bool, result: Result) -> bytes:

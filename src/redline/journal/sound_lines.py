@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -25,6 +25,8 @@ from redline.errors import JournalError
 from redline.journal.identity import KeySet, mark_of
 from redline.journal.lines import VERSION
 from redline.sources import Row
+
+T = TypeVar("T")
 
 # Small enough for the lines of a block to stay in the processor's cache while they are checked.
 _BLOCK_BYTES = 1 << 18
@@ -203,15 +205,19 @@ def _between(before: bytes, parts: list[bytes], after: bytes) -> bytes | None:
     return b"".join(inner) if is_so else None
 
 
-def read_results(path: Path) -> Iterator[bytes]:
-    """Yields each line. A torn last line is left out: its row is not done yet.
+def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Iterator[T]:
+    """Yields each line as a `kind`. A torn last line is left out: its row is not done yet.
 
-    Raises JournalError for a damaged line, and for a file that cannot be read.
+    is_optional: a file that does not exist has no lines. Raises JournalError for a damaged line and
+    for a file that cannot be read, msgspec.ValidationError for a line of another kind.
     """
+    if is_optional and not path.exists():
+        return
+    decode = msgspec.json.Decoder(kind).decode
     with opened_lines(path) as fd:
         for stretch in read_stretches(fd):
             if stretch.keys:
-                yield from stretch.lines
+                yield from map(decode, stretch.lines)
             elif stretch.lines[0].endswith(b"\n"):
                 raise JournalError(
                     f"a line of {path} is damaged",

@@ -22,8 +22,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -37,45 +36,51 @@ KINDS = ("requests", "tokens", "input-tokens", "output-tokens")
 _DROP = 1e-6
 
 
-class Window(Protocol):
+class Window(ABC):
     """One limit. `now_s` never decreases from call to call."""
-
-    def wait_s(self, amount: int, now_s: float) -> float:
-        """Returns the seconds until `amount` fits: 0 for now, inf if it exceeds the limit."""
-
-    def take(self, amount: int, now_s: float) -> None:
-        """Counts `amount`, even if it does not fit."""
-
-    def resize(self, rate: Rate, now_s: float) -> None:
-        """Sets a new `rate` with the same window_s. Earlier counts remain."""
-
-    def left(self, now_s: float) -> int:
-        """Returns the largest amount that would fit now, 0 to N."""
-
-    def reset_s(self, now_s: float) -> float:
-        """Returns the seconds until the whole limit is free again without further requests."""
-
-
-class _Counting(ABC):
-    """The common base of windows that count what they admit."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
         self._count = 0
 
-    @abstractmethod
-    def _roll(self, now_s: float) -> object:
-        """Forgets what no longer counts."""
+    def wait_s(self, amount: int, now_s: float) -> float:
+        """Returns the seconds until `amount` fits: 0 for now, inf if it exceeds the limit."""
+        if amount > self._rate.count:
+            return math.inf
+        self._roll(now_s)
+        return self._wait_s(amount, now_s)
+
+    def take(self, amount: int, now_s: float) -> None:
+        """Counts `amount`, even if it does not fit."""
+        self._roll(now_s)
+        self._take(amount, now_s)
 
     def resize(self, rate: Rate, now_s: float) -> None:
+        """Sets a new `rate` with the same window_s. Earlier counts remain."""
         self._rate = rate
 
     def left(self, now_s: float) -> int:
+        """Returns the largest amount that would fit now, 0 to N."""
         self._roll(now_s)
         return max(0, self._rate.count - self._count)
 
+    @abstractmethod
+    def reset_s(self, now_s: float) -> float:
+        """Returns the seconds until the whole limit is free again without further requests."""
 
-class FixedWindow(_Counting):
+    @abstractmethod
+    def _roll(self, now_s: float) -> None:
+        """Forgets what no longer counts."""
+
+    @abstractmethod
+    def _wait_s(self, amount: int, now_s: float) -> float:
+        """Returns the wait of an amount of at most N, once rolled."""
+
+    def _take(self, amount: int, now_s: float) -> None:
+        self._count += amount
+
+
+class FixedWindow(Window):
     """At most N from a window's first hit until W seconds later."""
 
     _ends_s = -math.inf
@@ -84,14 +89,10 @@ class FixedWindow(_Counting):
         if now_s >= self._ends_s:
             self._count = 0
 
-    def wait_s(self, amount: int, now_s: float) -> float:
-        if amount > self._rate.count:
-            return math.inf
-        self._roll(now_s)
+    def _wait_s(self, amount: int, now_s: float) -> float:
         return 0.0 if self._count + amount <= self._rate.count else self._ends_s - now_s
 
-    def take(self, amount: int, now_s: float) -> None:
-        self._roll(now_s)
+    def _take(self, amount: int, now_s: float) -> None:
         if now_s >= self._ends_s:
             self._ends_s = now_s + self._rate.window_s
         self._count += amount
@@ -100,7 +101,7 @@ class FixedWindow(_Counting):
         return max(0.0, self._ends_s - now_s)
 
 
-class MovingWindow(_Counting):
+class MovingWindow(Window):
     """At most N in any W seconds: a log of every hit, forgotten once it is W old.
 
     The log holds at most N hits, and the answers that ended in these W seconds.
@@ -114,10 +115,7 @@ class MovingWindow(_Counting):
         while self._log and self._log[0][0] + self._rate.window_s <= now_s:
             self._count -= self._log.popleft()[1]
 
-    def wait_s(self, amount: int, now_s: float) -> float:
-        if amount > self._rate.count:
-            return math.inf
-        self._roll(now_s)
+    def _wait_s(self, amount: int, now_s: float) -> float:
         over = self._count + amount - self._rate.count
         if over <= 0:
             return 0.0
@@ -125,8 +123,7 @@ class MovingWindow(_Counting):
         last = next(index for index, total in enumerate(freed) if total >= over)
         return self._log[last][0] + self._rate.window_s - now_s
 
-    def take(self, amount: int, now_s: float) -> None:
-        self._roll(now_s)
+    def _take(self, amount: int, now_s: float) -> None:
         self._log.append((now_s, amount))
         self._count += amount
 
@@ -135,32 +132,32 @@ class MovingWindow(_Counting):
         return self._log[-1][0] + self._rate.window_s - now_s if self._log else 0.0
 
 
-class SlidingCounter(_Counting):
+class SlidingCounter(Window):
     """Two counters: this window's, and the last one's weighted by how much is still in view."""
 
     _index = -1
     _previous = 0
 
-    def _roll(self, now_s: float) -> float:
-        """Moves the counters to the current window, and returns the seconds since it began."""
+    def _roll(self, now_s: float) -> None:
         index = math.floor(now_s / self._rate.window_s)
         if index > self._index:
             self._previous = self._count if index == self._index + 1 else 0
             self._count = 0
             self._index = index
+
+    def _since_s(self, now_s: float) -> float:
+        """Returns the seconds since the current window began, once rolled."""
         return now_s - self._index * self._rate.window_s
 
     def left(self, now_s: float) -> int:
-        in_view = 1 - self._roll(now_s) / self._rate.window_s
+        self._roll(now_s)
+        in_view = 1 - self._since_s(now_s) / self._rate.window_s
         return max(0, self._rate.count - self._count - math.floor(self._previous * in_view))
 
-    def wait_s(self, amount: int, now_s: float) -> float:
-        limit, window_s = self._rate.count, self._rate.window_s
-        if amount > limit:
-            return math.inf
+    def _wait_s(self, amount: int, now_s: float) -> float:
         if amount <= self.left(now_s):
             return 0.0
-        since_s = self._roll(now_s)
+        limit, window_s = self._rate.count, self._rate.window_s
         spare = limit - amount - self._count
         if spare >= 0:
             # floor(previous * in_view) <= spare once in_view is below (spare + 1) / previous.
@@ -168,51 +165,45 @@ class SlidingCounter(_Counting):
         else:
             # Not in this window: in the next one, this one's count is the previous one.
             at_s = window_s + max(0.0, 1 - (limit - amount + 1) / self._count) * window_s
-        return max(at_s - since_s, 0.0) + _STRICTLY_AFTER_S
-
-    def take(self, amount: int, now_s: float) -> None:
-        self._roll(now_s)
-        self._count += amount
+        return max(at_s - self._since_s(now_s), 0.0) + _STRICTLY_AFTER_S
 
     def reset_s(self, now_s: float) -> float:
-        since_s = self._roll(now_s)
-        if self._count:
-            return 2 * self._rate.window_s - since_s
-        return self._rate.window_s - since_s if self._previous else 0.0
+        self._roll(now_s)
+        windows = 2 if self._count else 1 if self._previous else 0
+        return max(0.0, windows * self._rate.window_s - self._since_s(now_s))
 
 
-class TokenBucket:
+class TokenBucket(Window):
     """A bucket of N that starts full and refills steadily with N per W seconds."""
 
+    _at_s = -math.inf
+
     def __init__(self, rate: Rate) -> None:
-        self._capacity = rate.count
-        self._per_s = rate.count / rate.window_s
+        super().__init__(rate)
         self._level = float(rate.count)
-        self._at_s = -math.inf
+
+    @property
+    def _per_s(self) -> float:
+        return self._rate.count / self._rate.window_s
 
     def _roll(self, now_s: float) -> None:
         if now_s > self._at_s:
             gained = (now_s - self._at_s) * self._per_s
-            self._level = min(float(self._capacity), self._level + gained)
+            self._level = min(float(self._rate.count), self._level + gained)
             self._at_s = now_s
 
-    def wait_s(self, amount: int, now_s: float) -> float:
-        if amount > self._capacity:
-            return math.inf
-        self._roll(now_s)
+    def _wait_s(self, amount: int, now_s: float) -> float:
         short = amount - self._level
         return short / self._per_s if short > _DROP else 0.0
 
-    def take(self, amount: int, now_s: float) -> None:
-        self._roll(now_s)
+    def _take(self, amount: int, now_s: float) -> None:
         self._level -= amount
 
     def resize(self, rate: Rate, now_s: float) -> None:
         """Keeps the level of a larger bucket, and cuts that of a smaller one (Go's x/time/rate)."""
         self._roll(now_s)
         self._level = min(float(rate.count), self._level)
-        self._capacity = rate.count
-        self._per_s = rate.count / rate.window_s
+        self._rate = rate
 
     def left(self, now_s: float) -> int:
         self._roll(now_s)
@@ -220,10 +211,10 @@ class TokenBucket:
 
     def reset_s(self, now_s: float) -> float:
         self._roll(now_s)
-        return (self._capacity - self._level) / self._per_s
+        return (self._rate.count - self._level) / self._per_s
 
 
-_WINDOWS: dict[str, Callable[[Rate], Window]] = {
+_WINDOWS: dict[str, type[Window]] = {
     "fixed": FixedWindow,
     "moving": MovingWindow,
     "counter": SlidingCounter,
@@ -280,15 +271,16 @@ Rates = Mapping[str, Sequence[Rate]]
 class Admission:
     """All limits of one provider: a request is counted by all of them or by none.
 
-    rates: the limits by kind; the kinds are those of KINDS.
+    rates: the limits by kind; the kinds are those of KINDS. parked_until_s: monotonic; no request
+    is to be admitted before.
     """
 
     def __init__(self, rates: Rates, algorithm: str = "fixed") -> None:
+        self.parked_until_s = -math.inf
         self._make = _WINDOWS[algorithm]
         self._limits: list[tuple[str, Rate, Window]] = [
             (what, rate, self._make(rate)) for what in KINDS for rate in rates.get(what, ())
         ]
-        self.has_limits = bool(self._limits)
 
     @property
     def rates(self) -> dict[str, list[Rate]]:
@@ -314,7 +306,10 @@ class Admission:
                     window.resize(rate, now_s)
                 found.append((what, rate, window))
         self._limits = found
-        self.has_limits = bool(found)
+
+    def park(self, until_s: float) -> None:
+        """Asks for no request to be admitted before `until_s`, monotonic."""
+        self.parked_until_s = until_s
 
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
         """Counts the charge and returns None if all limits admit it.

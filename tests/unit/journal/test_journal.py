@@ -137,6 +137,23 @@ def test_an_answer_that_has_no_json_is_a_failure_that_says_so(output: Output) ->
     assert "cannot be written as JSON" in json.loads(line)["error"]["message"]
 
 
+def test_what_a_task_has_found_and_json_cannot_hold_is_null_in_a_failure(output: Output) -> None:
+    async def story(play: Play) -> None:
+        one, two = result(1), result(2, error="no")
+        one.outcome.fields = two.outcome.fields = {"found": {"a": "\ud83d"}, "tries": 2}
+        play.journal.append(one)
+        play.journal.append(two)
+        assert one.outcome.status == "rejected"
+
+    assert Play(output).run(story).acknowledged == [1, 2]
+    assert rows_of(output.path) == []
+    first, second = map(json.loads, output.failed_path.read_text().splitlines())
+    assert "cannot be written as JSON" in first["error"]["message"]
+    assert second["error"]["message"] == "no"
+    for row, line in enumerate((first, second), 1):
+        assert (line["found"], line["tries"], line["input"]) == (None, 2, {"n": row})
+
+
 def test_too_much_that_is_not_durable_holds_back_new_rows_until_it_is(
     output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -227,6 +227,7 @@ def test_files_are_deleted_and_what_is_not_there_is_told() -> None:
         lambda: world.create(lines(1), endpoint="/v1/other"),
         lambda: world.create(lines(1), completion_window="1h"),
         lambda: world.batches.listed({"limit": "0"}, *world.times()),
+        lambda: world.batches.listed({"limit": "9" * 5000}, *world.times()),
         lambda: world.batches.upload("a", "vision", b"x", WALL_S),
         lambda: world.batches.upload("a", "batch", b"", WALL_S),
     ]

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from redline.tasks.answers import Number, final_number
+from redline.tasks.answers import final_number
 from support.tables import number, rows
 
 TABLE = rows("answers")
 SHAPES = sorted({row["shape"] for row in TABLE})
-
-
-def found(answer: str, **options: Any) -> Number | None:
-    last = final_number(answer, **options)
-    return last.number if last else None
 
 
 def wrong(shape: str) -> list[str]:
@@ -25,7 +18,7 @@ def wrong(shape: str) -> list[str]:
         if row["shape"] != shape:
             continue
         last = final_number(row["answer"])
-        if (last.number if last else None) != number(row["number"]):
+        if last != number(row["number"]):
             lines.append(f"{row['answer']!r}: {last} instead of {row['number']}")
     return lines
 
@@ -33,32 +26,6 @@ def wrong(shape: str) -> list[str]:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_final_number_is_that_of_the_table(shape: str) -> None:
     assert wrong(shape) == []
-
-
-@pytest.mark.parametrize(
-    ("answer", "shape"),
-    [
-        ("#### 18", "hashes"),
-        ("\\boxed{18 eggs}", "boxed"),
-        ("<answer>18 eggs</answer>", "tag"),
-        ("A: 18 eggs", "label"),
-        ("The answer is 18.", "phrase"),
-        ("She sells **18** eggs in 3 days.", "bold"),
-        ("So 9 * 2 = 18 eggs.", "equation"),
-        ("She sells 18 eggs.", "sentence"),
-        ("She sells eighteen eggs.", "words"),
-    ],
-)
-def test_what_shows_the_number_is_told(answer: str, shape: str) -> None:
-    last = final_number(answer)
-    assert last is not None
-    assert last.shape == shape
-
-
-def test_the_text_is_the_numeral_without_markup() -> None:
-    last = final_number("So it costs **\\$1.5 million** in all.")
-    assert last is not None
-    assert (last.text, str(last.number)) == ("$1.5 million", "1500000")
 
 
 # An answer that is known to be cut.
@@ -80,7 +47,7 @@ def test_the_text_is_the_numeral_without_markup() -> None:
     ],
 )
 def test_of_a_cut_answer_only_an_announced_number_counts(answer: str, expected: str | None) -> None:
-    assert found(answer, is_cut=True) == number(expected)
+    assert final_number(answer, is_cut=True) == number(expected)
 
 
 @pytest.mark.parametrize(
@@ -97,4 +64,4 @@ def test_of_a_cut_answer_only_an_announced_number_counts(answer: str, expected: 
     ],
 )
 def test_an_answer_that_ends_too_early_has_no_number(answer: str) -> None:
-    assert found(answer) is None
+    assert final_number(answer) is None

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from redline.errors import ConfigError
-from redline.tasks.tag import Agreement, Confusion, agreement
+from redline.tasks.tag import Agreement, agreement
 
 LABELS = [f"label {number}" for number in range(12)]
 
@@ -56,7 +56,7 @@ def test_the_matrix_reads_back_from_its_csv() -> None:
 
 def test_the_most_frequent_confusions_come_first() -> None:
     found = agreement([("a", "b")] * 3 + [("b", "a")] * 5 + [("a", "a")] * 9 + [("a", "c")] * 3)
-    assert found.confusions(2) == [Confusion(5, "b", "a"), Confusion(3, "a", "b")]
+    assert found.confusions(2) == [(("b", "a"), 5), (("a", "b"), 3)]
 
 
 def test_a_column_of_anything_is_refused_before_it_fills_the_memory() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from redline.tasks.answers import Found, Number, final_number, gold_number, is_same, strict_number
+from redline.tasks.answers import Number, final_number, gold_number, is_same, strict_number
 from support.catching import assert_caught
 
 
@@ -35,7 +35,7 @@ def solutions(
     return [(row["answer"], row["is_correct"], gold) for row, (_, gold) in pairs]
 
 
-def before_the_last_line(answer: str) -> Found | None:
+def before_the_last_line(answer: str) -> Number | None:
     """An extractor that reads the working and not the line that announces the answer."""
     return final_number(answer.rpartition("\n")[0])
 
@@ -43,11 +43,11 @@ def before_the_last_line(answer: str) -> Found | None:
 def test_every_solution_is_judged_as_its_publisher_did(
     solutions: list[tuple[str, bool, Number]],
 ) -> None:
-    def check(extract: Callable[[str], Found | None]) -> None:
+    def check(extract: Callable[[str], Number | None]) -> None:
         wrong = []
         for answer, is_correct, gold in solutions:
             found = extract(answer)
-            if (found is not None and is_same(found.number, gold)) != is_correct:
+            if (found is not None and is_same(found, gold)) != is_correct:
                 wrong.append((answer[-80:], found, str(gold)))
         assert wrong == []
 
@@ -62,11 +62,9 @@ def test_a_solution_that_was_cut_has_no_number(solutions: list[tuple[str, bool, 
     assert [final_number(answer) for answer in cut] == [None] * 5
 
 
-def test_the_solutions_keep_the_form_of_their_label(
+def test_solutions_that_end_with_a_label_lack_the_strict_form(
     solutions: list[tuple[str, bool, Number]],
 ) -> None:
-    found = [(strict_number(answer, "label"), gold) for answer, _, gold in solutions]
-    assert sum(one is not None and is_same(one.number, gold) for one, gold in found) == 458
     assert all(strict_number(answer) is None for answer, _, _ in solutions)
 
 
@@ -76,8 +74,7 @@ def test_every_reference_answer_is_found_in_itself(
     assert len(questions) == 1319
     for row, gold in questions:
         for found in (final_number(row["answer"]), strict_number(row["answer"])):
-            assert found is not None
-            assert found.number == gold
+            assert found == gold
 
 
 def test_without_its_last_line_a_reference_solution_still_concludes_with_its_number(
@@ -91,7 +88,7 @@ def test_without_its_last_line_a_reference_solution_still_concludes_with_its_num
     wrong = []
     for row, gold in questions:
         found = final_number(row["answer"].rpartition("\n####")[0])
-        if found is None or not is_same(found.number, gold):
+        if found is None or not is_same(found, gold):
             wrong.append((row["answer"][-120:], found))
     assert len(wrong) <= 4, wrong
 
@@ -136,9 +133,9 @@ def test_a_solution_says_the_same_however_it_is_dressed(
         solution, _, number = row["answer"].rpartition("\n#### ")
         solution = re.sub(r"<<[^>]*>>", "", solution)
         plain = final_number(solution)
-        if plain is None or not is_same(plain.number, gold):
+        if plain is None or not is_same(plain, gold):
             continue
         found = final_number(DRESSED[name](solution, number))
-        if found is None or not is_same(found.number, gold):
+        if found is None or not is_same(found, gold):
             wrong.append((solution[-120:], found))
     assert len(wrong) <= 1, wrong

@@ -47,8 +47,7 @@ GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [
 def test_each_metric_grades_as_its_table_says() -> None:
     for name, parts, gold, answer, found, right, strict in GRADES:
         metric = metric_of(name, **parts)
-        metric.check(gold)
-        grade = metric.grade(answer, gold)
+        grade = metric.grade(answer, metric.read(gold))
         assert (grade.extracted, grade.correct, grade.strict) == (found, right, strict), answer
 
 
@@ -65,14 +64,20 @@ NO_LISTS = {
 @pytest.mark.parametrize("gold", NO_LISTS.values(), ids=NO_LISTS)
 def test_a_gold_text_in_brackets_that_is_no_list_is_itself_the_answer(gold: str) -> None:
     metric = metric_of("exact")
-    metric.check(gold)
-    assert metric.grade(gold, gold) == Grade(gold, correct=True, strict=True)
-    assert not metric.grade("1", gold).correct
+    right = metric.read(gold)
+    assert metric.grade(gold, right) == Grade(gold, correct=True, strict=True)
+    assert not metric.grade("1", right).correct
+
+
+def test_json_beside_brackets_too_deep_to_be_read_is_right_and_not_strict() -> None:
+    answer = "[" * 100_000 + "]" * 100_000 + ' {"a": 1}'
+    grade = metric_of("json").grade(answer, {"a": 1})
+    assert (grade.extracted, grade.correct, grade.strict) == ({"a": 1}, True, False)
 
 
 def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
     metric = metric_of("number")
-    assert metric.grade("She earns 18", "18", is_cut=True).extracted is None
+    assert metric.grade("She earns 18", metric.read("18"), is_cut=True).extracted is None
 
 
 @pytest.mark.parametrize(
@@ -90,7 +95,7 @@ def test_a_gold_answer_that_nothing_could_match_is_refused(
     name: str, parts: dict[str, Any], gold: Any
 ) -> None:
     with pytest.raises(Rejected, match="gold answer"):
-        metric_of(name, **parts).check(gold)
+        metric_of(name, **parts).read(gold)
 
 
 @pytest.mark.parametrize(

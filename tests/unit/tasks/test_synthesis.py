@@ -123,6 +123,15 @@ async def test_json_is_kept_where_it_is_valid_and_compared_by_its_values() -> No
     assert outcome.fields == {"dropped": ["near_duplicate"] * 4}
 
 
+async def test_json_that_no_results_file_can_hold_is_made_anew_and_is_no_duplicate() -> None:
+    schema = Schema({"type": "object", "properties": {"q": {"type": "string"}}})
+    task = synthesis(schema=schema)
+    answers = [f'{{"q": "{STORY} \\ud83d"}}', f'{{"q": "{STORY}"}}']
+    outcome, _ = await made(task, replies(*answers))
+    assert outcome.output == {"q": STORY}
+    assert outcome.fields == {"seed": 10_000_020, "dropped": ["invalid"]}
+
+
 async def test_all_are_kept_where_similarity_is_off() -> None:
     task = synthesis(similarity=None)
     for n in (1, 2):

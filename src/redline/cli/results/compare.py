@@ -198,11 +198,11 @@ def _scores(found: Comparison, one: Opened, two: Opened) -> str:
     # Imported here: most outputs are not graded.
     from redline.tasks.evaluate import Comparison as Scores
     from redline.tasks.evaluate import compare as compare_scores
-    from redline.tasks.evaluate import paired_counts
+    from redline.tasks.evaluate import paired
 
     if any(side.settings.get("samples") for side in (one, two)):
-        paired = compare_scores(one.output.path, two.output.path)
-        return msgspec.structs.replace(paired, first=one.name, second=two.name).words()
+        scores = compare_scores(one.output.path, two.output.path)
+        return msgspec.structs.replace(scores, first=one.name, second=two.name).words()
     total = found.grades.total()
     won, lost = (
         [example.row for example in found.examples.get(kind, [])] for kind in ("better", "worse")
@@ -210,7 +210,7 @@ def _scores(found: Comparison, one: Opened, two: Opened) -> str:
     return Scores(
         first=one.name,
         second=two.name,
-        pairs=paired_counts(dict(found.grades.items())),
+        pairs=paired(dict(found.grades.items())),
         won=won,
         lost=lost,
         first_answers=total,

@@ -24,6 +24,7 @@ _TYPES = {
 }
 _MISSING = re.compile(r"Object missing required field `(\w+)`(?: - at `\$\.([^`]*)`)?")
 _MISMATCH = re.compile(r"Expected `([^`]+)`, got `(\w+)`(?: - at `\$\.?([^`]*)`)?")
+_BOUND = re.compile(r"Expected `(\w+)` ([<>]=) (\S+) - at `\$\.([^`]*)`")
 
 
 def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> None:
@@ -57,6 +58,9 @@ def _words(error: str) -> str:
     """Returns a message of msgspec in the terms of a settings file."""
     if found := _MISSING.match(error):
         return f"{found[2]}.{found[1]} is missing" if found[2] else f"{found[1]} is missing"
+    if found := _BOUND.match(error):
+        bound = "at least" if found[2] == ">=" else "at most"
+        return f"{found[4]} must be {_TYPES.get(found[1], found[1])} of {bound} {found[3]}"
     found = _MISMATCH.match(error)
     if found is None or found[3] is None:
         return f"a setting cannot be read: {error}"

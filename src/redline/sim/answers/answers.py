@@ -15,6 +15,7 @@ from redline.sim.answers.bodies import BadCall
 from redline.sim.answers.replay import Replay
 from redline.sim.answers.schema import example
 from redline.sim.answers.stories import Stories
+from redline.sim.answers.tool_calls import ToolCall
 
 BYTES_PER_TOKEN = 4
 # An echo of everything would answer a 50 MB row with 50 MB.
@@ -31,14 +32,17 @@ def count_tokens(text: str) -> int:
 
 
 class Said(msgspec.Struct, frozen=True):
-    """One answer, its number of tokens, and whether the token limit cut it."""
+    """One answer: a text, or calls of tools. is_cut: the token limit cut the text."""
 
     text: str
     tokens: int
     is_cut: bool
+    calls: tuple[ToolCall, ...] = ()
 
     @property
     def finish_reason(self) -> str:
+        if self.calls:
+            return "tool_calls"
         return "length" if self.is_cut else "stop"
 
 

@@ -33,7 +33,7 @@ from redline.sim.answers.answers import (
     packed,
 )
 from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
-from redline.sim.answers.tool_calls import ToolCall, forced_calls
+from redline.sim.answers.tool_calls import forced_calls
 from redline.sim.wire import StreamEvent
 
 DEFAULT_DIMENSIONS = 8
@@ -98,36 +98,53 @@ class _Generated:
 
     @property
     def is_long(self) -> bool:
-        # A character takes six bytes at most, as \u0000.
-        size_bytes = _LONGEST_FRAME_BYTES + 6 * len(self._model)
+        pieces, characters = 1, 0
         for said in self._said:
             # The first event and the last one have no text.
-            pieces = said.text.count(" ") + 3
-            size_bytes += 6 * len(said.text) + pieces * (
-                _LONGEST_FRAME_BYTES + 6 * len(self._model)
-            )
-        return size_bytes > _LONG_BYTES
+            pieces += said.text.count(" ") + 3
+            characters += len(said.text)
+            for call in said.calls:
+                pieces += call.arguments.count(" ") + 2
+                characters += len(call.tool) + len(call.arguments)
+        # A character takes six bytes at most, as \u0000.
+        frames_bytes = pieces * (_LONGEST_FRAME_BYTES + 6 * len(self._model))
+        return frames_bytes + 6 * characters > _LONG_BYTES
 
     def whole(self, number: int, created_s: int) -> Object:
         write = self._form.choice
         choices: list[Object] = []
         for said in self._said:
-            choices.append(write(len(choices), said.text, said.finish_reason))
+            index = len(choices)
+            if said.calls:
+                calls = [
+                    chat.tool_call(_call_id(number, index, position), call.tool, call.arguments)
+                    for position, call in enumerate(said.calls)
+                ]
+                choices.append(write(index, None, said.finish_reason, tool_calls=calls))
+            else:
+                choices.append(write(index, said.text, said.finish_reason))
         return self._writer(number, created_s).whole(choices, self._usage())
 
     def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
         writer, form = self._writer(number, created_s), self._form
         encode, write = writer.encoder(), form.piece
-        before = 0
+        end = 0
         for index, said in enumerate(self._said):
+            before, end = end, end + said.tokens
             if form.opening is not None:
                 yield StreamEvent(before, encode(form.opening(index)))
             for tokens, text in _words(said.text):
                 yield StreamEvent(before + tokens, encode(write(index, text)), has_text=True)
-            before += said.tokens
-            yield StreamEvent(before, encode(write(index, "", said.finish_reason)))
+            for position, call in enumerate(said.calls):
+                start = chat.tool_call(_call_id(number, index, position), call.tool, "")
+                yield StreamEvent(before, encode(chat.call_piece(index, position, start)))
+                for tokens, text in _words(call.arguments):
+                    piece = chat.call_piece(index, position, {"function": {"arguments": text}})
+                    yield StreamEvent(before + tokens, encode(piece), has_text=True)
+                before += count_tokens(call.arguments)
+            yield StreamEvent(end, encode(write(index, "", said.finish_reason)))
         for event in writer.last(self._usage()):
-            yield StreamEvent(before, event_bytes(event))
+            yield StreamEvent(end, event_bytes(event))
 
     def _writer(self, number: int, created_s: int) -> ChoicesWriter:
         return ChoicesWriter(
@@ -136,53 +153,6 @@ class _Generated:
 
     def _usage(self) -> Object:
         return completion_usage(self.prompt_tokens, self.completion_tokens)
-
-
-class _Called(_Generated):
-    """A reply that calls tools and has no text. A token limit does not cut it."""
-
-    def __init__(self, body: chat.Request, prompt_tokens: int, calls: list[ToolCall]) -> None:
-        tokens = sum(count_tokens(call.arguments) for call in calls)
-        said = [Said("", tokens, is_cut=False)] * (body.n or 1)
-        super().__init__(chat.FORM, body, prompt_tokens, said, None)
-        self._calls = calls
-
-    @property
-    def is_long(self) -> bool:
-        pieces = sum(call.arguments.count(" ") + 2 for call in self._calls) + 2
-        texts = sum(len(call.tool) + len(call.arguments) for call in self._calls)
-        frames = pieces * (_LONGEST_FRAME_BYTES + 6 * len(self._model))
-        return len(self._said) * (6 * texts + frames) > _LONG_BYTES
-
-    def whole(self, number: int, created_s: int) -> Object:
-        choices = []
-        for index in range(len(self._said)):
-            calls = [
-                chat.tool_call(_call_id(number, index, position), call.tool, call.arguments)
-                for position, call in enumerate(self._calls)
-            ]
-            choices.append(chat.FORM.choice(index, None, "tool_calls", tool_calls=calls))
-        return self._writer(number, created_s).whole(choices, self._usage())
-
-    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
-        writer = self._writer(number, created_s)
-        encode = writer.encoder()
-        before = 0
-        for index in range(len(self._said)):
-            assert chat.FORM.opening is not None
-            yield StreamEvent(before, encode(chat.FORM.opening(index)))
-            for position, call in enumerate(self._calls):
-                name = _call_id(number, index, position)
-                start = chat.tool_call(name, call.tool, "")
-                yield StreamEvent(before, encode(chat.call_piece(index, position, start)))
-                for tokens, text in _words(call.arguments):
-                    more = {"function": {"arguments": text}}
-                    piece = encode(chat.call_piece(index, position, more))
-                    yield StreamEvent(before + tokens, piece, has_text=True)
-                before += count_tokens(call.arguments)
-            yield StreamEvent(before, encode(chat.FORM.piece(index, "", "tool_calls")))
-        for event in writer.last(self._usage()):
-            yield StreamEvent(before, event_bytes(event))
 
 
 def _call_id(number: int, index: int, position: int) -> str:
@@ -262,9 +232,11 @@ def _chat(raw: bytes, answers: Answers) -> Draft:
     most = body.max_completion_tokens or body.max_tokens
     question = text if question is None else question
     if body.tools and (calls := forced_calls(body, question)):
-        return _Called(body, prompt_tokens, calls)
-    answer = answers.answer(question, body.response_format, body.seed)
-    said = cut(answer, most)
+        # A token limit does not cut calls.
+        tokens = sum(count_tokens(call.arguments) for call in calls)
+        said, most = Said("", tokens, is_cut=False, calls=tuple(calls)), None
+    else:
+        said = cut(answers.answer(question, body.response_format, body.seed), most)
     return _Generated(chat.FORM, body, prompt_tokens, [said] * (body.n or 1), most)
 
 

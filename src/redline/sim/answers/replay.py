@@ -1,10 +1,8 @@
 """Answers from a file: a message that contains a question gets that question's answer.
 
 A message that equals a question, except for white space at its ends, is found by one table lookup.
-Otherwise every question within the message is found by anchors: a table has, for each question, the
-pieces of 32 characters that begin at its first eight characters, so that a look at every eighth
-place of the message finds one of them. Questions of fewer than 39 characters have one piece, of at
-most 8 characters, which is looked for at every place. Only questions whose piece is found are
+Otherwise every question within the message is found by its beginning: the first 32 characters, or
+all of a shorter one, are looked up at every place of the message. Only questions that begin so are
 compared in full. The longest one wins.
 """
 
@@ -18,38 +16,12 @@ import msgspec
 from redline.errors import ConfigError
 
 MAX_LINES = 1_000_000
-_LONG = (32, 8)
-_SHORT = (8, 1)
+_BEGINNING = 32
 
 
 class _Line(msgspec.Struct):
     question: str
     answer: str
-
-
-class _Anchors:
-    """Questions of at least `width + step - 1` characters, found by pieces of `width`."""
-
-    def __init__(self, width: int, step: int) -> None:
-        self._width = width
-        self._step = step
-        self._pieces: dict[str, list[tuple[str, int]]] = {}
-
-    def add(self, question: str) -> None:
-        for offset in range(self._step):
-            piece = question[offset : offset + self._width]
-            self._pieces.setdefault(piece, []).append((question, offset))
-
-    def longest(self, message: str) -> str:
-        """Returns the longest question in the message, or an empty string."""
-        best = ""
-        width, pieces = self._width, self._pieces
-        for place in range(0, len(message) - width + 1, self._step):
-            for question, offset in pieces.get(message[place : place + width], ()):
-                begin = place - offset
-                if begin >= 0 and len(question) > len(best) and message.startswith(question, begin):
-                    best = question
-        return best
 
 
 class Replay:
@@ -59,10 +31,11 @@ class Replay:
         self._answers: dict[str, str] = {}
         for question, answer in pairs:
             self._answers.setdefault(question.strip(), answer)
-        self._groups: dict[tuple[int, int], _Anchors] = {}
+        # The questions by the length of their beginning, and by the beginning.
+        self._begun: dict[int, dict[str, list[str]]] = {}
         for question in self._answers:
-            shape = _shape(len(question))
-            self._groups.setdefault(shape, _Anchors(*shape)).add(question)
+            begun = question[:_BEGINNING]
+            self._begun.setdefault(len(begun), {}).setdefault(begun, []).append(question)
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -72,16 +45,13 @@ class Replay:
         exact = self._answers.get(message.strip())
         if exact is not None:
             return exact
-        found = max((group.longest(message) for group in self._groups.values()), key=len)
-        return self._answers[found] if found else None
-
-
-def _shape(length: int) -> tuple[int, int]:
-    """Returns the width and step of the anchors for a question of this length."""
-    for width, step in (_LONG, _SHORT):
-        if length >= width + step - 1:
-            return width, step
-    return length, 1
+        best = ""
+        for width, questions in self._begun.items():
+            for place in range(len(message) - width + 1):
+                for question in questions.get(message[place : place + width], ()):
+                    if len(question) > len(best) and message.startswith(question, place):
+                        best = question
+        return self._answers[best] if best else None
 
 
 def load_replay(path: Path) -> Replay:

@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from random import Random
+from typing import Any
 
 import msgspec
 
@@ -48,87 +49,48 @@ _MOST_BYTES = 1024 * 1024 * 1024
 _MOST_BATCHES = 10_000
 _MOST_LISTED = 100
 _BYTES_PER_TOKEN = 4
-_TIMES = ("in_progress", "completed", "failed", "expired", "cancelling", "cancelled")
-
 
 _CREATION = msgspec.json.Decoder(BatchRequest)
 
 
 class StoredFile(msgspec.Struct):
-    """A file, uploaded or written by a batch. created_s: wall time."""
+    """A file, uploaded or written by a batch. shown: as the API shows it."""
 
-    id: str
-    name: str
-    purpose: str
+    shown: FileObject
     data: bytes
-    created_s: int
-
-    def shown(self) -> Object:
-        """Returns the file as the API shows it."""
-        shown: Object = msgspec.to_builtins(
-            FileObject(
-                id=self.id,
-                bytes=len(self.data),
-                created_at=self.created_s,
-                filename=self.name,
-                purpose=self.purpose,
-            )
-        )
-        return shown
 
 
 class _Batch(msgspec.Struct):
-    """A batch. created_s: monotonic. ends_s: when the last line has its answer; monotonic.
+    """A batch. shown: as the API shows it.
 
-    lines: those to answer; empty once it has ended, is being cancelled, or has failed. times: wall
-    times, by their names in the API. tokens: those of its lines. usage: input and output tokens.
+    lines: those to answer; empty once it has ended, is being cancelled, or has failed. problems:
+    why it fails. created_s: monotonic. ends_s: when the last line has its answer; monotonic.
+    tokens: those of its lines. files: the ids of its output and errors, which are shown once it has
+    ended.
     """
 
-    id: str
-    asked: BatchRequest
+    shown: BatchObject
     lines: list[BatchLine]
-    errors: list[Problem]
+    problems: list[Problem]
     created_s: float
-    times: dict[str, int]
-    status: str = "validating"
-    ends_s: float = 0.0
-    tokens: int = 0
-    counts: dict[str, int] = {}
-    usage: tuple[int, int] = (0, 0)
-    output_file_id: str | None = None
-    error_file_id: str | None = None
+    ends_s: float
+    tokens: int
+    files: tuple[str | None, str | None] = (None, None)
 
     @property
     def is_over(self) -> bool:
-        return self.status in ENDED
+        return self.shown.status in ENDED
 
     def become(self, status: str, wall_s: float) -> None:
-        self.status = status
-        self.times[f"{status}_at"] = int(wall_s)
+        self.change(status=status, **{f"{status}_at": int(wall_s)})
+        if status == "failed":
+            self.change(errors=errors_object(self.problems))
+        elif self.is_over:
+            self.change(output_file_id=self.files[0], error_file_id=self.files[1])
 
-    def shown(self) -> Object:
-        """Returns the batch as the API shows it."""
-        asked = self.asked
-        times: Object = {f"{name}_at": self.times.get(f"{name}_at") for name in _TIMES}
-        shown: Object = msgspec.to_builtins(
-            BatchObject(
-                id=self.id,
-                endpoint=asked.endpoint,
-                errors=errors_object(self.errors) if self.status == "failed" else None,
-                input_file_id=asked.input_file_id,
-                completion_window=asked.completion_window,
-                status=self.status,
-                output_file_id=self.output_file_id if self.is_over else None,
-                error_file_id=self.error_file_id if self.is_over else None,
-                created_at=self.times["created_at"],
-                expires_at=self.times["expires_at"],
-                request_counts=self.counts or counts_object(len(self.lines)),
-                metadata=asked.metadata,
-                usage=response_usage(*self.usage),
-                **times,
-            )
-        )
-        return shown
+    def change(self, **fields: Any) -> None:
+        """Changes what is shown."""
+        self.shown = msgspec.structs.replace(self.shown, **fields)
 
 
 class Batches:
@@ -173,7 +135,7 @@ class Batches:
         if len(data) > MOST_FILE_BYTES:
             raise BadCall(f"The file is larger than {MOST_FILE_BYTES} bytes.", status=413)
         self._made["files"] += 1
-        return self._store(name, purpose, data, wall_s).shown()
+        return _as_object(self._store(name, purpose, data, wall_s).shown)
 
     def file(self, file_id: str) -> StoredFile:
         """Returns a file. Raises BadCall if it does not exist."""
@@ -183,9 +145,8 @@ class Batches:
 
     def files(self) -> Object:
         """Returns all files, the newest first."""
-        newest = [*reversed(self._files.values())]
-        shown = [file.shown() for file in newest]
-        return page_object(shown, [file.id for file in newest], has_more=False)
+        shown = [_as_object(file.shown) for file in reversed(self._files.values())]
+        return page_object(shown, [file["id"] for file in shown], has_more=False)
 
     def delete(self, file_id: str) -> Object:
         """Deletes a file. Raises BadCall if it does not exist."""
@@ -208,22 +169,30 @@ class Batches:
         if most is not None and running + tokens > most:
             text = f"Enqueued token limit reached. Limit: {most} enqueued tokens."
             lines, errors = [], [Problem("token_limit_exceeded", text)]
-        window_s = self._settings.batch_window_s
-        times = {"created_at": int(wall_s), "expires_at": int(wall_s + window_s)}
-        batch = _Batch(self._id("batch"), asked, lines, errors, now_s, times)
-        batch.ends_s = now_s + max((line.latency_s for line in lines), default=0.0)
-        batch.tokens = tokens if lines else 0
-        self._batches[batch.id] = batch
+        shown = BatchObject(
+            id=self._id("batch"),
+            endpoint=asked.endpoint,
+            input_file_id=asked.input_file_id,
+            completion_window=asked.completion_window,
+            created_at=int(wall_s),
+            expires_at=int(wall_s + self._settings.batch_window_s),
+            request_counts=counts_object(len(lines)),
+            metadata=asked.metadata,
+            usage=response_usage(0, 0),
+        )
+        ends_s = now_s + max((line.latency_s for line in lines), default=0.0)
+        batch = _Batch(shown, lines, errors, now_s, ends_s, tokens if lines else 0)
+        self._batches[shown.id] = batch
         self._made["created"] += 1
         self._made["lines"] += len(lines)
         self._forget()
-        return batch.shown()
+        return _as_object(batch.shown)
 
     def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
         """Returns the batch in its present state. Raises BadCall if it does not exist."""
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
-        return batch.shown()
+        return _as_object(batch.shown)
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
         """Cancels a batch, which ends at the next query; at once if its results have no room.
@@ -233,21 +202,22 @@ class Batches:
         batch = self._batch(batch_id)
         self._look(batch, now_s, wall_s)
         if batch.is_over:
-            raise BadCall(f"A batch with the status '{batch.status}' cannot be cancelled.")
-        if batch.status != "cancelling":
+            raise BadCall(f"A batch with the status '{batch.shown.status}' cannot be cancelled.")
+        if batch.shown.status != "cancelling":
             self._made["cancels"] += 1
             if self._finish(batch, now_s, "cancelled", wall_s):
                 batch.become("cancelling", wall_s)
-        return batch.shown()
+        return _as_object(batch.shown)
 
     def listed(self, query: Mapping[str, str], now_s: float, wall_s: float) -> Object:
         """Returns a page of batches, newest first, by `limit` and `after`. Raises BadCall."""
         text = query.get("limit", "20")
-        if not (text.isascii() and text.isdigit() and 1 <= int(text) <= _MOST_LISTED):
+        is_whole = text.isascii() and text.isdigit() and len(text) < 10
+        if not (is_whole and 1 <= int(text) <= _MOST_LISTED):
             raise BadCall(f"The limit must be 1 to {_MOST_LISTED}, not '{text}'.")
         newest = list(reversed(self._batches))
         if (after := query.get("after")) is not None:
-            newest = newest[newest.index(self._batch(after).id) + 1 :]
+            newest = newest[newest.index(self._batch(after).shown.id) + 1 :]
         page = [self.look(batch_id, now_s, wall_s) for batch_id in newest[: int(text)]]
         names = [batch["id"] for batch in page]
         return page_object(page, names, has_more=len(newest) > len(page))
@@ -255,8 +225,14 @@ class Batches:
     def _store(self, name: str, purpose: str, data: bytes, wall_s: float) -> StoredFile:
         if self._size_bytes + len(data) > _MOST_BYTES:
             raise BadCall(f"All files together are larger than {_MOST_BYTES} bytes.", status=413)
-        file = StoredFile(self._id("file"), name, purpose, data, int(wall_s))
-        self._files[file.id] = file
+        shown = FileObject(
+            id=self._id("file"),
+            bytes=len(data),
+            created_at=int(wall_s),
+            filename=name,
+            purpose=purpose,
+        )
+        file = self._files[shown.id] = StoredFile(shown, data)
         self._size_bytes += len(data)
         return file
 
@@ -280,7 +256,7 @@ class Batches:
         if batch.is_over:
             return
         expires_s = batch.created_s + self._settings.batch_window_s
-        if batch.status == "cancelling":
+        if batch.shown.status == "cancelling":
             batch.become("cancelled", wall_s)
         elif not batch.lines:
             batch.become("failed", wall_s)
@@ -289,9 +265,9 @@ class Batches:
             if self._finish(batch, min(batch.ends_s, expires_s), status, wall_s):
                 batch.become(status, wall_s)
         else:
-            if batch.status == "validating":
+            if batch.shown.status == "validating":
                 batch.become("in_progress", wall_s)
-            batch.counts = _so_far(batch, now_s)
+            batch.change(request_counts=_so_far(batch, now_s))
 
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> bool:
         """Writes the results available at `at_s`, and errors for the other lines.
@@ -310,7 +286,7 @@ class Batches:
                 made["unfinished"] += 1
                 continue
             code, result, tokens = answered(
-                line, batch.asked.endpoint, self._answers, number, int(wall_s)
+                line, batch.shown.endpoint, self._answers, number, int(wall_s)
             )
             (results if code == 200 else errors).append(result)
             made["answered" if code == 200 else "failed"] += 1
@@ -319,24 +295,30 @@ class Batches:
         batch.lines = []
         if self._size_bytes + sum(map(len, results)) + sum(map(len, errors)) > _MOST_BYTES:
             text = f"With its results all files together are larger than {_MOST_BYTES} bytes."
-            batch.errors, batch.counts = [Problem("storage_limit_exceeded", text)], {}
+            batch.problems = [Problem("storage_limit_exceeded", text)]
+            batch.change(request_counts=counts_object(0))
             batch.become("failed", wall_s)
             self._made["lines"] -= total
             return False
         self._made.update(made)
-        batch.counts = counts_object(total, len(results), len(errors))
-        batch.usage = (read, said)
+        counts = counts_object(total, len(results), len(errors))
+        batch.change(request_counts=counts, usage=response_usage(read, said))
         # Providers promise no order.
         self._order_rng.shuffle(results)
-        batch.output_file_id = self._written(batch, "output", results, wall_s)
-        batch.error_file_id = self._written(batch, "error", errors, wall_s)
+        output_id = self._written(batch, "output", results, wall_s)
+        batch.files = (output_id, self._written(batch, "error", errors, wall_s))
         return True
 
     def _written(self, batch: _Batch, what: str, lines: list[bytes], wall_s: float) -> str | None:
         if not lines:
             return None
-        name = f"{batch.id}_{what}.jsonl"
-        return self._store(name, "batch_output", b"".join(lines), wall_s).id
+        name = f"{batch.shown.id}_{what}.jsonl"
+        return self._store(name, "batch_output", b"".join(lines), wall_s).shown.id
+
+
+def _as_object(shown: FileObject | BatchObject) -> Object:
+    found: Object = msgspec.to_builtins(shown)
+    return found
 
 
 def _so_far(batch: _Batch, now_s: float) -> dict[str, int]:

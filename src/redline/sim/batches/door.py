@@ -99,37 +99,27 @@ class BatchDoor:
     async def _reply(self, exchange: Exchange) -> Reply:
         """Carries out the request and returns its reply. Raises BadCall if it is invalid."""
         method, path = exchange.method, exchange.path.rstrip("/")
-        if method == "POST" and path == FILES:
-            return json_reply(await self._upload(exchange))
-        if path.startswith(FILES):
-            return self._file(method, path.removeprefix(FILES).strip("/"))
-        times = (self._clock.now_s(), self._clock.wall_s())
-        batches = self._batches
-        if path == BATCHES:
-            if method == "POST":
+        batches, times = self._batches, (self._clock.now_s(), self._clock.wall_s())
+        match [method, *path.split("/")[2:]]:
+            case ["POST", "files"]:
+                return json_reply(await self._upload(exchange))
+            case ["GET", "files"]:
+                return json_reply(batches.files())
+            case ["GET", "files", file_id]:
+                return json_reply(batches.file(file_id).shown)
+            case ["GET", "files", file_id, "content"]:
+                return Reply(200, batches.file(file_id).data, _BINARY)
+            case ["DELETE", "files", file_id]:
+                return json_reply(batches.delete(file_id))
+            case ["POST", "batches"]:
                 return json_reply(batches.create(await read_body(exchange), *times))
-            if method == "GET":
+            case ["GET", "batches"]:
                 return json_reply(batches.listed(exchange.query, *times))
-        batch_id, _, verb = path.removeprefix(BATCHES).strip("/").partition("/")
-        if method == "POST" and verb == "cancel":
-            return json_reply(batches.cancel(batch_id, *times))
-        if method == "GET" and batch_id and not verb:
-            return json_reply(batches.look(batch_id, *times))
-        raise _unknown(method, path)
-
-    def _file(self, method: str, rest: str) -> Reply:
-        """Answers a request for files. rest: of the path, such as `file-sim1/content`."""
-        batches = self._batches
-        file_id, _, verb = rest.partition("/")
-        if method == "GET" and not file_id:
-            return json_reply(batches.files())
-        if method == "GET" and verb == "content":
-            return Reply(200, batches.file(file_id).data, _BINARY)
-        if method == "GET" and not verb:
-            return json_reply(batches.file(file_id).shown())
-        if method == "DELETE" and file_id and not verb:
-            return json_reply(batches.delete(file_id))
-        raise _unknown(method, f"{FILES}/{rest}")
+            case ["GET", "batches", batch_id]:
+                return json_reply(batches.look(batch_id, *times))
+            case ["POST", "batches", batch_id, "cancel"]:
+                return json_reply(batches.cancel(batch_id, *times))
+        raise BadCall(f"Unknown URL: {method} {path}", status=404, code="unknown_url")
 
     async def _upload(self, exchange: Exchange) -> Object:
         try:
@@ -161,7 +151,3 @@ def bad_body(error: BodyError) -> BadCall:
 def refusal(error: BadCall) -> Reply:
     """Returns the reply to an invalid request."""
     return error_reply(error.status, error.message, "invalid_request_error", code=error.code)
-
-
-def _unknown(method: str, path: str) -> BadCall:
-    return BadCall(f"Unknown URL: {method} {path}", status=404, code="unknown_url")

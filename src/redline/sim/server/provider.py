@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from random import Random
 from typing import Annotated, Any, NamedTuple
 
@@ -20,9 +20,9 @@ from redline.apis import DONE_EVENT
 from redline.clock import Clock
 from redline.errors import ConfigError
 from redline.httpserver import JSON, BodyError, Exchange, header_lines
-from redline.limits.rule import Rate, parse_rate
-from redline.sim.accounts import Account, Accounts
-from redline.sim.admission import Charge, Rejection
+from redline.limits.rule import parse_rate
+from redline.sim.accounts import Accounts
+from redline.sim.admission import Admission, Charge, Rejection
 from redline.sim.answers import (
     ENDPOINTS,
     Answers,
@@ -201,14 +201,14 @@ class Provider:
                 wait = self._asked_to_wait(account.parked_until_s - now_s)
                 self._reply(exchange, ticket, wait, "rejected", "parked")
                 return None
-            rejection = account.admission.ask(self._charge(draft), now_s)
+            rejection = account.ask(self._charge(draft), now_s)
             if rejection is not None:
                 over = self._rejected(rejection, account, now_s)
                 self._reply(exchange, ticket, over, "rejected", rejection.limit)
                 return None
         return draft
 
-    def _account(self, exchange: Exchange) -> Account:
+    def _account(self, exchange: Exchange) -> Admission:
         return self._accounts.of(exchange.headers.get("authorization", ""))
 
     def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
@@ -266,49 +266,68 @@ class Provider:
     def _charge_answer(self, exchange: Exchange, draft: Draft) -> None:
         if self._settings.charge == "answered":
             answer = Charge(output_tokens=draft.completion_tokens, requests=0)
-            self._account(exchange).admission.count(answer, self._clock.now_s())
+            self._account(exchange).count(answer, self._clock.now_s())
 
     async def answer_limits(self, exchange: Exchange) -> None:
         """Answers a request that shows or changes the limits; it is not counted as received."""
-        send(exchange, await self._change(exchange))
-
-    async def _change(self, exchange: Exchange) -> Reply:
-        """Shows the limits, after changing them if the request is a POST."""
-        try:
-            self.refuse_key(exchange)
-            if exchange.method == "POST":
-                body = decode(_NEW_LIMITS, await read_body(exchange))
-                self._accounts.change(_rates(body), self._clock.now_s())
-            elif exchange.method not in ("GET", "HEAD"):
-                raise BadCall(f"/sim/limits takes GET and POST, not {exchange.method}.", status=405)
-        except BadCall as error:
-            return refusal(error)
-        limits = self._accounts.rates.items()
-        shown = {what.replace("-", "_"): [str(rate) for rate in rates] for what, rates in limits}
-        return json_reply(shown)
+        await self._answer_page(exchange, self._change_limits, self._shown_limits)
 
     async def answer_faults(self, exchange: Exchange) -> None:
         """Answers a request that shows or changes faults and latency; it is not counted."""
-        send(exchange, await self._disturb(exchange))
+        await self._answer_page(exchange, self._change_faults, self._shown_faults)
 
-    async def _disturb(self, exchange: Exchange) -> Reply:
-        """Shows faults and latency, after changing them if the request is a POST."""
+    async def _answer_page(
+        self,
+        exchange: Exchange,
+        change: Callable[[Exchange, bytes], None],
+        shown: Callable[[], object],
+    ) -> None:
+        """Shows settings, after changing them if the request is a POST."""
+        path, method = exchange.path, exchange.method
         try:
             self.refuse_key(exchange)
-            if exchange.method == "POST":
-                body = decode(_NEW_FAULTS, await read_body(exchange))
-                self._settings = _changed(self._settings, body)
-                self._is_immediate = _is_immediate(self._settings)
-                self.batches.disturb(self._settings.faults)
-                if body.park_s is not None:
-                    self._has_parked = True
-                    self._account(exchange).park(self._clock.now_s() + body.park_s)
-            elif exchange.method not in ("GET", "HEAD"):
-                raise BadCall(f"/sim/faults takes GET and POST, not {exchange.method}.", status=405)
+            if method == "POST":
+                change(exchange, await read_body(exchange))
+            elif method not in ("GET", "HEAD"):
+                raise BadCall(f"{path} takes GET and POST, not {method}.", status=405)
+            reply = json_reply(shown())
+        except ConfigError as error:
+            what = f"{error.what}: {error.hint}" if error.hint else error.what
+            reply = refusal(BadCall(what))
         except BadCall as error:
-            return refusal(error)
-        shares = {kind: share for kind, share in self._settings.faults.shares if share}
-        return json_reply({"faults": shares, "latency": str(self._settings.latency)})
+            reply = refusal(error)
+        send(exchange, reply)
+
+    def _change_limits(self, exchange: Exchange, raw: bytes) -> None:
+        stated = msgspec.structs.asdict(decode(_NEW_LIMITS, raw))
+        rates = {
+            name.replace("_", "-"): [parse_rate(text, name) for text in texts]
+            for name, texts in stated.items()
+            if texts is not None
+        }
+        self._accounts.change(rates, self._clock.now_s())
+
+    def _shown_limits(self) -> dict[str, list[str]]:
+        limits = self._accounts.rates.items()
+        return {what.replace("-", "_"): [str(rate) for rate in rates] for what, rates in limits}
+
+    def _change_faults(self, exchange: Exchange, raw: bytes) -> None:
+        body = decode(_NEW_FAULTS, raw)
+        old = self._settings
+        self._settings = msgspec.structs.replace(
+            old,
+            faults=old.faults if body.faults is None else parse_faults(body.faults),
+            latency=old.latency if body.latency is None else parse_latency(body.latency),
+        )
+        self._is_immediate = _is_immediate(self._settings)
+        self.batches.disturb(self._settings.faults)
+        if body.park_s is not None:
+            self._has_parked = True
+            self._account(exchange).park(self._clock.now_s() + body.park_s)
+
+    def _shown_faults(self) -> dict[str, object]:
+        faults = {kind: share for kind, share in self._settings.faults.shares if share}
+        return {"faults": faults, "latency": str(self._settings.latency)}
 
     def _asked_to_wait(self, wait_s: float) -> Reply:
         """Answers a request of a parked key."""
@@ -320,7 +339,7 @@ class Provider:
             headers=retry_headers(self._settings.headers, wait_s),
         )
 
-    def _rejected(self, rejection: Rejection, account: Account, now_s: float) -> Reply:
+    def _rejected(self, rejection: Rejection, account: Admission, now_s: float) -> Reply:
         rate = rejection.rate
         asked = (
             f"{rejection.what} per {rate.window_s:g} s: Limit {rate.count}, "
@@ -341,11 +360,11 @@ class Provider:
             429, message, rejection.what, code="rate_limit_exceeded", headers=headers
         )
 
-    def _limit_headers(self, account: Account, now_s: float) -> dict[str, str]:
+    def _limit_headers(self, account: Admission, now_s: float) -> dict[str, str]:
         style = self._settings.headers
         if style == "none" or not self._accounts.has_limits:
             return {}
-        readings = account.admission.readings(now_s)
+        readings = account.readings(now_s)
         if style not in _SPLIT_STYLES:
             readings = [each for each in readings if each.what in ("requests", "tokens")]
         return limit_headers(style, readings, self._clock.wall_s())
@@ -451,28 +470,3 @@ def _is_immediate(settings: SimSettings) -> bool:
         and not settings.faults.total
         and settings.concurrency is None
     )
-
-
-def _changed(settings: SimSettings, body: _NewFaults) -> SimSettings:
-    """Returns the settings with new faults and latency. Raises BadCall if these are not valid."""
-    faults, latency = settings.faults, settings.latency
-    try:
-        if body.faults is not None:
-            faults = parse_faults(body.faults)
-        if body.latency is not None:
-            latency = parse_latency(body.latency)
-    except ConfigError as error:
-        raise BadCall(f"{error.what}: {error.hint}" if error.hint else error.what) from None
-    return msgspec.structs.replace(settings, faults=faults, latency=latency)
-
-
-def _rates(body: _NewLimits) -> dict[str, list[Rate]]:
-    """Returns the limits of the given kinds. Raises BadCall for a value that is not a rate."""
-    try:
-        return {
-            name.replace("_", "-"): [parse_rate(text, name) for text in texts]
-            for name, texts in msgspec.structs.asdict(body).items()
-            if texts is not None
-        }
-    except ConfigError as error:
-        raise BadCall(f"{error.what}: {error.hint}" if error.hint else error.what) from None

@@ -2,6 +2,6 @@
 
 from redline.tasks.answers.choice import final_choice
 from redline.tasks.answers.json import Kind, find_json
-from redline.tasks.answers.number import Form, Found, final_number, gold_number, strict_number
+from redline.tasks.answers.number import final_number, gold_number, strict_number
 from redline.tasks.answers.numeral import Number, is_same, read_number
 from redline.tasks.answers.reasoning import spoken

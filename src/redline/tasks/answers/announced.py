@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import re
 
-from redline.tasks.answers.conclusion import Given, answer_of, concluded, is_refused
+from redline.tasks.answers.conclusion import answer_of, concluded, is_refused
 from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, HASHES
-from redline.tasks.answers.numeral import Span, chinese_numeral, word_numerals
+from redline.tasks.answers.numeral import Numeral, Span, chinese_numeral, word_numerals
 from redline.tasks.answers.page import Page
 from redline.tasks.answers.sentence import is_part
 
@@ -33,7 +33,7 @@ _FILLER = re.compile(
 _EQUALS = re.compile(r"=|\bequals\b")
 
 
-def announced(page: Page, is_cut: bool) -> tuple[Given | None, bool]:
+def announced(page: Page, is_cut: bool) -> tuple[Numeral | None, bool]:
     """Returns the announced number, or None, and whether the text was cut within one.
 
     is_cut: the text was cut, so that a number at its very end may lack digits and does not count.
@@ -44,13 +44,13 @@ def announced(page: Page, is_cut: bool) -> tuple[Given | None, bool]:
         given = _enclosed(page, mark) if is_enclosed else _following(page, mark, follows)
         if given is not None:
             may_lack = is_cut or (not mark.is_closed and mark.shape == "boxed")
-            is_open = may_lack and given.numeral.end >= len(page.text.rstrip())
+            is_open = may_lack and given.end >= len(page.text.rstrip())
             return None if is_open else given, is_open
         follows = min(follows, mark.start)
     return None, False
 
 
-def _following(page: Page, mark: Mark, follows: int) -> Given | None:
+def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:
     """Returns the number after a mark, or None. follows: the start of the next mark."""
     regions = page.within(mark.content, min(follows, mark.content + _MOST_REGION))
     if not regions or is_refused(page.text, mark.start):
@@ -71,16 +71,16 @@ def _following(page: Page, mark: Mark, follows: int) -> Given | None:
             and ("=" in page.text[region.start : first.start] or len(words) > _MOST_UNIT_WORDS)
         )
         if first.number is None or (is_alone and not is_part(page.text, region, found or [first])):
-            return Given(first, mark.shape) if first.number else None
+            return first if first.number else None
     elif mark.shape == "hashes":
         return None
-    given = answer_of(page, region, may_be_worded=True).given
+    given = answer_of(page, region, may_be_worded=True).numeral
     if mark.may_be_working and (given is None or is_worked_out):
         given = concluded(page, mark.content, follows) or given
-    return given and Given(given.numeral, mark.shape)
+    return given
 
 
-def _enclosed(page: Page, mark: Mark) -> Given | None:
+def _enclosed(page: Page, mark: Mark) -> Numeral | None:
     """Returns the only number in a box or tag, such as `1 234`, or that of a sentence in it."""
     span = Span(mark.content, mark.limit)
     if not mark.is_closed and mark.shape == "boxed":
@@ -90,7 +90,7 @@ def _enclosed(page: Page, mark: Mark) -> Given | None:
     if len(found) == 1 and found[0].number is not None:
         rest = page.text[span.start : found[0].start] + page.text[found[0].end : span.end]
         if not rest.strip(f" \n$.{BOLD}"):
-            return Given(found[0], mark.shape)
-    is_tag = mark.shape == "tag"
-    given = concluded(page, *span) if is_tag else answer_of(page, span, may_be_worded=True).given
-    return given and Given(given.numeral, mark.shape)
+            return found[0]
+    if mark.shape == "tag":
+        return concluded(page, *span)
+    return answer_of(page, span, may_be_worded=True).numeral

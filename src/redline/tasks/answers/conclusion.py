@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
-from typing import NamedTuple
 
 from redline.tasks.answers.markup import BOLD, BOX_END, TAG_END
 from redline.tasks.answers.numeral import Number, Numeral, Span, word_numerals
 from redline.tasks.answers.page import Page
-from redline.tasks.answers.sentence import Outcome, choose
+from redline.tasks.answers.sentence import Pick, choose
 
 _CLOSING = re.compile(
     r"[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
@@ -97,24 +96,7 @@ _BARE = re.compile(
 _MOST_BARE_WORDS = 2
 
 
-class Given(NamedTuple):
-    """A numeral that is the answer. shape: how it is presented, as in `number.Found`."""
-
-    numeral: Numeral
-    shape: str
-
-
-class Said(NamedTuple):
-    """The answer of one sentence, or None.
-
-    outcome: one of those in `sentence.Pick`, or `refused` if the sentence declines to answer.
-    """
-
-    given: Given | None
-    outcome: Outcome
-
-
-def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
+def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
     """Returns the number that a sentence gives, in digits or, if `may_be_worded`, in words.
 
     `None are left` counts as 0 if the sentence concludes it, or has no other number and
@@ -122,23 +104,22 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Said:
     """
     text = page.text[span.start : span.end]
     if _REFUSAL.search(text):
-        return Said(None, "refused")
+        return Pick("refused")
     found = page.numerals(span)
     none = _NONE_LEFT.search(text)
     is_concluded = none and _THEREFORE.search(text, 0, none.start()) and not _AMOUNT.search(text)
     if none and (is_concluded or (may_be_worded and not found)):
         place = span.start + none.start(), span.start + none.end()
-        return Said(Given(Numeral(*place, Number(Fraction(0))), "words"), "found")
+        return Pick("found", Numeral(*place, Number(Fraction(0))))
     is_worded = may_be_worded and not found
     if is_worded:
         words = word_numerals(page.text, *span)
         found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
     pick = choose(page.text, span, found)
-    shape = "words" if is_worded else pick.shape
-    return Said(pick.numeral and Given(pick.numeral, shape), pick.outcome)
+    return pick._replace(is_result=pick.is_result and not is_worded)
 
 
-def concluded(page: Page, start: int, end: int) -> Given | None:
+def concluded(page: Page, start: int, end: int) -> Numeral | None:
     """Returns the answer of the last sentence that gives one, in `start` to `end` of the text.
 
     Notes and checks after an answer are left out, unless they find a mistake. A number after a
@@ -146,13 +127,13 @@ def concluded(page: Page, start: int, end: int) -> Given | None:
     """
     afterwards = _AFTERWARDS.search(page.text, start, end)
     if afterwards is not None and not _CORRECTS.search(page.text, afterwards.end(), end):
-        before = _last_given(page, start, afterwards.start())
+        before = _last_answer(page, start, afterwards.start()).numeral
         if before is not None:
             return before
-    return _last_given(page, start, end)
+    return _last_answer(page, start, end).numeral
 
 
-def corrected(page: Page, start: int) -> Given | None:
+def corrected(page: Page, start: int) -> Numeral | None:
     """Returns the number that later text corrects an announced one to, or None if it does not.
 
     `Actually` and similar words may also open a remark that corrects nothing. So the text must name
@@ -162,15 +143,15 @@ def corrected(page: Page, start: int) -> Given | None:
         opening = _CORRECTION.match(page.text, *span)
         if opening is None:
             continue
-        given = _last_given(page, span.start, len(page.text))
-        if given is None:
+        _, numeral, is_result = _last_answer(page, span.start, len(page.text))
+        if numeral is None:
             return None
-        head = page.text[opening.end() : given.numeral.start]
-        tail = re.split(r"\n|\. ", page.text[given.numeral.end :], maxsplit=1)[0]
+        head = page.text[opening.end() : numeral.start]
+        tail = re.split(r"\n|\. ", page.text[numeral.end :], maxsplit=1)[0]
         is_bare = _BARE.fullmatch(head) and len(tail.split()) <= _MOST_BARE_WORDS
         is_reworked = _THEREFORE.search(head.partition("=")[2]) and " if " not in head
-        is_corrected = given.shape == "equation" or _CORRECTS.search(page.text, span.start)
-        return given if is_bare or is_reworked or is_corrected else None
+        is_corrected = is_result or _CORRECTS.search(page.text, span.start)
+        return numeral if is_bare or is_reworked or is_corrected else None
     return None
 
 
@@ -196,7 +177,8 @@ def looks_cut(page: Page) -> bool:
     return not page.numerals(last) and not any(word_numerals(page.text, *last))
 
 
-def _last_given(page: Page, start: int, end: int) -> Given | None:
+def _last_answer(page: Page, start: int, end: int) -> Pick:
+    """Returns the answer of the last sentence that gives one; nothing if none does."""
     spans = page.within(start, end)
     is_wordy = not any(character.isdigit() for character in page.text[start:end])
     tried = 0
@@ -211,15 +193,16 @@ def _last_given(page: Page, start: int, end: int) -> Given | None:
         if _CLOSING.match(text):
             continue
         concludes = _CONCLUDES.search(text) is not None
-        given, outcome = answer_of(page, span, is_wordy or concludes)
-        tried += outcome != "nothing"
-        if given is not None:
-            is_worked_out = concludes or given.shape == "equation"
-            return given if is_worked_out or not _is_refused(page, spans) else None
+        pick = answer_of(page, span, is_wordy or concludes)
+        tried += pick.outcome != "nothing"
+        if pick.numeral is not None:
+            is_answer = concludes or pick.is_result or not _is_refused(page, spans)
+            return pick if is_answer else Pick("nothing")
         is_open_end = span.end == len(page.text) and text[-1] not in _ENDINGS
-        if outcome in {"valueless", "refused"} or (outcome == "unsolved" and is_open_end):
-            return None
-    return None
+        endings = {"valueless", "refused", "unsolved"} if is_open_end else {"valueless", "refused"}
+        if pick.outcome in endings:
+            break
+    return Pick("nothing")
 
 
 def _is_refused(page: Page, spans: list[Span]) -> bool:

@@ -90,11 +90,13 @@ class Pick(NamedTuple):
 
     found: `numeral` is the answer. nothing: the sentence has no number. unsolved: it has only parts
     of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end.
+    refused: it declines to answer. is_result: the answer follows an equals sign, in digits and not
+    in bold.
     """
 
     outcome: Outcome
     numeral: Numeral | None = None
-    shape: Literal["bold", "equation", "sentence"] = "sentence"
+    is_result: bool = False
 
 
 def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
@@ -113,7 +115,7 @@ def choose(text: str, span: Span, found: Sequence[Numeral]) -> Pick:
     _, best = max(bold or candidates, key=lambda candidate: (candidate[0], candidate[1].start))
     if best.number is None:
         return Pick("valueless")
-    return Pick("found", best, "bold" if bold else "equation" if best is result else "sentence")
+    return Pick("found", best, is_result=best is result and not bold)
 
 
 def is_part(text: str, span: Span, found: Sequence[Numeral]) -> bool:

@@ -8,10 +8,10 @@ from redline.tasks.evaluate.scores import Scores
 from redline.tasks.evaluate.statistics import (
     majority,
     paired,
-    paired_counts,
     pass_at,
     share_interval,
     wilson,
 )
 from redline.tasks.evaluate.task_file import built_in, load, shots_of
+from redline.tasks.evaluate.text import as_text, summary
 from redline.tasks.evaluate.usage_sum import UsageSum

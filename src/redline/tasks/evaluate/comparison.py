@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.journal import Output
+from redline.journal import manifest as manifests
 from redline.process import counted
 from redline.tasks.evaluate.scores import Graded, failed_lines, graded
 from redline.tasks.evaluate.statistics import Paired, paired
+from redline.tasks.evaluate.text import summary
 
 _MOST_SHOWN = 5
 _SAMPLE = re.compile(r"#\d+\Z")
@@ -42,11 +45,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     def text(self) -> str:
         """Returns the summary for a reader, then `name: value` lines for a program."""
         pairs = self.pairs
-        lines = [
-            *("", f"only_first: {pairs.only_first}", f"only_second: {pairs.only_second}"),
-            *(f"p: {pairs.p:.6g}", f"difference: {pairs.difference:+.6f}"),
-        ]
-        return "\n".join([self.words(), *lines]) + "\n"
+        figures = {
+            "only_first": pairs.only_first,
+            "only_second": pairs.only_second,
+            "p": f"{pairs.p:.6g}",
+            "difference": f"{pairs.difference:+.6f}",
+        }
+        return summary([self.words()], figures)
 
     def words(self) -> str:
         """Returns the summary for a reader, without a trailing newline."""
@@ -128,7 +133,7 @@ def compare(first: Path, second: Path) -> Comparison:
     return Comparison(
         first=str(first),
         second=str(second),
-        pairs=paired(outcomes),
+        pairs=paired(Counter(outcomes)),
         won=sorted(won)[:_MOST_SHOWN],
         lost=sorted(lost)[:_MOST_SHOWN],
         first_answers=sum(len(ones.answers[row]) for row in common),
@@ -145,6 +150,10 @@ class _Questions:
     """
 
     def __init__(self, path: Path) -> None:
+        output = Output.at(path)
+        manifest = manifests.load(output)
+        # Without a manifest it is unknown.
+        self._may_have_samples = manifest is None or (manifest.settings.get("samples") or 1) > 1
         self.answers: dict[int, list[Graded]] = {}
         self._rows: dict[str, int] = {}
         self._named: dict[str, int] = {}
@@ -152,9 +161,9 @@ class _Questions:
         for answer in graded(path):
             self.answers.setdefault(answer.row, []).append(answer)
             if answer.custom_id is not None:
-                self._named[_base(answer.custom_id)] = answer.row
+                self._named[self._base(answer.custom_id)] = answer.row
             self._put(answer.hash, answer.row)
-        for failed in failed_lines(Output.at(path).failed_path):
+        for failed in failed_lines(output.failed_path):
             self._put(failed.hash, failed.row)
 
     def _put(self, hashed: str, row: int) -> None:
@@ -168,7 +177,7 @@ class _Questions:
         if found is None:
             # Asked once in one run and several times in the other: samples have other names.
             name = self.answers[row][0].custom_id
-            found = None if name is None else others._named.get(_base(name))
+            found = None if name is None else others._named.get(self._base(name))
         return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:
@@ -176,7 +185,6 @@ class _Questions:
         answers = self.answers[row]
         return Fraction(sum(answer.correct for answer in answers), len(answers))
 
-
-def _base(name: str) -> str:
-    """Returns the question's own name, without the number of a sample."""
-    return _SAMPLE.sub("", name)
+    def _base(self, name: str) -> str:
+        """Returns the question's own name, without the number of a sample."""
+        return _SAMPLE.sub("", name) if self._may_have_samples else name

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -24,6 +24,7 @@ from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
 from redline.tasks.evaluate.judge import Judge, JudgeSettings
 from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
+from redline.tasks.evaluate.text import as_text
 from redline.tasks.evaluate.usage_sum import UsageSum
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
@@ -42,8 +43,8 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
 
     prompt, system: Jinja templates over a question's columns. gold: the column of the right
     answer. metric: one of METRICS in metrics.py; pattern, fields, letters and judge are settings of
-    single metrics. shots: the number of examples before each question, which are the first rows of
-    `shots_file` with their gold answers. params: parameters of the request.
+    single metrics. shots: the number of examples before each question, 0 to 1,000, which are the
+    first rows of `shots_file` with their gold answers. params: parameters of the request.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[str, ...] = ()
     letters: str = "ABCD"
     judge: JudgeSettings | None = None
-    shots: int = 0
+    shots: Annotated[int, msgspec.Meta(ge=0, le=1000)] = 0
     shots_file: str | None = None
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -91,7 +92,8 @@ class Grading:
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         # Check the gold answer before the call costs anything.
-        gold = self._right_answer(row)
+        gold = self._gold_of(row)
+        right = gold if self._metric is None else self._metric.read(gold)
         used = UsageSum()
 
         async def counted(request: Request) -> Outcome:
@@ -109,7 +111,7 @@ class Grading:
         reason = outcome.reply.finish_reasons[0]
         fields: dict[str, Any] = {}
         if self._metric is not None:
-            grade = await _measured(self._metric, text, gold, is_cut=reason == "length")
+            grade = await _measured(self._metric, text, right, is_cut=reason == "length")
         elif self._judge is None or not text.strip():
             grade = Grade(None, correct=False, strict=False)
         else:
@@ -129,15 +131,21 @@ class Grading:
         }
         return outcome
 
-    def _right_answer(self, row: dict[str, Any]) -> Any:
+    def example(self, row: dict[str, Any]) -> str:
+        """Returns an answer that is right for this row. Raises Rejected if there is none."""
+        gold = self._gold_of(row)
+        if self._metric is None:
+            return as_text(gold)
+        self._metric.read(gold)
+        return self._metric.example(gold)
+
+    def _gold_of(self, row: dict[str, Any]) -> Any:
         if self._gold not in row:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; its columns are: "
                 f"{', '.join(row) or 'none'}",
                 hint="name the column with gold = in the task's file",
             )
-        if self._metric is not None:
-            self._metric.check(row[self._gold])
         return row[self._gold]
 
 
@@ -166,10 +174,10 @@ def _metric(evaluation: Evaluation) -> Metric:
     )
 
 
-async def _measured(metric: Metric, text: str, gold: Any, *, is_cut: bool) -> Grade:
+async def _measured(metric: Metric, text: str, right: Any, *, is_cut: bool) -> Grade:
     if len(text) < _LONG_ANSWER:
-        return metric.grade(text, gold, is_cut=is_cut)
-    return await asyncio.to_thread(metric.grade, text, gold, is_cut=is_cut)
+        return metric.grade(text, right, is_cut=is_cut)
+    return await asyncio.to_thread(metric.grade, text, right, is_cut=is_cut)
 
 
 def _asked(request: Request) -> Any:

@@ -15,14 +15,17 @@ which is another model.
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
 
 from redline.errors import ConfigError, Rejected, nearest
 from redline.tasks.answers import (
+    Number,
     final_choice,
     final_number,
     find_json,
@@ -30,6 +33,7 @@ from redline.tasks.answers import (
     is_same,
     strict_number,
 )
+from redline.tasks.evaluate.text import as_text
 
 METRICS = ("number", "choice", "exact", "regex", "json", "judge")
 _QUOTES = "\"'`“”‘’«»"
@@ -39,8 +43,8 @@ _LONGEST_SHOWN = 200
 class Grade(msgspec.Struct, frozen=True):
     """The grade of one answer.
 
-    extracted: the value found in the answer, or None. strict: the answer also has the form that
-    its metric asks for.
+    extracted: the value found in the answer, or None; the text of its JSON if a results file cannot
+    hold it. strict: the answer also has the form that its metric asks for.
     """
 
     extracted: Any
@@ -49,13 +53,20 @@ class Grade(msgspec.Struct, frozen=True):
 
 
 class Metric(Protocol):
-    """A way to grade answers against `gold`, the right answer as it is in the data."""
+    """A way to grade answers. gold: the right answer as it is in the data."""
 
-    def check(self, gold: Any) -> None:
-        """Raises Rejected if no answer can be graded against `gold`."""
+    def read(self, gold: Any) -> Any:
+        """Returns the right answer as `grade` takes it.
 
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        """Grades an answer. is_cut: the answer was cut at the token limit."""
+        Raises Rejected if no answer can be graded against `gold`.
+        """
+
+    def grade(self, answer: str, right: Any, *, is_cut: bool = False) -> Grade:
+        """Grades an answer. right: from `read`. is_cut: the answer was cut at the token limit."""
+
+    def example(self, gold: Any) -> str:
+        """Returns an answer that is right. `read` accepts `gold`."""
+        return as_text(gold)
 
 
 def metric_of(
@@ -88,7 +99,7 @@ def metric_of(
     )
 
 
-class _AnyOf:
+class _AnyOf(Metric):
     """A metric that accepts any of a list of gold answers.
 
     In a CSV file a list is text, either JSON or a Python literal. It is read as a list if all of
@@ -99,20 +110,25 @@ class _AnyOf:
         self._metric = metric
         self._kinds = kinds
 
-    def check(self, gold: Any) -> None:
+    def read(self, gold: Any) -> list[Any]:
         if gold == []:
             raise Rejected("the list of gold answers is empty")
-        for right in self._listed(gold):
-            if right is None or isinstance(right, list):
-                raise Rejected(f"the gold answer is neither text nor a number: {_shown(right)}")
-            self._metric.check(right)
+        listed = self._listed(gold)
+        for one in listed:
+            if one is None or isinstance(one, list):
+                raise Rejected(f"the gold answer is neither text nor a number: {_shown(one)}")
+        rights = [self._metric.read(one) for one in listed]
+        if isinstance(gold, str) and listed != [gold]:
+            with suppress(Rejected):  # the text itself may be meant
+                rights.append(self._metric.read(gold))
+        return rights
 
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        rights = self._listed(gold)
-        if isinstance(gold, str) and rights != [gold]:
-            rights = [*rights, gold]  # the text itself may be meant
-        grades = [self._metric.grade(answer, right, is_cut=is_cut) for right in rights]
+    def grade(self, answer: str, right: list[Any], *, is_cut: bool = False) -> Grade:
+        grades = [self._metric.grade(answer, one, is_cut=is_cut) for one in right]
         return max(grades, key=lambda grade: (grade.correct, grade.strict))
+
+    def example(self, gold: Any) -> str:
+        return self._metric.example(self._listed(gold)[0])
 
     def _listed(self, gold: Any) -> list[Any]:
         if isinstance(gold, list):
@@ -128,22 +144,23 @@ class _AnyOf:
         return [gold]
 
 
-class _Number:
-    def check(self, gold: Any) -> None:
-        if gold_number(_text(gold)) is None:
+class _Number(Metric):
+    def read(self, gold: Any) -> Number:
+        right = gold_number(as_text(gold))
+        if right is None:
             raise Rejected(f"the gold answer holds no number: {_shown(gold)}")
+        return right
 
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        right = gold_number(_text(gold))
+    def grade(self, answer: str, right: Number, *, is_cut: bool = False) -> Grade:
         found, strict = final_number(answer, is_cut=is_cut), strict_number(answer)
         return Grade(
-            extracted=None if found is None else str(found.number),
-            correct=right is not None and found is not None and is_same(found.number, right),
-            strict=right is not None and strict is not None and is_same(strict.number, right),
+            extracted=None if found is None else str(found),
+            correct=found is not None and is_same(found, right),
+            strict=strict is not None and is_same(strict, right),
         )
 
 
-class _Choice:
+class _Choice(Metric):
     def __init__(self, letters: str) -> None:
         self._letters = letters.upper()
         if not re.fullmatch("[A-Z]+", self._letters) or len({*self._letters}) < len(self._letters):
@@ -152,39 +169,37 @@ class _Choice:
                 hint='letters = "ABCDE"',
             )
 
-    def check(self, gold: Any) -> None:
-        letter = self._letter(gold)
+    def read(self, gold: Any) -> str:
+        """Returns the gold letter; data sets such as MMLU give its index, from 0."""
+        letter = as_text(gold).strip().upper().removesuffix(".0")
+        if letter.isdecimal() and int(letter) < len(self._letters):
+            return self._letters[int(letter)]
         if len(letter) != 1 or letter not in self._letters:
             raise Rejected(
                 f"the gold answer is none of {self._letters}: {_shown(gold)}",
                 hint=f"a letter, or its place from 0 for {self._letters[0]}; letters = in the "
                 "task's file names others",
             )
+        return letter
 
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+    def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
         letter = final_choice(answer, self._letters)
-        right = self._letter(gold)
         return Grade(letter, letter == right, answer.strip().upper() == right)
 
-    def _letter(self, gold: Any) -> str:
-        """Returns the gold letter; data sets such as MMLU give its index, from 0."""
-        text = _text(gold).strip().upper().removesuffix(".0")
-        if text.isdecimal() and int(text) < len(self._letters):
-            return self._letters[int(text)]
-        return text
+    def example(self, gold: Any) -> str:
+        return self.read(gold)
 
 
-class _Exact:
-    def check(self, gold: Any) -> None:
-        pass
+class _Exact(Metric):
+    def read(self, gold: Any) -> str:
+        return as_text(gold)
 
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        right = _text(gold)
+    def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
         found = answer.strip()
         return Grade(found or None, _plain(found) == _plain(right), answer == right)
 
 
-class _Regex:
+class _Regex(Metric):
     def __init__(self, pattern: str) -> None:
         try:
             self._pattern = re.compile(pattern)
@@ -197,45 +212,25 @@ class _Regex:
                 hint="write the others as (?:...)",
             )
 
-    def check(self, gold: Any) -> None:
-        pass
+    def read(self, gold: Any) -> str:
+        return as_text(gold)
 
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
+    def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
         last = max(self._pattern.finditer(answer), key=re.Match.end, default=None)
         if last is None:
             return Grade(None, correct=False, strict=False)
         found = (last[1] if self._pattern.groups else last[0]) or ""
-        is_right = _plain(found) == _plain(_text(gold))
+        is_right = _plain(found) == _plain(right)
         return Grade(found, is_right, is_right and last[0] == answer.strip())
 
 
-class _Json:
+class _Json(Metric):
     """Compares JSON. fields: the names to compare; without any, the whole value is compared."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         self._fields = tuple(fields)
 
-    def check(self, gold: Any) -> None:
-        right = self._gold(gold)
-        missing = [name for name in self._fields if name not in right]
-        if missing:
-            raise Rejected(f"the gold answer has no {', '.join(missing)}: {_shown(gold)}")
-
-    def grade(self, answer: str, gold: Any, *, is_cut: bool = False) -> Grade:
-        found = find_json(answer)
-        if found is None:
-            return Grade(None, correct=False, strict=False)
-        right = self._gold(gold)
-        if self._fields:
-            value = found if isinstance(found, dict) else {}
-            is_right = all(
-                name in value and _is_equal(value[name], right[name]) for name in self._fields
-            )
-        else:
-            is_right = _is_equal(found, right)
-        return Grade(found, is_right, is_right and _is_json(answer))
-
-    def _gold(self, gold: Any) -> Any:
+    def read(self, gold: Any) -> Any:
         if isinstance(gold, str):
             try:
                 gold = msgspec.json.decode(gold)
@@ -243,14 +238,38 @@ class _Json:
                 raise Rejected(f"the gold answer is not JSON: {_shown(gold)}") from error
         if self._fields and not isinstance(gold, Mapping):
             raise Rejected(f"the gold answer is not an object: {_shown(gold)}")
+        if missing := [name for name in self._fields if name not in gold]:
+            raise Rejected(f"the gold answer has no {', '.join(missing)}: {_shown(gold)}")
         return gold
+
+    def grade(self, answer: str, right: Any, *, is_cut: bool = False) -> Grade:
+        found = find_json(answer)
+        if found is None:
+            return Grade(None, correct=False, strict=False)
+        if self._fields:
+            value = found if isinstance(found, dict) else {}
+            is_right = all(
+                name in value and _is_equal(value[name], right[name]) for name in self._fields
+            )
+        else:
+            is_right = _is_equal(found, right)
+        return Grade(_kept(found), is_right, is_right and _is_json(answer))
+
+
+def _kept(found: Any) -> Any:
+    """Returns the value; its JSON as text if it has half of a surrogate pair."""
+    try:
+        msgspec.json.encode(found)
+    except UnicodeEncodeError:
+        return json.dumps(found)
+    return found
 
 
 def _is_json(answer: str) -> bool:
     """Returns whether the answer is one JSON value and nothing else."""
     try:
         msgspec.json.decode(answer)
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return False
     return True
 
@@ -277,10 +296,6 @@ def _plain(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-def _text(gold: Any) -> str:
-    return gold if isinstance(gold, str) else msgspec.json.encode(gold).decode()
-
-
 def _shown(gold: Any) -> str:
-    text = " ".join(_text(gold).split())
+    text = " ".join(as_text(gold).split())
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."

@@ -18,6 +18,7 @@ from redline.journal import manifest as manifests
 from redline.process import counted
 from redline.tasks.evaluate.evaluation import VERDICTS
 from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
+from redline.tasks.evaluate.text import summary
 
 
 class Graded(msgspec.Struct):
@@ -71,8 +72,8 @@ class Scores:
             lines += ["the run is not over: this is the score of what is answered", ""]
         if self.failed and not self.answers:
             # Unanswered questions are neither right nor wrong, so a share would mislead.
-            lines += [f"no question was answered, so there is no score: {self.failed:,} failed", ""]
-            return "\n".join([*lines, f"failed: {self.failed}"]) + "\n"
+            lines += [f"no question was answered, so there is no score: {self.failed:,} failed"]
+            return summary(lines, {"failed": self.failed})
         if self.total:
             lines += [
                 self._share("accuracy", self.correct, lambda answer: answer.correct),
@@ -82,16 +83,15 @@ class Scores:
             lines += [f"{'others':10} {', '.join([*others, f'{self.failed:,} failed'])}"]
             if self.samples > 1:
                 lines += self._of_questions()
-            lines.append("")
-        for name in VERDICTS[1:]:
-            lines.append(f"{name}: {self.verdicts[name]}")
-        lines.append(f"failed: {self.failed}")
-        lines.append(f"strict: {self.strict}/{self.total}")
-        lines.append(f"accuracy: {self.correct}/{self.total}")
-        return "\n".join(lines) + "\n"
+        figures = {name: self.verdicts[name] for name in VERDICTS[1:]}
+        shares = {
+            "strict": f"{self.strict}/{self.total}",
+            "accuracy": f"{self.correct}/{self.total}",
+        }
+        return summary(lines, {**figures, "failed": self.failed, **shares})
 
     def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
-        low, high = share_interval(
+        interval = share_interval(
             [
                 (sum(map(is_right, group)), self._asked[row])
                 for row, group in self._questions.items()
@@ -100,7 +100,7 @@ class Scores:
         over = f" to {counted(len(self._questions), 'question')}" if self.samples > 1 else ""
         return (
             f"{name:10} {count / self.total:6.1%}  {count:,} of {self.total:,}{over}"
-            f"  (95 %: {100 * low:.1f} to {100 * high:.1f} %)"
+            f"  {interval.text()}"
         )
 
     def _of_questions(self) -> list[str]:
@@ -116,9 +116,8 @@ class Scores:
             )
         ks = sorted({1, self.samples, *(2**i for i in range(1, self.samples.bit_length()))})
         for k in ks:
-            if k <= self.samples:
-                rates = [pass_at(k, self.samples, sum(a.correct for a in group)) for group in whole]
-                lines.append(f"{f'pass@{k}':10} {sum(rates) / len(whole):6.1%}")
+            rates = [pass_at(k, self.samples, sum(a.correct for a in group)) for group in whole]
+            lines.append(f"{f'pass@{k}':10} {sum(rates) / len(whole):6.1%}")
         voted = sum(_majority_is_right(group) for group in whole)
         lines.append(f"{'majority':10} {voted / len(whole):6.1%}  {voted:,} of {len(whole):,}")
         return lines
@@ -143,17 +142,13 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
 def graded(path: Path) -> list[Graded]:
     """Reads the answers of a results file. Raises ConfigError if it is not of an evaluation."""
-    found = []
-    decode = msgspec.json.Decoder(Graded).decode
-    for line in read_results(path):
-        try:
-            found.append(decode(line))
-        except msgspec.ValidationError as error:
-            raise ConfigError(
-                f"{path} holds no graded answers: {error}",
-                hint="it must be the results file of `redline eval`",
-            ) from error
-    return found
+    try:
+        return list(read_results(path, Graded))
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{path} holds no graded answers: {error}",
+            hint="it must be the results file of `redline eval`",
+        ) from error
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -165,5 +160,4 @@ class Failed(msgspec.Struct, frozen=True):
 
 def failed_lines(path: Path) -> set[Failed]:
     """Reads the failed answers; empty if the file does not exist."""
-    decode = msgspec.json.Decoder(Failed).decode
-    return set(map(decode, read_results(path))) if path.exists() else set()
+    return set(read_results(path, Failed, is_optional=True))

@@ -18,10 +18,14 @@ _MOST_EXACT = 5_000_000
 
 
 class Interval(NamedTuple):
-    """A 95 % confidence interval."""
+    """A 95 % confidence interval of a share, 0 to 1, or of a difference of shares."""
 
     low: float
     high: float
+
+    def text(self) -> str:
+        """Returns text such as `(95 %: 20.8 to 93.9 %)`."""
+        return f"(95 %: {100 * self.low:.1f} to {100 * self.high:.1f} %)"
 
 
 def wilson(correct: float, total: float) -> Interval:
@@ -102,16 +106,7 @@ class Paired(NamedTuple):
     is_mcnemar: bool
 
 
-def paired(outcomes: Sequence[tuple[Fraction | bool, Fraction | bool]]) -> Paired:
-    """Compares two runs on the same questions; see `paired_counts`.
-
-    outcomes: for each question, the share of right answers in either run, 0 to 1; at least one
-    question.
-    """
-    return paired_counts(Counter(outcomes))
-
-
-def paired_counts(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> Paired:
+def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> Paired:
     """Compares two runs on the same questions.
 
     outcomes: the number of questions for each pair of shares of right answers, 0 to 1; at least one

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, Rejected, nearest
 from redline.job.settings import struct_in
 from redline.process import counted
 from redline.sources import first_rows
-from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation
+from redline.store import local_path, url_of
+from redline.tasks.evaluate.evaluation import BUILT_IN, Evaluation, Grading
 
 
 def load(path: Path) -> Evaluation:
@@ -34,9 +35,10 @@ def load(path: Path) -> Evaluation:
         raise ConfigError(f"{path} does not exist", hint="a task is a TOML file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read the task: {error}", where=str(path)) from error
-    if isinstance(table.get("shots_file"), str):
+    shots = table.get("shots_file")
+    if isinstance(shots, str) and url_of(shots) is None:
         # Relative to the task's file, whatever the working directory.
-        table["shots_file"] = str(path.parent / table["shots_file"])
+        table["shots_file"] = str(path.parent / local_path(shots))
     table.setdefault("name", path.stem)
     return struct_in(table, Evaluation, str(path))
 
@@ -55,16 +57,21 @@ def built_in(name: str) -> Evaluation:
 def shots_of(
     evaluation: Evaluation, prompt_of: Callable[[dict[str, Any]], str]
 ) -> list[tuple[str, str]]:
-    """Returns the prompts and answers of the first rows of the shots' file.
+    """Returns the prompts and right answers of the first rows of the shots' file.
 
-    Raises ConfigError if there are too few rows, or if one cannot be read or has no answer.
+    Raises ConfigError if there are too few rows, or if one cannot be read or has no right answer.
     """
+    grading = Grading(evaluation)
     path = str(evaluation.shots_file)
     shots = []
     for row in _first_rows(path, evaluation.shots):
         if evaluation.gold not in row:
             raise ConfigError(f"a shot has no {evaluation.gold}", where=path)
-        shots.append((prompt_of(row), str(row[evaluation.gold])))
+        try:
+            answer = grading.example(row)
+        except Rejected as error:
+            raise ConfigError(f"a shot cannot be used: {error.what}", where=path) from error
+        shots.append((prompt_of(row), answer))
     if len(shots) < evaluation.shots:
         raise ConfigError(
             f"{path} has {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"

@@ -7,35 +7,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 
 from redline.journal import Output, read_results
+from redline.tasks.evaluate import summary
 from redline.tasks.synth.near_duplicates import fewest_words, word_count
-from redline.tasks.synth.synthesis import KINDS, text_of
+from redline.tasks.synth.synthesis import KINDS, Cause, Line, text_of
 
 # The most texts whose words are counted.
 _MOST_COUNTED = 1_000
-
-
-class _Error(msgspec.Struct):
-    kind: str
-
-
-class _Line(msgspec.Struct):
-    """A line of the results, or of the failures."""
-
-    row: int
-    output: Any = None
-    dropped: list[str] = []
-    error: _Error | None = None
-
-
-_LINE = msgspec.json.Decoder(_Line)
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +51,11 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.note:
             lines.append(f"{'note':10} {self.note}")
-        lines.append("")
-        lines += [f"{kind}: {self.dropped[kind]}" for kind in KINDS]
-        lines.append(f"failed: {self.failed.total()}")
-        lines.append(f"unfinished: {self.unfinished}")
-        lines.append(f"delivered: {self.delivered}/{self.wanted}")
-        return "\n".join(lines) + "\n"
+        figures: dict[str, object] = {kind: self.dropped[kind] for kind in KINDS}
+        figures["failed"] = self.failed.total()
+        figures["unfinished"] = self.unfinished
+        figures["delivered"] = f"{self.delivered}/{self.wanted}"
+        return summary(lines, figures)
 
 
 def delivered(output: Output, wanted: int, similarity: float | None = None) -> Delivery:
@@ -89,7 +70,7 @@ def delivered(output: Output, wanted: int, similarity: float | None = None) -> D
     words: list[int] = []
     # Successes first: a row in both files was made after it had failed.
     for path in (output.path, output.failed_path):
-        for line in _lines(path):
+        for line in read_results(path, Line, is_optional=True):
             if line.row > wanted or is_told[line.row]:
                 continue
             is_told[line.row] = 1
@@ -117,12 +98,7 @@ def _note(words: list[int], similarity: float | None) -> str:
     )
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    if path.exists():
-        yield from map(_LINE.decode, read_results(path))
-
-
-def _reason(line: _Line, error: _Error) -> str:
+def _reason(line: Line, error: Cause) -> str:
     """Returns why a text could not be made: the reason of the last drop, or the kind of error."""
     return line.dropped[-1] if error.kind == "not_kept" and line.dropped else error.kind
 

@@ -56,9 +56,6 @@ class NearDuplicates:
         self._empty: Any = datasketch.MinHash(num_perm=_PERMUTATIONS, hashfunc=int)
         self._texts: list[tuple[int, array[int]]] = []
 
-    def __len__(self) -> int:
-        return len(self._texts)
-
     def add(self, text: str, number: int) -> int | None:
         """Adds the text, or returns the number of its first near-duplicate in the index."""
         runs, sketch = self._read(text)

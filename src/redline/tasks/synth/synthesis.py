@@ -73,18 +73,19 @@ class _Judgement(NamedTuple):
     reason: str = ""
 
 
-class _Result(msgspec.Struct):
-    row: int
-    output: Any
+class Cause(msgspec.Struct):
+    """The error of a failure."""
+
+    kind: str
 
 
-class _Failure(msgspec.Struct):
+class Line(msgspec.Struct):
+    """A line of the results, or of the failures."""
+
     row: int
+    output: Any = None
     dropped: list[str] = []
-
-
-_RESULT = msgspec.json.Decoder(_Result)
-_FAILURE = msgspec.json.Decoder(_Failure)
+    error: Cause | None = None
 
 
 class Synthesis:
@@ -121,11 +122,10 @@ class Synthesis:
     def recall(self, results: Path, failures: Path) -> None:
         """Reads the existing texts, and the rows that continue with later seeds."""
         if self._index is not None:
-            for line in map(_RESULT.decode, read_results(results)):
+            for line in read_results(results, Line):
                 self._index.keep(text_of(line.output), line.row)
-        if failures.exists():
-            for failed in map(_FAILURE.decode, read_results(failures)):
-                self._dropped[failed.row] = failed.dropped
+        for failed in read_results(failures, Line, is_optional=True):
+            self._dropped[failed.row] = failed.dropped
 
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         n: int = row["n"]

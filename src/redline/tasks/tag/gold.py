@@ -16,14 +16,6 @@ from redline.errors import ConfigError
 MOST_OTHERS = 1000
 
 
-class Confusion(msgspec.Struct, frozen=True):
-    """The number of rows with the label `gold` that were tagged as `said`."""
-
-    rows: int
-    gold: str
-    said: str
-
-
 class Agreement(msgspec.Struct, frozen=True):
     """The agreement of tags with gold labels.
 
@@ -72,12 +64,13 @@ class Agreement(msgspec.Struct, frozen=True):
             writer.writerow([label, *row])
         return made.getvalue()
 
-    def confusions(self, most: int) -> list[Confusion]:
-        """Returns at most `most` pairs of confused labels, the most frequent first."""
-        wrong = [
-            Confusion(n, gold, said) for (gold, said), n in self.counts.items() if gold != said
-        ]
-        return sorted(wrong, key=lambda one: (-one.rows, one.gold, one.said))[:most]
+    def confusions(self, most: int) -> list[tuple[tuple[str, str], int]]:
+        """Returns at most `most` pairs of confused labels, the most frequent first.
+
+        Each is (gold, said), with its number of rows.
+        """
+        wrong = [(pair, rows) for pair, rows in self.counts.items() if pair[0] != pair[1]]
+        return sorted(wrong, key=lambda one: (-one[1], one[0]))[:most]
 
 
 def agreement(pairs: Iterable[tuple[str, str]], known: Iterable[str] = ()) -> Agreement:

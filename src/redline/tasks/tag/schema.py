@@ -71,17 +71,24 @@ class Schema:
         }
 
     def checked(self, value: Any) -> tuple[Any, list[str]]:
-        """Returns the value to keep and its errors, at most five; a valid value has none.
+        """Returns the value to keep and its errors, at most six; a valid value has none.
 
         A label that differs only in case and white space takes the schema's spelling. With a
-        pydantic model, the model's own dump is kept.
+        pydantic model, the model's own dump is kept. A value that no results file can hold, such as
+        half of a surrogate pair, is an error.
         """
         value = self._tidied(self.json_schema, value)
         if self._model is not None:
-            return _by_model(self._model, value)
-        assert self._validator is not None
-        errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
-        return value, [_short(_words(error)) for error in errors]
+            value, problems = _by_model(self._model, value)
+        else:
+            assert self._validator is not None
+            errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
+            problems = [_short(_words(error)) for error in errors]
+        try:
+            msgspec.json.encode(value)
+        except (OverflowError, ValueError) as error:
+            problems.append(f"a value in it cannot be kept: {error}")
+        return value, problems
 
     def bare(self, text: str) -> dict[str, str] | None:
         """Returns the tag of an answer that is only a label, if tags have one field; or None."""

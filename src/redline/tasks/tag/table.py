@@ -24,24 +24,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from redline.errors import ConfigError
 from redline.journal import read_results
 from redline.process import replace_file
 from redline.sources import extra
+from redline.tasks.evaluate import as_text
+from redline.tasks.tag.tags import Line
 
 SUFFIXES = (".csv", ".parquet")
 _BATCH_ROWS = 2_000
 _MOST_INT = 2**63 - 1
-
-
-class _Line(msgspec.Struct):
-    output: Any = None
-    input: Any = None
-
-
-_decode = msgspec.json.Decoder(_Line).decode
 
 
 class _Columns:
@@ -53,7 +45,7 @@ class _Columns:
     def __init__(self, results: Path) -> None:
         rows: dict[str, set[str]] = {}
         fields: dict[str, set[str]] = {}
-        for line in _lines(results):
+        for line in read_results(results, Line):
             _note(rows, _row(line))
             _note(fields, _tag(line))
         self.tags: dict[str, str] = {}
@@ -66,7 +58,7 @@ class _Columns:
             taken.add(name)
         self.kinds = rows | {self.tags[field]: kinds for field, kinds in fields.items()}
 
-    def of(self, line: _Line) -> dict[str, Any]:
+    def of(self, line: Line) -> dict[str, Any]:
         """Returns the line's values by column, without those that are missing."""
         named = {self.tags[field]: value for field, value in _tag(line).items()}
         return {name: _plain(value) for name, value in (*_row(line).items(), *named.items())}
@@ -93,21 +85,17 @@ def write_table(results: Path, path: Path) -> int:
 
     def fill(fd: int) -> None:
         nonlocal count
-        count = write(fd, _lines(results), columns)
+        count = write(fd, read_results(results, Line), columns)
 
     replace_file(path, fill)
     return count
 
 
-def _lines(results: Path) -> Iterator[_Line]:
-    return map(_decode, read_results(results))
-
-
-def _row(line: _Line) -> dict[str, Any]:
+def _row(line: Line) -> dict[str, Any]:
     return line.input if isinstance(line.input, dict) else {}
 
 
-def _tag(line: _Line) -> dict[str, Any]:
+def _tag(line: Line) -> dict[str, Any]:
     return line.output if isinstance(line.output, dict) else {"output": line.output}
 
 
@@ -127,17 +115,15 @@ def _kind(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    return msgspec.json.encode(value).decode() if isinstance(value, (list, dict)) else value
+    return as_text(value) if isinstance(value, (list, dict)) else value
 
 
 def _text(value: Any) -> str:
     """Formats a cell as text: a text as it is, None as empty, any other value as JSON."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    return msgspec.json.encode(value).decode()
+    return "" if value is None else as_text(value)
 
 
-def _write_csv(fd: int, lines: Iterator[_Line], columns: _Columns) -> int:
+def _write_csv(fd: int, lines: Iterator[Line], columns: _Columns) -> int:
     count = 0
     with open(fd, "w", encoding="utf-8", newline="", closefd=False) as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -149,7 +135,7 @@ def _write_csv(fd: int, lines: Iterator[_Line], columns: _Columns) -> int:
     return count
 
 
-def _write_parquet(fd: int, lines: Iterator[_Line], columns: _Columns) -> int:
+def _write_parquet(fd: int, lines: Iterator[Line], columns: _Columns) -> int:
     arrow, parquet = _arrow(Path("a Parquet table"))
     types = {name: _type(arrow, kinds) for name, kinds in columns.kinds.items()}
     schema = arrow.schema(list(types.items()))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ import msgspec
 from redline.journal import Output, read_results
 from redline.journal import manifest as manifests
 from redline.process import counted
-from redline.tasks.evaluate import wilson
+from redline.tasks.evaluate import as_text, summary, wilson
 from redline.tasks.tag.columns import Gold
 from redline.tasks.tag.gold import Agreement, agreement
 from redline.tasks.tag.schema import Schema
@@ -25,16 +24,13 @@ from redline.tasks.tag.schema import Schema
 _MOST_SHOWN = 5
 
 
-class _Line(msgspec.Struct):
+class Line(msgspec.Struct):
     """A line of the results or of the failures."""
 
     hash: str
     output: Any = None
     reasks: int = 0
     input: Any = None
-
-
-_decode = msgspec.json.Decoder(_Line).decode
 
 
 class Review(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,21 +61,24 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
         found = self.agreement
         if found is not None:
             lines += self._compared(found)
-        lines += [*notes, ""]
-        lines += [f"tagged: {self.tagged}", f"failed: {self.failed}", f"reasks: {self.reasks}"]
+        figures: dict[str, object] = {
+            "tagged": self.tagged,
+            "failed": self.failed,
+            "reasks": self.reasks,
+        }
         if found is not None:
-            lines.append(f"without_gold: {self.without_gold}")
-            lines.append(f"macro_f1: {found.macro_f1:.6f}")
-            lines.append(f"accuracy: {found.correct}/{found.total}")
-        return "\n".join(lines) + "\n"
+            figures["without_gold"] = self.without_gold
+            figures["macro_f1"] = f"{found.macro_f1:.6f}"
+            figures["accuracy"] = f"{found.correct}/{found.total}"
+        return summary([*lines, *notes], figures)
 
     def _compared(self, found: Agreement) -> list[str]:
         lines = []
         if found.total:
-            low, high = (100 * end for end in wilson(found.correct, found.total))
+            interval = wilson(found.correct, found.total)
             lines += [
                 f"accuracy {found.correct / found.total:6.1%}  {found.correct:,} of "
-                f"{found.total:,}  (95 %: {low:.1f} to {high:.1f} %)",
+                f"{found.total:,}  {interval.text()}",
                 f"macro F1 {found.macro_f1:6.3f}  over {counted(len(found.labels), 'label')}",
             ]
         if self.failed or self.without_gold:
@@ -90,8 +89,8 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(
                 f"gold labels that the schema does not have: {counted(self.strays, 'row')}"
             )
-        for one in found.confusions(_MOST_SHOWN):
-            lines.append(f"{one.rows:>6,} x {one.gold} tagged as {one.said}")
+        for (gold, said), rows in found.confusions(_MOST_SHOWN):
+            lines.append(f"{rows:>6,} x {gold} tagged as {said}")
         return lines
 
 
@@ -100,12 +99,13 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
 
     Raises JournalError for a damaged file, ConfigError if gold's column holds no labels.
     """
-    failed = {line.hash: line.reasks for line in _lines(output.failed_path)}
+    failures = read_results(output.failed_path, Line, is_optional=True)
+    failed = {line.hash: line.reasks for line in failures}
     counts = Counter[str]()
     known = frozenset(schema.labels.get(gold.field, ())) if gold is not None else frozenset[str]()
 
     def pairs() -> Iterator[tuple[str, str]]:
-        for line in _lines(output.path):
+        for line in read_results(output.path, Line, is_optional=True):
             counts["tagged"] += 1
             counts["reasks"] += line.reasks
             failed.pop(line.hash, None)
@@ -132,12 +132,7 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
     )
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    if path.exists():
-        yield from map(_decode, read_results(path))
-
-
-def _pair(line: _Line, gold: Gold) -> tuple[str, str] | None:
+def _pair(line: Line, gold: Gold) -> tuple[str, str] | None:
     """Returns the gold label and the tag's label; None for a row without gold.
 
     Values other than text are compared by their JSON, such as 3 or true; a field that the tag lacks
@@ -148,8 +143,4 @@ def _pair(line: _Line, gold: Gold) -> tuple[str, str] | None:
     if label is None or label == "":
         return None
     tag = line.output if isinstance(line.output, dict) else {}
-    return _text(label), _text(tag.get(gold.field))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return as_text(label), as_text(tag.get(gold.field))
