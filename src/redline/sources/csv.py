@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.jsonl import LongLine, split_lines
-from redline.sources.row import Row, digest, long_row, no_rows
+from redline.sources.row import Row, check_names, digest, long_row, no_rows
 from redline.sources.text import ByteStream, StreamRows
 
 # csv keeps its limit in a C long, which has 32 bits on some systems.
@@ -282,14 +282,3 @@ def _is_strict(lines: Iterator[str], delimiter: str) -> bool:
     except csv.Error:
         return False
     return next(lines, None) is None
-
-
-def check_names(names: list[str], table: str) -> None:
-    """Raises ConfigError if a column has no name, or two have the same."""
-    hint = "give every column a name of its own"
-    for position, name in enumerate(names, start=1):
-        if not name.strip():
-            raise ConfigError(f"column {position} of {table} has no name", hint=hint)
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        raise ConfigError(f"{count} columns of {table} are named {name}", hint=hint)

@@ -13,8 +13,7 @@ from typing import Any
 
 from redline.errors import ConfigError
 from redline.sources.blocks import CorruptInput
-from redline.sources.csv import check_names
-from redline.sources.row import BATCH_BYTES, BATCH_ROWS, BlockingRows, Row, row_of
+from redline.sources.row import BATCH_BYTES, BATCH_ROWS, BlockingRows, Row, check_names, row_of
 from redline.sources.text import extra
 
 _MAX_LISTED = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2b
 from numbers import Integral, Real
@@ -228,3 +229,14 @@ def custom_id(row: Row) -> str | None:
         is_whole = value.is_integer() and abs(value) < _MOST_WHOLE
         return str(int(value)) if is_whole else str(value)
     return str(value) if type(value) is int else None
+
+
+def check_names(names: list[str], table: str) -> None:
+    """Raises ConfigError if a column has no name, or two have the same."""
+    hint = "give every column a name of its own"
+    for position, name in enumerate(names, start=1):
+        if not name.strip():
+            raise ConfigError(f"column {position} of {table} has no name", hint=hint)
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"{count} columns of {table} are named {name}", hint=hint)
