@@ -172,7 +172,7 @@ def send(folder: Path) -> Planted:
 def durable(folder: Path) -> Planted:
     """A disk that takes its time for each fsync."""
     with _slowed("fsync", folder, 0.3) as took, SimProcess("--latency", "0.1") as sim:
-        ran = run(folder, sim, rows=30, concurrency=2)
+        ran = run(folder, sim, rows=60, concurrency=2)
     waited_s = 0.0
     for one in ran.seen:
         # The first fsync that began after its line was there.
