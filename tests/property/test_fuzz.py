@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.calls.wire import ReplyMemory, connection
-from redline.clock import Clock
+from redline.calls.wire import ReplyMemory, Stops, connection
 from support import reference
 from support.answers import head
 from support.catching import assert_caught
@@ -60,8 +59,8 @@ class Credulous(connection.Connection):
 class Boundless(connection.Connection):
     """Takes answers of any length."""
 
-    def __init__(self, on_lost: Any, _: object, clock: Clock) -> None:
-        super().__init__(on_lost, ReplyMemory(1 << 40), clock)
+    def __init__(self, on_lost: Any, _: object, stops: Stops) -> None:
+        super().__init__(on_lost, ReplyMemory(1 << 40), stops)
 
 
 @pytest.mark.parametrize("kind", [Credulous, Boundless])

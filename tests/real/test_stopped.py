@@ -114,6 +114,43 @@ def test_answers_that_came_meanwhile_are_not_thrown_away(
     asyncio.run(main())
 
 
+def test_an_answer_that_begins_right_after_a_stop_is_read_to_its_end(tmp_path: Path) -> None:
+    """The clock of the whole answer ran out in the stop too, and is set only by its first byte."""
+
+    async def main() -> None:
+        is_full, may_begin = asyncio.Event(), asyncio.Event()
+
+        async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if len(server.seen) > ROWS:
+                writer.write(answer(chat("again")))
+                return
+            if len(server.seen) == ROWS:
+                is_full.set()
+            await may_begin.wait()
+            whole = answer(chat(LONG))
+            writer.write(whole[:1000])
+            await asyncio.sleep(0.1)
+            writer.write(whole[1000:])
+
+        async with RawServer(handle) as server:
+            flags = ("--first-byte-timeout", "500ms", "--timeout", "700ms")
+            stopped = Stopped(tmp_path, server.base_url, *flags)
+            try:
+                await is_full.wait()
+                await stopped.stop()
+                await asyncio.sleep(1.5)
+                stopped.go_on()
+                await asyncio.sleep(0.1)
+                may_begin.set()
+                _, err = await asyncio.to_thread(stopped.process.communicate)
+            finally:
+                stopped.process.kill()
+            assert stopped.process.returncode == 0, err.decode()
+            assert len(server.seen) == ROWS
+
+    asyncio.run(main())
+
+
 def test_a_connection_that_came_about_meanwhile_is_used(tmp_path: Path, authority: Path) -> None:
     """The handshake's last step is the stopped process's, after its clock has run out."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

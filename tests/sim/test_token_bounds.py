@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Outcome, Request, Sink
-from redline.calls.wire import Answer, Exchange, TaskTimeout, Transport
+from redline.calls.wire import Answer, Exchange, Stops, TaskTimeout, Transport
 from redline.limits import Cost, Grant, Limits, Rate
 from redline.limits.wait import Limiter
 from redline.testing import VirtualClock, virtual_run
@@ -108,7 +108,7 @@ class Told(Transport):
     usage: dict[str, int]
 
     async def exchange(self, exchange: Exchange, *_: object) -> Answer:
-        async with TaskTimeout(VirtualClock(asyncio.get_running_loop())) as alarm:
+        async with TaskTimeout(Stops(VirtualClock(asyncio.get_running_loop()))) as alarm:
             exchange.follow(alarm)
             await exchange.get_ready()
             await exchange.wait_for_grant()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from redline.calls import Call, Endpoint, HttpBackend, Request
-from redline.calls.wire import Answer, Exchange, TaskTimeout, Transport
+from redline.calls.wire import Answer, Exchange, Stops, TaskTimeout, Transport
 from redline.limits import Limits, Rate
 from redline.sim import Admission, Charge
 from redline.testing import VirtualClock, virtual_run
@@ -223,7 +223,7 @@ class _Server(Transport):
         chance, traffic, loop = self._chance, setting.traffic, asyncio.get_running_loop()
         body = msgspec.json.decode(exchange.body)
         usage = self._requests.usage.pop(int(body["user"]))
-        async with TaskTimeout(VirtualClock(loop)) as alarm:
+        async with TaskTimeout(Stops(VirtualClock(loop))) as alarm:
             exchange.follow(alarm)
             await exchange.get_ready()
             await exchange.wait_for_grant()

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from redline.calls import Timeouts
-from redline.calls.wire import ReplyMemory, Timing, chunks_in
+from redline.calls.wire import ReplyMemory, Stops, Timing, chunks_in
 from redline.clock import SYSTEM
 from redline.errors import CallError
 from support.asking import Asked
@@ -185,7 +185,7 @@ def _exchange(module: ModuleType, case: Case) -> Result:
     memory = ReplyMemory(case.most_bytes)
 
     def connected() -> Any:
-        connection = module.Connection(lost.append, memory, SYSTEM)
+        connection = module.Connection(lost.append, memory, Stops(SYSTEM))
         transport.protocol = connection
         connection.connection_made(transport)
         return connection

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from redline.calls import Timeouts
-from redline.calls.wire import MOST_HEADER_BYTES, Connection, ReplyMemory, Timing
-from redline.clock import SYSTEM, Clock
+from redline.calls.wire import MOST_HEADER_BYTES, Connection, ReplyMemory, Stops, Timing
+from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, Disconnected, TimedOut
 from support.answers import CHUNKED, CLOSE, GZIP, MOST_BYTES, RIGHT, TEXT, WRONG, chunked, head
 from support.asking import Asked
@@ -138,7 +138,7 @@ class Asking:
         self.lost: list[Any] = []
         self.transport = FakeTransport()
         memory = ReplyMemory(most_bytes)
-        self.connection = kind(self.lost.append, memory, SYSTEM)
+        self.connection = kind(self.lost.append, memory, Stops(SYSTEM))
         self.connection.connection_made(self.transport)
 
     def write(self, body: bytes = b"", *, is_streamed: bool = False) -> None:
@@ -345,8 +345,8 @@ def test_a_connection_that_went_stale_stays_so_whatever_it_reads() -> None:
 
 
 class Unbounded(Connection):
-    def __init__(self, on_lost: Any, memory: ReplyMemory, clock: Clock) -> None:
-        super().__init__(on_lost, ReplyMemory(1 << 40), clock)
+    def __init__(self, on_lost: Any, memory: ReplyMemory, stops: Stops) -> None:
+        super().__init__(on_lost, ReplyMemory(1 << 40), stops)
 
 
 class AlwaysReusable(Connection):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
+import time
 import tracemalloc
 import weakref
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from redline.calls.wire import Deadline, TaskTimeout
+from redline.calls.wire import Deadline, Stops, TaskTimeout
+from redline.clock import SYSTEM
 from redline.testing import Deadlock, VirtualClock, virtual_run
 
 LATE_S = 0.001
@@ -27,9 +29,10 @@ def rung(times_s: list[float], *, start_s: float) -> list[tuple[float, float]]:
 
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
+        stops = Stops(clock)
         for time_s in times_s:
             when_s = start_s + time_s
-            alarm = Deadline(clock, lambda when_s=when_s: found.append((when_s, clock.now_s())))
+            alarm = Deadline(stops, lambda when_s=when_s: found.append((when_s, clock.now_s())))
             alarm.ring_at(when_s)
         await asyncio.sleep(max(times_s) + 1)
 
@@ -80,9 +83,9 @@ def test_it_does_not_look_again_and_again_before_a_clocks_time() -> None:
         for when_s in (math.nextafter(exact_s, 0), exact_s, math.nextafter(exact_s, math.inf)):
 
             async def main(when_s: float = when_s) -> None:
-                clock = FewReadings(asyncio.get_running_loop())
+                stops = Stops(FewReadings(asyncio.get_running_loop()))
                 rang = asyncio.Event()
-                Deadline(clock, rang.set).ring_at(when_s)
+                Deadline(stops, rang.set).ring_at(when_s)
                 await rang.wait()
                 assert when_s <= asyncio.get_running_loop().time() <= when_s + LATE_S + SLACK_S
 
@@ -96,6 +99,7 @@ def test_stopped_and_moved_clocks_ring_as_they_were_told() -> None:
     async def main() -> None:
         found: list[str] = []
         clock = VirtualClock(asyncio.get_running_loop())
+        stops = Stops(clock)
         alarms: dict[str, Any] = {}
 
         def ring(name: str) -> None:
@@ -105,19 +109,19 @@ def test_stopped_and_moved_clocks_ring_as_they_were_told() -> None:
                 alarms[other].ring_at(math.inf) if other < "c" else alarms[other].leave()
 
         for name in ("a", "b", "c", "d"):
-            alarms[name] = Deadline(clock, lambda name=name: ring(name))
+            alarms[name] = Deadline(stops, lambda name=name: ring(name))
             alarms[name].ring_at(1.0)
-        stopped = Deadline(clock, lambda: found.append("stopped"))
+        stopped = Deadline(stops, lambda: found.append("stopped"))
         stopped.ring_at(1.0)
         stopped.leave()
         stopped.leave()
-        moved = Deadline(clock, lambda: found.append("moved"))
+        moved = Deadline(stops, lambda: found.append("moved"))
         moved.ring_at(1.0)
         moved.ring_at(3.0)
-        sooner = Deadline(clock, lambda: found.append("sooner"))
+        sooner = Deadline(stops, lambda: found.append("sooner"))
         sooner.ring_at(40.0)
         sooner.ring_at(2.0)
-        never = Deadline(clock, lambda: found.append("never"))
+        never = Deadline(stops, lambda: found.append("never"))
         never.ring_at(1.0)
         never.ring_at(math.inf)
         await asyncio.sleep(1.5)
@@ -131,6 +135,7 @@ def test_stopped_and_moved_clocks_ring_as_they_were_told() -> None:
 def test_a_clock_may_be_set_again_by_its_own_ring() -> None:
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
+        stops = Stops(clock)
         found: list[float] = []
 
         def ring() -> None:
@@ -139,7 +144,7 @@ def test_a_clock_may_be_set_again_by_its_own_ring() -> None:
                 # At once, a little later, and much later.
                 alarm.ring_at(clock.now_s() + (0.0, 0.01, 20.0, 0.3)[len(found) - 1])
 
-        alarm = Deadline(clock, ring)
+        alarm = Deadline(stops, ring)
         alarm.ring_at(0.2)
         await asyncio.sleep(60)
         assert len(found) == 5
@@ -152,8 +157,9 @@ def test_a_clock_may_be_set_again_by_its_own_ring() -> None:
 def test_a_clock_that_was_stopped_for_good_may_be_set_again() -> None:
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
+        stops = Stops(clock)
         found: list[float] = []
-        alarm = Deadline(clock, lambda: found.append(clock.now_s()))
+        alarm = Deadline(stops, lambda: found.append(clock.now_s()))
         alarm.ring_at(1.0)
         alarm.leave()
         await asyncio.sleep(2)
@@ -168,8 +174,9 @@ def test_a_clock_that_was_stopped_for_good_may_be_set_again() -> None:
 def test_a_clock_that_is_set_again_and_again_holds_little() -> None:
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
+        stops = Stops(clock)
         found: list[float] = []
-        alarm = Deadline(clock, lambda: found.append(clock.now_s()))
+        alarm = Deadline(stops, lambda: found.append(clock.now_s()))
         tracemalloc.start()
         for _ in range(5_000):
             alarm.ring_at(clock.now_s() + 30)
@@ -191,9 +198,10 @@ def test_a_clock_that_is_set_again_and_again_holds_little() -> None:
 def test_very_many_clocks_leave_nothing_behind() -> None:
     async def main() -> None:
         clock = VirtualClock(asyncio.get_running_loop())
+        stops = Stops(clock)
         tracemalloc.start()
         for number in range(20_000):
-            alarm = Deadline(clock, lambda: None)
+            alarm = Deadline(stops, lambda: None)
             alarm.ring_at(clock.now_s() + 0.2 + number % 30)
             alarm.leave()
             if number % 10 == 0:
@@ -211,7 +219,7 @@ def test_very_many_clocks_leave_nothing_behind() -> None:
 
 def test_a_timeout_that_is_over_is_freed_without_a_garbage_collection() -> None:
     async def main() -> weakref.ref[object]:
-        async with TaskTimeout(VirtualClock(asyncio.get_running_loop()), 10) as alarm:
+        async with TaskTimeout(Stops(VirtualClock(asyncio.get_running_loop())), 10) as alarm:
             alarm.ring_at(20)
             kept: weakref.ref[object] = weakref.ref(alarm)
         del alarm
@@ -222,3 +230,41 @@ def test_a_timeout_that_is_over_is_freed_without_a_garbage_collection() -> None:
         assert virtual_run(main())() is None
     finally:
         gc.enable()
+
+
+def test_after_a_block_no_clock_rings_for_as_long_as_the_first_was_late() -> None:
+    async def main() -> None:
+        stops, found = Stops(SYSTEM), dict[str, float]()
+        begun_s = SYSTEM.now_s()
+
+        def clock(name: str) -> Deadline:
+            return Deadline(stops, lambda: found.setdefault(name, SYSTEM.now_s() - begun_s))
+
+        # Due long before the end of the block, just before it, and just after it.
+        for name, in_s in (("first", 0.1), ("last", 0.49), ("next", 0.51)):
+            clock(name).ring_at(begun_s + in_s)
+        late = clock("late")
+        late.ring_at(begun_s + 60)
+        time.sleep(0.5)
+        await asyncio.sleep(0.1)
+        # As the clock of an answer whose first byte comes after the block.
+        late.ring_at(begun_s + 0.2)
+        await asyncio.sleep(0.7)
+        assert found.keys() == {"first", "last", "next", "late"}
+        assert all(rang_s >= 0.9 for rang_s in found.values()), found
+
+    asyncio.run(main())
+
+
+def test_a_loop_that_is_blocked_again_and_again_does_not_keep_a_clock_from_ringing() -> None:
+    async def main() -> None:
+        found: list[float] = []
+        stops = Stops(SYSTEM)
+        Deadline(stops, lambda: found.append(SYSTEM.now_s())).ring_at(SYSTEM.now_s() + 0.02)
+        # Each block but the first holds the end of the grace that the one before has given.
+        for _ in range(3):
+            time.sleep(0.3)
+            await asyncio.sleep(0.05)
+        assert len(found) == 1
+
+    asyncio.run(main())

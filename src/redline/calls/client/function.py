@@ -12,7 +12,7 @@ import msgspec
 
 from redline.calls.client.user_errors import call_error_of
 from redline.calls.http import Shared
-from redline.calls.wire import TaskTimeout, do_nothing
+from redline.calls.wire import Stops, TaskTimeout, do_nothing
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.limits import Cost, Grant, Limits, RateLimiter, Slots, open_limiter
@@ -71,6 +71,7 @@ class FunctionBackend:
             self.limiter.keep_sends(shared.stores.recent, self.label)
         self._timeout_s = timeout_s
         self._clock = clock
+        self._stops = Stops(clock)
         self._before_write = before_write
         self._attempts = attempts or Attempts()
 
@@ -151,7 +152,7 @@ class FunctionBackend:
     async def _call(self, request: Request, call: Call) -> Outcome:
         until_s = min(self._timeout_s, call.deadline_s - self._clock.now_s())
         try:
-            async with TaskTimeout(self._clock, until_s) as alarm:
+            async with TaskTimeout(self._stops, until_s) as alarm:
                 result = self._function(copy.deepcopy(request.body))
                 if not inspect.isawaitable(result):
                     raise Rejected(

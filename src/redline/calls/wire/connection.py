@@ -28,12 +28,11 @@ import httptools
 
 from redline.calls.wire.answer_form import AnswerForm, form_of
 from redline.calls.wire.chunks import CHUNK_END
-from redline.calls.wire.deadlines import Deadline
+from redline.calls.wire.deadlines import Deadline, Stops
 from redline.calls.wire.exchange import Exchange, answer_headers
 from redline.calls.wire.inflate import cut_short, damaged, inflate_for
 from redline.calls.wire.reply_memory import LONG_BYTES, ReplyMemory
 from redline.calls.wire.reuse import WHOLE_BYTES, Trace, trace_of
-from redline.clock import Clock
 from redline.errors import BadReply, CallError, Disconnected
 from redline.inflate import BadCompressionError, Inflate
 
@@ -79,7 +78,7 @@ class Connection(asyncio.Protocol):
         self,
         on_lost: Callable[[Connection], None],
         intake: ReplyMemory,
-        clock: Clock,
+        stops: Stops,
         most_bytes: int | None = None,
     ) -> None:
         self._on_lost = on_lost
@@ -90,7 +89,7 @@ class Connection(asyncio.Protocol):
         self._short_bytes = min(LONG_BYTES, self._most_bytes)
         self._loop = asyncio.get_running_loop()
         # The alarm of the exchange; the connection keeps it, so that no call has to make one.
-        self._alarm = Deadline(clock, self.time_is_up)
+        self._alarm = Deadline(stops, self.time_is_up)
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._exchange: Exchange | None = None

@@ -5,8 +5,10 @@ connection is set for each of its calls. A timer that is set too early for that 
 it comes, it is set again, to the clock's present time.
 
 A clock that is due rings once the event loop has read what the sockets hold. If the loop itself was
-late, because the process was stopped or the loop was blocked, the clock is extended by that time,
-at most 5 s: the answer may have arrived, and only be unread.
+late, because the process was stopped or the loop was blocked, the answer may have arrived and only
+be unread, or wait in the server for room in the sockets. So the clocks of an endpoint share what
+their timers tell of that; after it, none of them rings for as long as the loop was late, at most
+5 s.
 """
 
 from __future__ import annotations
@@ -28,17 +30,37 @@ _LATE_S = 0.05
 _MOST_GRACE_S = 5.0
 
 
+class Stops:
+    """How late the event loop was, as the timers of the clocks that share this tell.
+
+    now_s: the time of these clocks. grace_until_s: until then, each gets more time, once.
+    """
+
+    __slots__ = ("grace_until_s", "now_s")
+
+    def __init__(self, clock: Clock) -> None:
+        self.now_s = clock.now_s
+        self.grace_until_s = -math.inf
+
+    def timer_came(self, due_s: float) -> None:
+        """Records that a timer came that was due at `due_s`."""
+        now_s = self.now_s()
+        late_s = now_s - due_s
+        if late_s > _LATE_S:
+            self.grace_until_s = max(self.grace_until_s, now_s + min(late_s, _MOST_GRACE_S))
+
+
 class Deadline:
     """A clock that calls `ring` when its time is up, about 1 ms late at most and never early.
 
-    If the event loop is late itself, it rings later by as much, at most 5 s. when_s: the monotonic
-    time at which it rings; inf for never.
+    If the event loop is late itself, it rings later, by 5 s at most. when_s: the monotonic time at
+    which it rings; inf for never.
     """
 
-    __slots__ = ("_clock", "_has_grace", "_ring", "_timer", "_timer_s", "when_s")
+    __slots__ = ("_has_grace", "_ring", "_stops", "_timer", "_timer_s", "when_s")
 
-    def __init__(self, clock: Clock, ring: Callable[[], None]) -> None:
-        self._clock = clock
+    def __init__(self, stops: Stops, ring: Callable[[], None]) -> None:
+        self._stops = stops
         self._ring = ring
         self._has_grace = False  # it has been given more time because the event loop was late
         self._timer: asyncio.TimerHandle | None = None
@@ -62,28 +84,28 @@ class Deadline:
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        now_s = self._clock.now_s()
+        now_s = self._stops.now_s()
         self._timer_s = max(self.when_s, now_s + _SHORTEST_TIMER_S)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._timer_s - now_s, self._came)
 
     def _came(self) -> None:
-        late_s = self._clock.now_s() - self._timer_s
+        self._stops.timer_came(self._timer_s)
         loop = asyncio.get_running_loop()
         # After one turn, the loop polls its sockets; after the next one, it has read them.
-        loop.call_soon(loop.call_soon, self._look, late_s)
+        loop.call_soon(loop.call_soon, self._look)
 
-    def _look(self, late_s: float) -> None:
-        """Rings if it is due. late_s: by how much the event loop is late."""
+    def _look(self) -> None:
+        """Rings if it is due and has had its grace."""
         self._timer, self._timer_s = None, math.inf
-        now_s = self._clock.now_s()
+        now_s, grace_until_s = self._stops.now_s(), self._stops.grace_until_s
         if self.when_s <= now_s:
-            if late_s <= _LATE_S or self._has_grace:
+            if self._has_grace or grace_until_s <= now_s:
                 self.when_s = math.inf
                 self._ring()
                 return
             self._has_grace = True
-            self.when_s = now_s + min(late_s, _MOST_GRACE_S)
+            self.when_s = grace_until_s
         if self.when_s < math.inf:
             self._set_timer()
 
@@ -94,11 +116,11 @@ class TaskTimeout:
     It then raises TimeoutError. in_s: inf for no time limit, until `ring_at` sets one.
     """
 
-    def __init__(self, clock: Clock, in_s: float = math.inf) -> None:
+    def __init__(self, stops: Stops, in_s: float = math.inf) -> None:
         self._timer = timer = asyncio.timeout(None)
         # No bound method: a reference cycle would keep this object until garbage collection.
-        self._deadline = Deadline(clock, partial(_expire, timer))
-        self._when_s = clock.now_s() + in_s
+        self._deadline = Deadline(stops, partial(_expire, timer))
+        self._when_s = stops.now_s() + in_s
 
     async def __aenter__(self) -> Self:
         await self._timer.__aenter__()

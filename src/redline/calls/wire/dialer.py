@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 from redline.calls.wire.connection import Connection
-from redline.calls.wire.deadlines import TaskTimeout
+from redline.calls.wire.deadlines import Stops, TaskTimeout
 from redline.calls.wire.endpoint import Endpoint
 from redline.calls.wire.proxy import (
     CHECK,
@@ -23,7 +23,6 @@ from redline.calls.wire.proxy import (
     no_connection,
     server_of,
 )
-from redline.clock import Clock
 from redline.errors import Disconnected
 
 _RESOLVED_FOR_S = 60.0
@@ -39,14 +38,14 @@ _Make = Callable[[], Connection]
 class Dialer:
     """The maker of connections to one endpoint, through `proxy` if there is one.
 
-    on_handshake: see Handshakes.
+    stops: shared by the clocks of the endpoint. on_handshake: see Handshakes.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
         proxy: Proxy | None,
-        clock: Clock,
+        stops: Stops,
         on_handshake: Callable[[float], None],
     ) -> None:
         self._target = server_of(endpoint.base_url)
@@ -54,7 +53,7 @@ class Dialer:
         # The server at the other end of the TCP connection.
         self._first = self._target if proxy is None else proxy.server
         self._connect_s = endpoint.timeouts.connect_s
-        self._clock = clock
+        self._stops = stops
         self._handshakes = Handshakes(on_handshake)
         self._context: ssl.SSLContext | None = None
         self._addresses: list[_Address] = []
@@ -67,7 +66,7 @@ class Dialer:
         """
         try:
             with self._handshakes.timed():
-                async with TaskTimeout(self._clock, self._connect_s):
+                async with TaskTimeout(self._stops, self._connect_s):
                     return await self._first_that_answers(make)
         except TimeoutError:
             raise
@@ -82,7 +81,7 @@ class Dialer:
         for number, address in enumerate(addresses):
             is_last = number == len(addresses) - 1
             try:
-                async with nullcontext() if is_last else TaskTimeout(self._clock, part_s):
+                async with nullcontext() if is_last else TaskTimeout(self._stops, part_s):
                     connection = await self._connect_to(address, make)
             except (OSError, TimeoutError) as error:
                 if is_last or isinstance(error, ssl.SSLError):

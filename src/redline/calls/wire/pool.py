@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from redline.calls.wire.connection import Connection
+from redline.calls.wire.deadlines import Stops
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.exchange import Exchange
 from redline.calls.wire.proxy import no_connection
 from redline.calls.wire.reply_memory import ReplyMemory
 from redline.calls.wire.reuse import Reuse
-from redline.clock import Clock
 
 # Servers close idle connections after 5 s (uvicorn) to 75 s (nginx). A closed one costs a reconnect
 # and no attempt, so this only bounds the number of idle sockets.
@@ -25,7 +25,7 @@ class Pool:
     """The connections to an endpoint's host.
 
     dialer: makes them. intake: bounds the memory of their answers. reuse: decides whether a
-    connection may carry more than one request. clock: for their exchanges.
+    connection may carry more than one request. stops: shared by the clocks of their exchanges.
     most_bytes: the bound of one answer. sweeps: the number of sweeps for old idle connections, by
     which idle time is counted.
     """
@@ -35,12 +35,12 @@ class Pool:
         dialer: Dialer,
         intake: ReplyMemory,
         reuse: Reuse,
-        clock: Clock,
+        stops: Stops,
         most_bytes: int,
     ) -> None:
         self._most_bytes = most_bytes
         self._dialer = dialer
-        self._clock = clock
+        self._stops = stops
         # The sweep since which each is idle; the last one in goes out first.
         self._idle: dict[Connection, int] = {}
         self._all: set[Connection] = set()
@@ -118,7 +118,7 @@ class Pool:
         self._intake.forget(self._all)
 
     def _new(self) -> Connection:
-        return Connection(self._lost, self._intake, self._clock, self._most_bytes)
+        return Connection(self._lost, self._intake, self._stops, self._most_bytes)
 
     def _lost(self, connection: Connection) -> None:
         self._all.discard(connection)

@@ -15,7 +15,7 @@ from string import punctuation
 from urllib.parse import quote, urlsplit
 
 from redline.calls.wire.connection import Connection, unread
-from redline.calls.wire.deadlines import TaskTimeout
+from redline.calls.wire.deadlines import Stops, TaskTimeout
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.endpoint import Endpoint, proxy_of
 from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, do_nothing
@@ -125,9 +125,9 @@ class Transport:
         self._heads: dict[tuple[str, str], bytes] = {}
         self._outbox = outbox or Outbox(before_write, clock)
         self._reuse = Reuse()
-        self._clock = clock
-        dialer = Dialer(endpoint, proxy, clock, on_handshake)
-        self._pool = Pool(dialer, self.intake, self._reuse, clock, endpoint.max_reply_bytes)
+        self._stops = Stops(clock)
+        dialer = Dialer(endpoint, proxy, self._stops, on_handshake)
+        self._pool = Pool(dialer, self.intake, self._reuse, self._stops, endpoint.max_reply_bytes)
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
         """Returns the head of a request: its first line and its headers.
@@ -194,7 +194,7 @@ class Transport:
         if exchange.deadline_s == math.inf:
             return await self._connected(exchange)
         try:
-            async with TaskTimeout(self._clock) as alarm:
+            async with TaskTimeout(self._stops) as alarm:
                 exchange.follow(alarm)
                 return await self._connected(exchange)
         except TimeoutError:
