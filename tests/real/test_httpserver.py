@@ -601,6 +601,10 @@ def test_a_head_that_does_not_come_is_not_waited_for(run: Run, data: bytes) -> N
                     await client.send(data)
                     assert (await client.answer()).status == 408
                     assert await client.rest() == b""
+            if data != b"\r\n":
+                async with peer(server) as client:
+                    assert (await client.ask(get("/before") + data)).status == 200
+                    assert (await client.answer()).status == 408
             await until(lambda: server.connections == 0)
 
     run(main())
