@@ -297,6 +297,21 @@ def test_headers_and_query(run: Run) -> None:
     run(main())
 
 
+def test_repeated_requests_have_the_headers_that_were_sent(run: Run) -> None:
+    async def shown(exchange: Exchange) -> None:
+        exchange.respond(200, str(sorted(exchange.headers.items())).encode(), TEXT)
+
+    async def main() -> None:
+        async with Served(shown) as server, peer(server) as client:
+            for length in ((), ("Content-Length: 0",)):
+                sent = get("/", *length)
+                first, *later = [(await client.ask(sent)).body for _ in range(3)]
+                assert later == [first, first]
+                assert (b"content-length" in first) == bool(length)
+
+    run(main())
+
+
 def test_a_header_that_would_end_its_line_is_refused() -> None:
     for name, value in (("a", "b\r\nc: d"), ("a\n", "b"), ("a:", "b"), ("a", "\0"), ("", "b")):
         with pytest.raises(ValueError, match="not a header"):
