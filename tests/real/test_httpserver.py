@@ -954,6 +954,46 @@ def test_what_was_written_is_sent_before_the_end(run: Run) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_an_end_that_is_cancelled_as_the_last_connection_closes_is_cancelled(
+    run: Run, turns: int
+) -> None:
+    is_answered = is_past = False
+
+    def large(exchange: Exchange) -> None:
+        nonlocal is_answered
+        exchange.respond(200, b"x" * 20_000_000, TEXT)
+        is_answered = True
+
+    async def main() -> None:
+        async def end() -> None:
+            nonlocal is_past
+            await server.aclose()
+            is_past = True
+            await asyncio.Event().wait()
+
+        server = Plain(large)
+        await server.start()
+        async with peer(server) as client:
+            await client.send(get())
+            await until(lambda: is_answered)
+            ending = asyncio.create_task(end())
+            reading = asyncio.create_task(client.reader.read())
+            # Each turn of the loop counts.
+            while server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            was_past = is_past
+            ending.cancel()
+            await asyncio.wait([ending], timeout=5)
+            assert ending.cancelled()
+            assert is_past == was_past
+            assert len(await reading) > 20_000_000
+
+    run(main())
+
+
 def test_a_connection_that_is_accepted_as_the_server_ends_is_closed(run: Run) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()

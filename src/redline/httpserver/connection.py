@@ -108,7 +108,8 @@ class Service:
         if self.connections:
             self._emptied.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), within_s)
+                async with asyncio.timeout(within_s):
+                    await self._emptied.wait()
         for connection in [*self.connections]:
             connection.transport.abort()
 
