@@ -297,6 +297,21 @@ def test_headers_and_query(run: Run) -> None:
     run(main())
 
 
+def test_repeated_requests_have_the_headers_that_were_sent(run: Run) -> None:
+    async def shown(exchange: Exchange) -> None:
+        exchange.respond(200, str(sorted(exchange.headers.items())).encode(), TEXT)
+
+    async def main() -> None:
+        async with Served(shown) as server, peer(server) as client:
+            for length in ((), ("Content-Length: 0",)):
+                sent = get("/", *length)
+                first, *later = [(await client.ask(sent)).body for _ in range(3)]
+                assert later == [first, first]
+                assert (b"content-length" in first) == bool(length)
+
+    run(main())
+
+
 def test_a_header_that_would_end_its_line_is_refused() -> None:
     for name, value in (("a", "b\r\nc: d"), ("a\n", "b"), ("a:", "b"), ("a", "\0"), ("", "b")):
         with pytest.raises(ValueError, match="not a header"):
@@ -601,6 +616,10 @@ def test_a_head_that_does_not_come_is_not_waited_for(run: Run, data: bytes) -> N
                     await client.send(data)
                     assert (await client.answer()).status == 408
                     assert await client.rest() == b""
+            if data != b"\r\n":
+                async with peer(server) as client:
+                    assert (await client.ask(get("/before") + data)).status == 200
+                    assert (await client.answer()).status == 408
             await until(lambda: server.connections == 0)
 
     run(main())
@@ -931,6 +950,46 @@ def test_what_was_written_is_sent_before_the_end(run: Run) -> None:
             await asyncio.sleep(0.05)
             await server.aclose()
             assert len((await reading).body) == 5_000_000
+
+    run(main())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_an_end_that_is_cancelled_as_the_last_connection_closes_is_cancelled(
+    run: Run, turns: int
+) -> None:
+    is_answered = is_past = False
+
+    def large(exchange: Exchange) -> None:
+        nonlocal is_answered
+        exchange.respond(200, b"x" * 20_000_000, TEXT)
+        is_answered = True
+
+    async def main() -> None:
+        async def end() -> None:
+            nonlocal is_past
+            await server.aclose()
+            is_past = True
+            await asyncio.Event().wait()
+
+        server = Plain(large)
+        await server.start()
+        async with peer(server) as client:
+            await client.send(get())
+            await until(lambda: is_answered)
+            ending = asyncio.create_task(end())
+            reading = asyncio.create_task(client.reader.read())
+            # Each turn of the loop counts.
+            while server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            was_past = is_past
+            ending.cancel()
+            await asyncio.wait([ending], timeout=5)
+            assert ending.cancelled()
+            assert is_past == was_past
+            assert len(await reading) > 20_000_000
 
     run(main())
 

@@ -266,6 +266,25 @@ def test_an_error_of_ours(run: Run, open_door: Any, failure: Any, status: int, k
     run(main())
 
 
+@pytest.mark.parametrize("open_door", DOORS)
+def test_messages_need_not_be_proper_json(run: Run, open_door: Any) -> None:
+    asked = json.dumps(ASKED).encode()
+    # Half of a surrogate pair, as where a text was cut within an emoji.
+    texts = [asked.replace(b"there", b"\\ud83d"), b"\xef\xbb\xbf" + asked]
+
+    async def main() -> None:
+        backend = Told()
+        backend.go.set()
+        async with open_door(backend) as door, aiohttp.ClientSession() as session:
+            for path in ("messages", "messages/count_tokens"):
+                for text in texts:
+                    async with session.post(f"{door.base_url}/{path}", data=text) as reply:
+                        assert reply.status == 200, await reply.text()
+        assert len(backend.requests) == len(texts)
+
+    run(main())
+
+
 def test_what_the_door_refuses_has_the_same_shape(run: Run) -> None:
     async def main() -> None:
         backend = Told()

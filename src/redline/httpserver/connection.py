@@ -108,7 +108,8 @@ class Service:
         if self.connections:
             self._emptied.clear()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._emptied.wait(), within_s)
+                async with asyncio.timeout(within_s):
+                    await self._emptied.wait()
         for connection in [*self.connections]:
             connection.transport.abort()
 
@@ -186,7 +187,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
             return
-        is_first = not (self._bare_bytes or self._queue or self._unparsed or self._incoming)
+        is_in_request = self._bare_bytes or self._is_in_head or self._incoming
+        is_first = not (is_in_request or self._queue or self._unparsed)
         form = self._form
         if form is not None and is_first:
             body = form.body(data, self._form_bytes)
@@ -355,6 +357,7 @@ class Connection(asyncio.Protocol):
         return data[left:]
 
     def _parse(self, data: bytes | memoryview) -> None:
+        was_in_head = self._is_in_head
         while True:
             self._bare_bytes += len(data)
             try:
@@ -375,7 +378,7 @@ class Connection(asyncio.Protocol):
         if self._bare_bytes:
             if self._bare_bytes > self._most_head_bytes and not self._is_ending:
                 self._refuse(self._too_long_head())
-            elif incoming is None and not self._is_in_head:
+            elif incoming is None and not was_in_head:
                 self._begin_head()
         # Not within the parser: a body that is complete by now delays nothing.
         if (incoming is not None and incoming.is_full) or len(self._queue) >= _MOST_WAITING:
@@ -440,6 +443,10 @@ class Connection(asyncio.Protocol):
 
     # Callbacks of the parser. It continues after a request, so each checks for the end.
 
+    def on_message_begin(self) -> None:
+        # It may begin behind the end of another request, in the same read.
+        self._is_in_head = True
+
     def on_url(self, target: bytes) -> None:
         self._target += target
 
@@ -455,10 +462,10 @@ class Connection(asyncio.Protocol):
         parser = self._parser
         target, self._target = self._target, b""
         fields, self._fields = self._fields, Fields()
+        self._is_in_head = False
         if self._framing:
             self._framing = b""
             return
-        self._is_in_head = False
         try:
             if self._bare_bytes > self._most_head_bytes:
                 # Some of the bytes may be those of a body or of other requests.

@@ -126,7 +126,7 @@ class Exchange:
         """Values by lower-case name; those of a repeated header are joined by commas."""
         fields = self._fields
         headers = {name.decode("latin-1"): fields[name].decode("latin-1") for name in fields}
-        if self._size is not None:
+        if self._size is not None and "content-length" in headers:
             headers["content-length"] = str(self._size)
         return headers
 

@@ -92,6 +92,20 @@ def test_an_odd_request_is_taken_alike_behind_itself(data: bytes) -> None:
     check(data, data)
 
 
+@pytest.mark.parametrize("data", [USUAL, PAGE], ids=["a call", "a page"])
+@pytest.mark.parametrize("begun", [b"G", b"GET /other", b"GET /other HTTP/1.1\r\nX-Other: "])
+def test_a_request_within_a_head_that_began_behind_another_is_no_request(
+    data: bytes, begun: bytes
+) -> None:
+    pieces = [data, data + begun, data, data, NEXT]
+    expected = play(connection, [b"".join(pieces)], "at once", BOUNDS)
+    assert play(connection, pieces, "at once", BOUNDS) == expected
+    # Neither is it learned as a form.
+    later = [data + begun, data, data, NEXT]
+    expected = play(connection, [b"".join(later)], "at once", BOUNDS)
+    assert play(connection, later, "at once", BOUNDS) == expected
+
+
 def mutated(rng: random.Random) -> Iterable[tuple[bytes, bytes]]:
     """Usual requests, and others of the same form with bytes replaced, removed and inserted."""
     for _ in range(300):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -55,6 +56,24 @@ def test_the_message_itself_is_enough() -> None:
     assert answers.answer("  What is 2 + 2?\n") == "four"
     assert answers.answer("Solve: What is 2 + 2? Think.") == "four"
     assert answers.answer("2 + 3?") is None
+
+
+class Looked(str):
+    """A message that counts how often a piece of it is taken."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> str:
+        self.looks += 1
+        return super().__getitem__(key)
+
+
+def test_a_long_prompt_is_not_looked_at_in_every_place() -> None:
+    questions = [f"{number} boxes hold twelve eggs each. How many eggs?" for number in range(50)]
+    answers = Replay((question, str(number)) for number, question in enumerate(questions))
+    prompt = Looked("Answer as the examples do. " * 300 + questions[7])
+    assert answers.answer(prompt) == "7"
+    assert prompt.looks <= len(prompt) / 8 + 1
 
 
 def test_the_first_answer_to_a_question_counts() -> None:

@@ -31,8 +31,14 @@ class Disk:
         """The result of the steps, which continue even if the caller's task is cancelled."""
         task = asyncio.get_running_loop().create_task(steps)
         self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
+        task.add_done_callback(self._finished)
         return await asyncio.shield(task)
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._unfinished.discard(task)
+        if not task.cancelled():
+            # Once its caller is gone, asyncio.shield retrieves no error (CPython 3.11).
+            task.exception()
 
     async def aclose(self) -> None:
         """Returns once all operations that were started are complete."""

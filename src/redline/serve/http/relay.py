@@ -72,7 +72,8 @@ class Relay(Door):
         raw = await self._body(exchange)
         facts = facts_of(raw)
         call = Call(priority=facts.priority or 0)
-        if facts is NOT_JSON:
+        # Messages are translated, and need not be proper JSON.
+        if facts is NOT_JSON and exchange.path not in MESSAGES_CALLS:
             raise not_json(raw)
         try:
             await pass_on(exchange, raw, facts, partial(self._send, call=call))

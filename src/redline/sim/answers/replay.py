@@ -1,8 +1,10 @@
 """Answers from a file: a message that contains a question gets that question's answer.
 
 A message that equals a question, except for white space at its ends, is found by one table lookup.
-Otherwise every question within the message is found by its beginning: the first 32 characters, or
-all of a shorter one, are looked up at every place of the message. Only questions that begin so are
+Otherwise every question within the message is found by its pieces: a table has, for each question,
+the pieces of 32 characters that begin at its first eight characters, so that a look at every eighth
+place of the message finds one of them. Questions of fewer than 39 characters have one piece, of at
+most 8 characters, which is looked for at every place. Only questions whose piece is found are
 compared in full. The longest one wins.
 """
 
@@ -16,7 +18,9 @@ import msgspec
 from redline.errors import ConfigError
 
 MAX_LINES = 1_000_000
-_BEGINNING = 32
+# A long prompt is looked through for every call, which a look at every place would slow down.
+_LONG = (32, 8)
+_SHORT = (8, 1)
 
 
 class _Line(msgspec.Struct):
@@ -31,11 +35,14 @@ class Replay:
         self._answers: dict[str, str] = {}
         for question, answer in pairs:
             self._answers.setdefault(question.strip(), answer)
-        # The questions by the length of their beginning, and by the beginning.
-        self._begun: dict[int, dict[str, list[str]]] = {}
+        # By width and step: the questions of each piece, and where in them it begins.
+        self._pieces: dict[tuple[int, int], dict[str, list[tuple[str, int]]]] = {}
         for question in self._answers:
-            begun = question[:_BEGINNING]
-            self._begun.setdefault(len(begun), {}).setdefault(begun, []).append(question)
+            width, step = shape = _shape(len(question))
+            pieces = self._pieces.setdefault(shape, {})
+            for offset in range(step):
+                piece = question[offset : offset + width]
+                pieces.setdefault(piece, []).append((question, offset))
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -46,12 +53,22 @@ class Replay:
         if exact is not None:
             return exact
         best = ""
-        for width, questions in self._begun.items():
-            for place in range(len(message) - width + 1):
-                for question in questions.get(message[place : place + width], ()):
-                    if len(question) > len(best) and message.startswith(question, place):
+        for (width, step), pieces in self._pieces.items():
+            for place in range(0, len(message) - width + 1, step):
+                for question, offset in pieces.get(message[place : place + width], ()):
+                    begin = place - offset
+                    is_longer = begin >= 0 and len(question) > len(best)
+                    if is_longer and message.startswith(question, begin):
                         best = question
         return self._answers[best] if best else None
+
+
+def _shape(length: int) -> tuple[int, int]:
+    """The width of the pieces of a question of this length, and the step between looks for them."""
+    if length >= sum(_LONG) - 1:
+        return _LONG
+    width, step = _SHORT
+    return min(width, length), step
 
 
 def load_replay(path: Path) -> Replay:
