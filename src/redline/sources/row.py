@@ -1,4 +1,4 @@
-"""A row, a batch of rows, and the interface of all sources of rows."""
+"""A row, and what all sources of rows have in common."""
 
 from __future__ import annotations
 
