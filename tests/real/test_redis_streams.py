@@ -380,6 +380,25 @@ def test_a_consumer_that_ends_hands_back_all_that_it_holds(world: World) -> None
     assert [each["message_id"].decode() for each in idle] == sent[1:-1]
 
 
+def test_a_user_of_redis_need_not_be_allowed_to_load_scripts(world: World) -> None:
+    """To evaluate them is enough."""
+    world.redis.execute_command("ACL", "SETUSER", "bob", "on", ">pw", "~*", "+@all", "-script")
+    world.redis.script_flush()
+    world.fill(3)
+
+    async def take_and_mark() -> list[bool]:
+        url = stream_of(world.url().replace("redis://", "redis://bob:pw@"))
+        assert url is not None
+        group = Group(url)
+        await group.open(b"a")
+        try:
+            return await group.mark([entry.id for entry in await group.new(3, 0.1)])
+        finally:
+            await group.aclose()
+
+    assert asyncio.run(take_and_mark()) == [True] * 3
+
+
 def test_an_answer_that_waits_for_redis_as_its_run_is_given_up_is_saved(
     server: RedisServer, world: World
 ) -> None:

@@ -1,4 +1,4 @@
-"""Rows of CSV and TSV, and the check of column names for all tables.
+"""Rows of CSV and TSV with a header row.
 
 A quote means different things in the two. In CSV (RFC 4180) a field that begins with one ends with
 one, and may contain line ends. TSV as registered with IANA has no quotes and one line per row, but

@@ -32,7 +32,7 @@ class IterableRows(_ItemRows[Iterable[object]], BlockingRows):
 
     A list of a sized container's rows ends with the first one that comes after 50 ms. Any other
     iterable may wait for the outcome of its last row, so each of its rows is passed on alone.
-    Exceptions of the iterable pass through `batches` unchanged.
+    Exceptions of the iterable pass through `batches` unchanged, after the rows before them.
     """
 
     def _rows(self) -> Iterator[Row | None]:

@@ -1,4 +1,4 @@
-"""A row, a batch of rows, and the interface of all sources of rows."""
+"""A row, and what all sources of rows have in common."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Source(Protocol):
 def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
     """Lists of 1 to 256 rows, about 4 MB at most; None in `rows` ends a list early.
 
-    The rows before a CorruptInput come before it is raised.
+    The rows before an error come before it is raised.
     """
     batch: list[Row] = []
     size_bytes = 0
@@ -89,7 +89,7 @@ def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
             if batch and (row is None or is_full):
                 yield batch
                 batch, size_bytes = [], 0
-    except CorruptInput:
+    except Exception:
         if batch:
             yield batch
         raise

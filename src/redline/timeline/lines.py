@@ -60,7 +60,7 @@ class Records(Generic[RecordT]):
                 if head.kind == "run":
                     self._check(head.v)
                 record = self._decode(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 self.damaged += 1
                 continue
             has_begun = has_begun or head.kind == "run"

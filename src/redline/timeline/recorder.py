@@ -36,7 +36,9 @@ class Recorder:
         self._begun_s = clock.now_s()
         self._records: list[Record] = [began]
         self._dropped = 0
-        self._writing: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        # Of records that a thread writes. It is no task, because one may be cancelled meanwhile.
+        self._writing: asyncio.Future[None] | None = None
         self._closing = asyncio.Event()
         self.failure: OSError | None = None
 
@@ -58,6 +60,8 @@ class Recorder:
             await self._inner.aclose()
         finally:
             self._closing.set()
+            if self._writer is not None:
+                await asyncio.wait([self._writer])
             if self._writing is not None:
                 await asyncio.wait([self._writing])
             await asyncio.to_thread(self._write, self._taken())
@@ -83,14 +87,16 @@ class Recorder:
             tried=tuple(map(self._tried, tried)),
         )
         self._records.append(ended)
-        if self._writing is None:
-            self._writing = asyncio.create_task(self._write_each_second())
+        if self._writer is None:
+            self._writer = asyncio.create_task(self._write_each_second())
 
     async def _write_each_second(self) -> None:
         while self.failure is None and not self._closing.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _GROUP_S)
-            await asyncio.to_thread(self._write, self._taken())
+            loop = asyncio.get_running_loop()
+            self._writing = loop.run_in_executor(None, self._write, self._taken())
+            await asyncio.wait([self._writing])
 
     def _taken(self) -> list[Record]:
         """Hands over the records to be written next."""

@@ -182,6 +182,20 @@ class TestIterables:
         with pytest.raises(LookupError, match="mine"):
             rows_of(broken())
 
+    def test_rows_before_an_error_of_a_container_come_first(self) -> None:
+        class Broken:
+            def __len__(self) -> int:
+                return 300
+
+            def __iter__(self) -> Iterator[str]:
+                yield from ["x"] * 257
+                raise LookupError("mine")
+
+        sizes: list[int] = []
+        with pytest.raises(LookupError, match="mine"):
+            sizes.extend(len(batch) for batch in open_source(Broken()).batches())
+        assert sum(sizes) == 257
+
     def test_batches_are_whole_while_a_container_is_quick(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 
@@ -134,6 +135,43 @@ def test_a_disk_that_is_behind_loses_records_and_counts_them(
     (run,) = read_trace(tmp_path / "t", 10_000).runs
     assert run.dropped > 300
     assert len(run.calls) + run.dropped == 1000
+
+
+class Watched(Stuck):
+    """A slow disk that notes when it is asked, and when it is done."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.seen: list[str] = []
+        self.is_asked = threading.Event()
+
+    def write(self, records: object) -> None:
+        self.seen.append("write")
+        self.is_asked.set()
+        super().write(records)
+        self.seen.append("written")
+
+
+def test_no_write_outlasts_the_recorder_if_all_tasks_are_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.timeline.recorder._GROUP_S", 0.01)
+
+    async def main() -> list[str]:
+        file = Watched(tmp_path / "t")
+        recorder = Recorder(ScriptedBackend([OK]), file, BEGAN)
+        await recorder.send(request(), Call())
+        await asyncio.to_thread(file.is_asked.wait)
+        await recorder.send(request(), Call())
+        # As `asyncio.run` does before it ends asynchronous generators.
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await recorder.aclose()
+        file.close()
+        return file.seen
+
+    assert asyncio.run(main()) == ["write", "written"] * 2
+    assert read_trace(tmp_path / "t", 10).total == 2
 
 
 class Full(TraceFile):

@@ -113,9 +113,11 @@ def test_damaged_lines_and_other_kinds_are_passed_over(tmp_path: Path) -> None:
     written(path, 2)
     with path.open("ab") as file:
         file.write(b'{"kind":"call","arrived_s":"x"}\n\xff\n{"kind":"state","at_s":1.5}\n')
+        # Nested more deeply than any decoder follows.
+        file.write(b'{"kind":"call","x":' + b"[" * 100_000 + b"\n")
         file.write(msgspec.json.encode(CallsDropped(7)) + b"\n")
     trace = read_trace(path, 100)
-    assert (trace.total, trace.damaged, trace.runs[0].dropped) == (2, 2, 7)
+    assert (trace.total, trace.damaged, trace.runs[0].dropped) == (2, 3, 7)
 
 
 @pytest.mark.parametrize(

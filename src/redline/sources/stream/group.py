@@ -20,6 +20,7 @@ import os
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -36,6 +37,8 @@ T = TypeVar("T")
 
 PATIENCE_S = 60.0
 _SCRIPT = Path(__file__).with_suffix(".lua").read_text("utf-8")
+# Redis names scripts by SHA-1; nothing is kept secret by it.
+_SHA = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()
 _TIMEOUT_S = 5.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.05, 2.0
 # Lua cannot take much more than 8,000 arguments at a time.
@@ -79,7 +82,6 @@ class Group:
         self._url = url
         self._consumer = b""
         self._client: Redis | None = None
-        self._script: Any = None
 
     async def open(self, consumer: bytes) -> None:
         """Connects as `consumer`, and creates the stream and the group if they do not exist.
@@ -104,7 +106,6 @@ class Group:
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{self._url.name}: {_said(error)}") from None
         self._client.response_callbacks.pop("XREADGROUP", None)
-        self._script = self._client.register_script(_SCRIPT)
         try:
             await self._asked(self._make, patience_s=0.0)
         except BaseException:
@@ -182,9 +183,20 @@ class Group:
         return [await self._turn(name, *ids[start : start + _MOST_IDS]) for start in starts]
 
     async def _turn(self, name: str, *arguments: Any) -> Any:
+        from redis.exceptions import NoScriptError
+
         url = self._url
-        keys, words = [url.stream, url.marks], [name, url.group, self._consumer, *arguments]
-        return await self._asked(lambda: self._script(keys, words))
+        words = [2, url.stream, url.marks, name, url.group, self._consumer, *arguments]
+
+        async def ask() -> Any:
+            try:
+                return await self._once(["EVALSHA", _SHA, *words])
+            except NoScriptError:
+                # A Redis that was started again has forgotten it. To load it beforehand would be
+                # another command, which a user of Redis need not be allowed.
+                return await self._once(["EVAL", _SCRIPT, *words])
+
+        return await self._asked(ask)
 
     async def _once(self, words: Sequence[Any]) -> Any:
         # redis-py types some of its clients' methods, and this one not.
