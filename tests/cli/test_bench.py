@@ -234,6 +234,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
             "no request can be made of a synthetic",
         ),
         (("sim", "-c", "auto"), "-c auto is what --find-concurrency does"),
+        (("sim", "-c", "0"), "--concurrency must be 1 to 100,000, not 0"),
         (("sim", "--batch-size", "4"), "a backend takes one request at a time"),
         (("sim", "-o", "nofolder/f.json"), "the folder nofolder does not exist"),
         (("http://127.0.0.1:9/v1", "--model", "m", "--duration", "5s"), "no request succeeded"),

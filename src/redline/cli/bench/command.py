@@ -20,7 +20,7 @@ from redline.cli.session import load, say, say_json, tell
 from redline.errors import ConfigError
 from redline.job.settings import Flags, flag_of, values
 from redline.limits import parse_rate
-from redline.limits.rule import AUTO
+from redline.limits.rule import AUTO, MAX_CONCURRENCY
 from redline.measure import (
     SCHEDULE_CONCURRENCY,
     USUAL_CONCURRENCY,
@@ -225,7 +225,7 @@ def users(text: str, flag: str) -> int:
     """Reads the number of users."""
     if text == AUTO:
         raise ConfigError("-c auto is what --find-concurrency does", hint="--find-concurrency")
-    return values.whole(text, flag, 1)
+    return values.whole(text, flag, 1, MAX_CONCURRENCY)
 
 
 def rate_per_s(text: str, flag: str) -> float:

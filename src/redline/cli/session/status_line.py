@@ -12,12 +12,12 @@ _COLUMNS = 80
 
 
 class StatusLine:
-    """The last line on stderr. is_live: it is drawn again in place; otherwise each is written."""
+    """The last line on stderr. is_live: changes are drawn in place; otherwise each is written."""
 
     def __init__(self) -> None:
         self._stream = lasting(sys.stderr)
         self.is_live = can_redraw(sys.stderr)
-        self._is_drawn = False
+        self._drawn = ""
 
     def show(self, text: str) -> None:
         """Shows this text in place of the one before, or after it."""
@@ -25,8 +25,10 @@ class StatusLine:
             self.write(text)
             return
         # One column stays free: a full line would wrap on some terminals.
-        self._put(f"\r\x1b[K{printable(text)[: _columns() - 1]}")
-        self._is_drawn = True
+        line = printable(text)[: _columns() - 1]
+        if line != self._drawn:
+            self._put(f"\r\x1b[K{line}")
+            self._drawn = line
 
     def write(self, text: str) -> None:
         """Writes a line that stays."""
@@ -35,9 +37,9 @@ class StatusLine:
 
     def clear(self) -> None:
         """Removes the line, if it is drawn."""
-        if self._is_drawn:
+        if self._drawn:
             self._put("\r\x1b[K")
-            self._is_drawn = False
+            self._drawn = ""
 
     def _put(self, text: str) -> None:
         self._stream.write(text)
