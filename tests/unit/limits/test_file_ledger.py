@@ -14,6 +14,7 @@ from redline.errors import ConfigError, NoEndpoint
 from redline.limits import Limits
 from redline.limits.shared import (
     STALE_S,
+    Change,
     FileLedger,
     LeaseRequest,
     described,
@@ -151,6 +152,45 @@ def test_a_boot_moves_the_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ledger = opened(copy, booted)
         monkeypatch.undo()
         assert len(turn(ledger, 10, owner="b")) == free
+
+
+def test_what_left_its_window_before_a_boot_keeps_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the machine has been up for less than a window."""
+    path, now = tmp_path / "f", clock(5000.0)
+    turn(opened(path, now), 10)
+    booted = ManualClock(0.5, now.wall_s() + 60.0)
+    monkeypatch.setattr(Path, "read_text", lambda *_: "another boot")
+    ledger = opened(path, booted)
+    monkeypatch.undo()
+    assert len(turn(ledger, 10, owner="b")) == 10
+
+
+def test_after_a_boot_a_bucket_gets_back_what_calls_did_not_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the machine has been up for less long than before."""
+    limits = Limits(tokens="600/60s", profile="bucket", guard_s=0.05)
+
+    def booked(ledger: FileLedger, *changes: Change) -> list[float]:
+        rules = rules_of(limits, 0.1)
+        asks = LeaseRequest("a", described(limits), rules, wants=[(500,)], changes=changes)
+        times: list[float] = virtual_run(ledger.transact(asks)).times
+        return times
+
+    def of(now: ManualClock) -> FileLedger:
+        return FileLedger(tmp_path / "f", "e", described(limits), now)
+
+    before = clock(5000.0)
+    booked(of(before))
+    booted = ManualClock(30.0, before.wall_s() + 600.0)
+    monkeypatch.setattr(Path, "read_text", lambda *_: "another boot")
+    ledger = of(booted)
+    monkeypatch.undo()
+    (first_s,) = booked(ledger)
+    booted.advance(5.0)
+    assert len(booked(ledger, Change(first_s, first_s, (500,), (10,), first_s))) == 1
 
 
 def test_a_deleted_file_is_made_again_at_its_path(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+import tracemalloc
 import weakref
 
 import pytest
@@ -80,6 +81,20 @@ async def test_who_waits_again_has_its_old_place() -> None:
         queue.add(want, 0, numbers[want])
     assert len(queue) == 4
     assert woken(queue) == list("abcd")
+
+
+async def test_nothing_is_kept_of_priorities_behind_one_that_waits() -> None:
+    queue: WaitQueue[str, int] = WaitQueue()
+    queue.add("first", 0)
+    tracemalloc.start()
+    for priority in range(1, 2_001):
+        queue.add("later", priority)
+        _, later = queue.line()
+        queue.wake(later, 1)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # An empty line takes some 700 bytes.
+    assert kept < 100_000
 
 
 async def test_a_refused_one_gets_the_error_and_is_passed_over() -> None:

@@ -217,6 +217,7 @@ def test_only_the_beginning_of_a_long_body_is_searched() -> None:
             (Stated("requests", 2, None, None, 900.0),),
         ),
         (b'{"error":"Rate limit exceeded: 2 per 999999 day"}', (Stated("requests", 2),)),
+        (openai("on input requests per minute: Limit 30, Used 30."), ()),
         (b'{"error": {"message": "Rate limit reached."}}', ()),
         (b'{"error": {"details": [{"@type": "google.rpc.QuotaFailure", "violations": 3}]}}', ()),
         (b'{"QuotaFailure": ', ()),

@@ -311,8 +311,50 @@ def test_a_busy_loop_that_misses_its_slots_gets_longer_ones() -> None:
     late_run(main())
 
 
+def test_slots_that_fit_none_of_the_first_in_line_cost_no_search_and_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """600 small calls have slots when 2,000 large ones come that go before them."""
+    looks, fits = 0, Slot.fits
+
+    def counted(slot: Slot, amounts: tuple[int, ...]) -> bool:
+        nonlocal looks
+        looks += 1
+        return fits(slot, amounts)
+
+    async def main() -> None:
+        limiter = limiter_of(Memory(), requests="60000/60s", tokens="6M/60s")
+        granted: Granted = []
+        small = [take(limiter, "small", granted, tokens=10, priority=1) for _ in range(600)]
+        tasks = [asyncio.create_task(one) for one in small]
+        await asyncio.sleep(0.001)
+        large = [take(limiter, "large", granted, tokens=5_000) for _ in range(2_000)]
+        tasks += [asyncio.create_task(one) for one in large]
+        await asyncio.sleep(1.0)
+        assert granted.count("small") == 600
+        # Of 2,600 callers and 600 slots, less than a tenth of all pairs.
+        assert looks < 100_000
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await limiter.aclose()
+
+    monkeypatch.setattr(Slot, "fits", counted)
+    virtual_run(main())
+
+
+@in_virtual_time
+async def test_a_slot_and_its_caller_do_not_keep_each_other() -> None:
+    """The collector does not see a caller, so that it could not free the two."""
+    limiter = limiter_of(Memory(), requests="6000/60s")
+    for grant in await asyncio.gather(*(limiter.acquire() for _ in range(10))):
+        assert grant.taken.owner is None
+        grant.sent(now_s())
+    await limiter.aclose()
+
+
 def test_a_slot_fits_whoever_wants_no_more() -> None:
-    slot = Slot(0.0, 0.0, 0.0, 1.0, (1, 50))
+    slot = Slot(None, 0.0, 0.0, 0.0, 1.0, (1, 50))
     assert slot.fits((1, 40))
     assert slot.fits((1, 50))
     assert not slot.fits((1, 51))

@@ -44,7 +44,7 @@ _QUOTA_WINDOWS = ("second", "minute", "hour", "day")
 # "on tokens per min (TPM): Limit 30000, Used 29937" (OpenAI, Groq), "on requests per min. Limit:
 # 3 / min" (OpenAI until 2023).
 _OVER = re.compile(
-    rb"on (input |output )?(tokens|requests) per (sec|min|hour|day)[a-z]*[^0-9]{0,12}"
+    rb"on ((?:input |output )?tokens|requests) per (sec|min|hour|day)[a-z]*[^0-9]{0,12}"
     rb"limit:? ([0-9]+)\b",
     re.IGNORECASE,
 )
@@ -83,8 +83,8 @@ def stated_in_body(body: bytes) -> tuple[Stated, ...]:
     if b"QuotaFailure" in body:
         return tuple(_quotas(body))
     if found := _OVER.search(body):
-        part, unit, span, limit = (group.decode().lower() for group in found.groups(b""))
-        kind = WRITTEN_KINDS[part.replace(" ", "-") + unit]
+        what, span, limit = (group.decode().lower() for group in found.groups())
+        kind = WRITTEN_KINDS[what.replace(" ", "-")]
         return (Stated(kind, read_limit(limit), None, None, SECONDS[span]),)
     if found := _EXCEEDED.search(body):
         limit, number, span = (group.decode() for group in found.groups())

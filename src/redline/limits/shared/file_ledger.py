@@ -153,7 +153,7 @@ class FileLedger:
         if content.boot_id != self._boot_id:
             passed_s = max(0.0, self._clock.wall_s() - content.wall_s)
             for state in content.states.values():
-                state.shift(content.now_s - (now_s - passed_s))
+                state.restart(content.now_s - (now_s - passed_s))
         state, lease = transact(content.states.pop(self._name, None), request, now_s)
         if len(content.states) >= _MOST_STATES:
             unused = min(content.states, key=lambda name: content.states[name].touched_s)

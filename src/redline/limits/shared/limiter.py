@@ -4,8 +4,9 @@ To its callers a SharedLimiter is a Limiter. Behind it a ledger books send times
 processes (schedule.py): this one asks for a lease for its first callers, lets each go within its
 slot, and reports to the ledger what became of the slots when it asks again.
 
-No slot belongs to a caller: one that is due goes to the first in line that it fits. So the order is
-kept within a priority, and a slot is lost only if it fits no caller in line.
+A slot that is due goes to the first in line that it fits; if it fits none of those at the front, to
+the caller for which it was booked. So the order is kept within a priority, and a slot is lost only
+if it fits none at the front and its own caller is gone.
 """
 
 from __future__ import annotations
@@ -55,6 +56,8 @@ GIVE_UP_S = 30.0
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
+# What is looked through for a slot that fits a caller, or for a caller that fits a slot.
+_MOST_LOOKS = 64
 
 
 # What a call takes of each limit, in the order of the rules.
@@ -64,11 +67,13 @@ _Amounts = tuple[int, ...]
 class Slot(msgspec.Struct, eq=False):
     """A send time that is booked in the ledger.
 
-    planned_s: the ledger's time. stamp_s, amounts: its state in the ledger. at_s, until_s: when
-    a call may leave in it, local. sent_s, late_s, used: its intended state, local; used is None
+    owner: the caller for which it was booked; None once it was due, or given back. planned_s: the
+    ledger's time. stamp_s, amounts: its state in the ledger. at_s, until_s: when a call may leave
+    in it, local. sent_s, late_s, used: its intended state, local; used is None
     as long as that is its amounts.
     """
 
+    owner: Waiter[_Amounts, Slot] | None
     planned_s: float
     stamp_s: float
     at_s: float
@@ -279,37 +284,55 @@ class SharedLimiter(RateLimiter):
         self._ring_at(due_s, now_s)
 
     def _hand_out(self, now_s: float) -> None:
-        """Gives each slot that is due to the first caller in line that it fits, or back."""
+        """Gives each slot that is due to a caller in line that it fits, or back to the ledger."""
         queue, slots = self._queue, self._slots
         while slots and slots[0].at_s <= now_s:
-            slot, taker = slots.popleft(), None
+            slot = slots.popleft()
+            # The caller's future will hold the slot: without this, each would keep the other.
+            owner, slot.owner = slot.owner, None
+            taker = None
             if now_s <= slot.until_s and slot.at_s >= self._parked_until_s:
-                taker = next((one for one in queue.line() if slot.fits(one.want)), None)
+                near = islice(queue.line(), _MOST_LOOKS)
+                taker = next((one for one in near if slot.fits(one.want)), None)
+                if taker is None and owner is not None and not owner.future.done():
+                    taker = owner
             if taker is None:
                 self._drop(slot)
             else:
                 queue.wake(taker, slot)
 
     def _without_slot(self) -> Iterator[Waiter[_Amounts, Slot]]:
-        """The callers in line without a booked slot, if each gets the first that fits."""
-        left = list(self._slots)
+        """The callers in line without a booked slot of their own, or of one who needs it no more.
+
+        A slot counts for the first caller that it fits, of those near the first slots.
+        """
+        owners, free = set[Waiter[_Amounts, Slot]](), list[Slot]()
+        for slot in self._slots:
+            if slot.owner is None or slot.owner.future.done():
+                free.append(slot)
+            else:
+                owners.add(slot.owner)
+        free.reverse()
         for waiter in self._queue.line():
-            at = next((at for at, slot in enumerate(left) if slot.fits(waiter.want)), None)
+            if waiter in owners:
+                continue
+            near = range(len(free) - 1, max(-1, len(free) - 1 - _MOST_LOOKS), -1)
+            at = next((at for at in near if free[at].fits(waiter.want)), None)
             if at is None:
                 yield waiter
             else:
-                del left[at]
+                del free[at]
 
-    def _first(self) -> list[_Amounts]:
-        """What the first callers without a slot need: at most `_batch` together, or one."""
-        wants: list[_Amounts] = []
+    def _first(self) -> list[Waiter[_Amounts, Slot]]:
+        """The first callers without a slot: they need at most `_batch` together, or are one."""
+        first: list[Waiter[_Amounts, Slot]] = []
         room = self._batch
         for waiter in islice(self._without_slot(), self._most_calls):
             room = [have - amount for have, amount in zip(room, waiter.want, strict=True)]
-            if wants and min(room, default=0) < 0:
+            if first and min(room, default=0) < 0:
                 break
-            wants.append(waiter.want)
-        return wants
+            first.append(waiter)
+        return first
 
     def _due_ask_s(self) -> float:
         """When the ledger is to be asked next; inf for never."""
@@ -339,7 +362,8 @@ class SharedLimiter(RateLimiter):
     async def _ask(self) -> None:
         """One turn at the ledger, for the first in line."""
         try:
-            request = self._request(self._first())
+            first = self._first()
+            request = self._request([waiter.want for waiter in first])
             lease = await self._ledger.transact(request)
             if lease.others:
                 raise NoEndpoint(
@@ -347,7 +371,7 @@ class SharedLimiter(RateLimiter):
                     f"{self._words}",
                     hint="state the same limits everywhere",
                 )
-            self._book(lease, request)
+            self._book(lease, request, first)
         except NoEndpoint as error:
             self._fail(error)
         finally:
@@ -396,19 +420,21 @@ class SharedLimiter(RateLimiter):
         slot.restate(self._ledger.stamp_s(slot.sent_s) + late_s)
         return Change(from_s, slot.stamp_s, before, slot.amounts, slot.planned_s)
 
-    def _book(self, lease: Lease, request: LeaseRequest) -> None:
-        """Books the slots of the ledger's answer."""
+    def _book(
+        self, lease: Lease, request: LeaseRequest, first: list[Waiter[_Amounts, Slot]]
+    ) -> None:
+        """Books the slots of the ledger's answer. first: the callers for which they were wanted."""
         local_s = self._ledger.local_s
         self._lost_s = None
         self._back_off_s = 0.0
         if request.park_s and local_s(request.park_s)[1] >= self._park_news_s:
             self._park_news_s = -math.inf
         self._parked_until_s = max(self._parked_until_s, local_s(lease.parked_s)[1])
-        for amounts, planned_s in zip(request.wants, lease.times, strict=False):
+        for owner, planned_s in zip(first, lease.times, strict=False):
             when_s = local_s(planned_s)[1], local_s(planned_s + request.slack_s)[0]
             # Added in the ledger's order, so that it finds its own record again.
             stamp_s = planned_s + request.slack_s + request.guard_s
-            self._slots.append(Slot(planned_s, stamp_s, *when_s, tuple(amounts)))
+            self._slots.append(Slot(owner, planned_s, stamp_s, *when_s, owner.want))
             self._seen_s = max(self._seen_s, planned_s)
         if len(lease.times) < len(request.wants):
             self._ask_s = local_s(lease.free_s)[1] + self._lease_s * random.uniform(*_ASK_AFTER)

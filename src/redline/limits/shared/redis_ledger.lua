@@ -265,7 +265,7 @@ end
 local function doubt(state)
   local longest_s = 0
   for _, rule in ipairs(rules) do longest_s = math.max(longest_s, rule[3]) end
-  if state.last_s >= seen_s or now_s >= seen_s + longest_s then return end
+  if seen_s == 0 or state.last_s >= seen_s or now_s >= seen_s + longest_s then return end
   for _, rule in ipairs(rules) do
     fill(state.books[rule[1]], rule, now_s + slack_s + guard_s)
   end

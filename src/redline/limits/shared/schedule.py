@@ -98,8 +98,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, array_like=True):
 
     owner: names the process. limits: what is shared, in words; must be the same for all.
     wants: the amounts of its first callers by rule. lead_s: the time until it has the answer.
-    seen_s: the latest send time it was ever given. park_s: nothing is planned before. busy_s: for
-    how long the first caller has been waiting.
+    seen_s: the latest send time it was ever given; 0 if none. park_s: nothing is planned before.
+    busy_s: for how long it has had callers in line without a break.
     """
 
     owner: str
@@ -361,6 +361,12 @@ class State(msgspec.Struct, array_like=True):
         for book in self.books.values():
             book.shift(by_s)
 
+    def restart(self, by_s: float) -> None:
+        """As `shift`, after the machine was booted: no process is left that was given a slot."""
+        self.shift(by_s)
+        for book in self.books.values():
+            book.lows_at_s, book.lows_s = [], []
+
 
 def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[State, Lease]:
     """The state after the request's turn, which may be the one given, changed; and its lease.
@@ -392,7 +398,8 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
     """A state that does not know what this process was given is an old one, or a new one."""
     longest_s = max((rule.window_s for rule in request.rules), default=0.0)
-    if state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
+    # After a boot, times of before may lie below 0.
+    if not request.seen_s or state.last_s >= request.seen_s or now_s >= request.seen_s + longest_s:
         return
     for rule in request.rules:
         state.books[rule.key].fill(rule, now_s + request.slack_s + request.guard_s)

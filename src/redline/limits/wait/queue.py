@@ -110,7 +110,12 @@ class WaitQueue(Generic[Want, Got]):
     def wake(self, waiter: Waiter[Want, Got], got: Got) -> None:
         """Removes a waiter, near the head at best, and wakes it with what it got."""
         self.waiting -= 1
-        self._lines[waiter.priority].remove(waiter)
+        line = self._lines[waiter.priority]
+        line.remove(waiter)
+        if not line:
+            # It may not become the first for as long as others wait before it.
+            del self._lines[waiter.priority]
+            self._priorities.remove(waiter.priority)
         waiter.future.set_result(got)
 
     def refuse(self, waiter: Waiter[Want, Got], error: Exception) -> None:
