@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -53,15 +54,21 @@ def share_of(name: str, outcomes: Sequence[Outcome]) -> float:
 
 @pytest.mark.parametrize("metrics", [False, True])
 def test_calls_of_another_client_keep_calls_away_once_metrics_are_read(metrics: bool) -> None:
-    async def main(servers: Sequence[SimProcess]) -> tuple[float, list[int]]:
+    async def main(servers: Sequence[SimProcess]) -> tuple[float, list[float]]:
         urls = [server.base_url for server in servers]
         other = pool_of([endpoint(urls[0], "other")])
         pool = pool_of([endpoint(url, f"s{n}", metrics=metrics) for n, url in enumerate(urls)])
         # Latencies are alike: a server of the simulation is as fast with 24 calls as with one.
         busy = asyncio.create_task(send_for(other, 6.0, at_once=24))
         await send_for(pool, 2.0, at_once=8)
-        share = share_of("s0", await send_for(pool, 2.5, at_once=8))
-        foreign = [member.foreign for member in pool.members]
+        measured = asyncio.create_task(send_for(pool, 2.5, at_once=8))
+        seen = []
+        while not measured.done():
+            await asyncio.sleep(0.1)
+            seen.append([member.foreign for member in pool.members])
+        share = share_of("s0", await measured)
+        # A single page may be read while a busy machine holds the other client up.
+        foreign = [statistics.median(one) for one in zip(*seen, strict=True)]
         await busy
         await pool.aclose()
         await other.aclose()
@@ -71,7 +78,7 @@ def test_calls_of_another_client_keep_calls_away_once_metrics_are_read(metrics: 
         share, foreign = asyncio.run(main(servers))
         if metrics:
             assert share < 0.15
-            assert 10 <= foreign[0] <= 26
+            assert 15 <= foreign[0] <= 26
             assert foreign[1] <= 2
         else:
             assert share > 0.3
