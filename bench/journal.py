@@ -6,10 +6,10 @@ Rows a second of wall time and CPU time a row of `rows.jsonl` with prompts of 1 
 With the journal each result is written, synced in groups and acknowledged; without it the outcomes
 are counted and dropped. What the journal costs is the difference in CPU time, in us a row and as a
 share of the whole CPU time of a row. One more run with the journal counts its calls of `os.write`
-and `os.fsync`. The server is this checkout's `redline sim`: one that is slower than the client, as
-the frozen one of the other benchmarks, would leave it time to write each answer alone and hide what
-that costs. Status 1 if the journal costs more than 20 us or 0.3 writes a row at 64 in flight and
-0 ms.
+and `os.fsync`. The server is this checkout's `redline sim`. One that is slower than the client,
+such as the frozen one of the other benchmarks, would leave the client time to write each answer by
+itself, and hide what that costs. Status 1 if the journal costs more than 20 us or 0.3 writes a row
+at 64 in flight and 0 ms.
 """
 
 from __future__ import annotations
