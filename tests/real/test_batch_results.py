@@ -62,6 +62,8 @@ class Provider:
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, Line] = {}
         self.looks: dict[str, int] = {}
+        self.asked_live: list[str] = []
+        self.refused: set[str] = set()
         self.billed = 0
         self.hidden_downloads = 0
 
@@ -84,6 +86,14 @@ class Provider:
             batch_id = parts[1]
             self.looks[batch_id] = self.looks.get(batch_id, 0) + 1
             return self.shows(dict(self.batches[batch_id]), self.looks[batch_id])
+        if parts == ["chat", "completions"]:
+            self.asked_live.append(body["messages"][-1]["content"])
+            text = self.asked_live[-1]
+            return (
+                Answer(400, {"error": {"message": "no"}})
+                if text in self.refused
+                else chat(said(f"echo {text}"))
+            )
         return {"id": "x", "deleted": True}
 
     def _made(self, body: Line) -> Line:
@@ -341,3 +351,71 @@ def test_a_changed_row_counts_once_if_its_new_batch_ends_first() -> None:
         report = run(server)
     assert (report.offered, report.succeeded, report.unfinished) == (ROWS, ROWS, 0)
     assert results() == ALL | {"r2": "echo say two"}
+
+
+OLD: dict[str, Writes] = {
+    "answered": jsonl,
+    "failed": lambda lines: jsonl(
+        [
+            line
+            if "say 2" not in line["response"]["body"]["choices"][0]["message"]["content"]
+            else line | {"response": {"status_code": 400, "body": {"error": {"message": "bad"}}}}
+            for line in lines
+        ]
+    ),
+    "left": lambda lines: jsonl(lines[3:]),
+}
+
+
+@pytest.mark.parametrize("via", ["batch", "live"])
+@pytest.mark.parametrize("writes", OLD.values(), ids=OLD.keys())
+def test_a_changed_row_counts_once_if_its_former_batch_ends_first(
+    via: str, writes: Writes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(writes, shows=refused)  # type: ignore[arg-type]
+    more = "".join(json.dumps({"custom_id": f"n{n}", "prompt": f"ask {n}"}) + "\n" for n in (0, 1))
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        changed = Path("rows.jsonl").read_text().replace("say 2", "say two")
+        Path("rows.jsonl").write_text(more + changed)
+        # With batches of one row, the former batch ends before the changed row is read.
+        monkeypatch.setattr(batch_plan, "MOST_ROWS", 1)
+        provider.shows = lambda batch, seen: batch
+        report = run(server, via=via)
+    counts = (report.offered, report.succeeded, report.failed, report.unfinished, report.results)
+    assert counts == (ROWS + 2, ROWS + 2, 0, 0, ROWS + 2)
+    assert results() == ALL | {"r2": "echo say two", "n0": "echo ask 0", "n1": "echo ask 1"}
+    assert not Path("out.failed.jsonl").exists()
+    assert "say 2" not in provider.asked_live
+
+
+def test_rows_that_a_batch_has_left_do_not_wait_for_the_end_of_a_file_that_grows() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(OLD["left"], shows=refused)  # type: ignore[arg-type]
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        provider.shows = lambda batch, seen: batch
+        report = run(server, via="live", follow=True, deadline_s=1.0)
+    assert (report.succeeded, report.unfinished) == (ROWS, 0)
+    assert results() == ALL
+
+
+def test_a_changed_row_that_fails_in_place_of_its_former_batch_has_one_failure() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(OLD["failed"], shows=refused)  # type: ignore[arg-type]
+    provider.refused = {"say two"}
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        changed = Path("rows.jsonl").read_text().replace("say 2", "say two")
+        Path("rows.jsonl").write_text(changed)
+        provider.shows = lambda batch, seen: batch
+        report = run(server, via="live")
+    assert (report.offered, report.succeeded, report.failed) == (ROWS, ROWS - 1, 1)
+    assert [line["input"]["prompt"] for line in failures()] == ["say two"]
