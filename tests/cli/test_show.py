@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -35,6 +36,14 @@ def fields(cli: Cli, *argv: str) -> Any:
 def labels(*results: bytes, failures: tuple[bytes, ...] = (), **settings: Any) -> str:
     write_output(Path("labels.jsonl"), results, failures, **settings)
     return "labels.jsonl"
+
+
+def test_a_line_that_is_nested_too_deeply_still_counts(cli: Cli) -> None:
+    deep = b"[" * 3000 + b"]" * 3000
+    body = result(1, "deep").rpartition(b',"crc"')[0].replace(b'"deep"', deep)
+    told = cli("show", labels(b'%b,"crc":"%08x"}\n' % (body, crc32(body)), result(2)))
+    assert (told.status, told.err) == (0, "")
+    assert told.out.startswith("2 rows = 2 succeeded + 0 failed so far")
 
 
 def test_a_finished_job_in_numbers(cli: Cli, rows: Rows) -> None:

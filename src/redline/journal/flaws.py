@@ -137,7 +137,7 @@ def _flaw_in(line: bytes) -> str | None:
             return _first_flaw(_LINE.decode(line).finish_reason)
         choices = _BATCH_LINE.decode(line).response.body.choices
         return _first_flaw([choice.finish_reason for choice in choices])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

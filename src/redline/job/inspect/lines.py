@@ -138,13 +138,13 @@ _BATCH_LINE, _KIND = msgspec.json.Decoder(_BatchLine), msgspec.json.Decoder(_Kin
 def read_line(data: bytes) -> Line | None:
     """Returns the line of a results or failures file; None if it cannot be read.
 
-    Such a line is of an unknown version, for instance.
+    Such a line is of an unknown version or nested too deeply, for instance.
     """
     try:
         if not data.startswith(_BATCH):
             return _LINE.decode(data)
         line = _BATCH_LINE.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if line.response is not None:
         _read_body(line, bytes(line.response.body))
