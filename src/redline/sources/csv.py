@@ -18,7 +18,7 @@ import msgspec
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.jsonl import LongLine, split_lines
-from redline.sources.row import Row, check_names, digest, long_row, no_rows
+from redline.sources.row import Row, check_names, long_row, no_rows
 from redline.sources.text import ByteStream, StreamRows
 
 # csv keeps its limit in a C long, which has 32 bits on some systems.
@@ -201,21 +201,29 @@ class CsvRows(StreamRows):
         """The fields of the next record; empty for a blank line.
 
         columns: of the header, None for the header itself. Raises StopIteration at the end,
-        _TooLong, and csv.Error if it is not valid CSV.
+        _TooLong, and csv.Error if it is not valid CSV. A quote that is not closed makes its own
+        line invalid; the lines after it are read again.
         """
-        fields = next(self._reader)
-        if self._is_tsv:
-            if any(field.startswith('"') for field in fields):
-                return self._quoted(feed, columns) or fields
-        elif (
-            len(feed.taken) > 1
-            and not feed.is_at_end
-            and not _is_strict(feed.texts, self._delimiter)
-        ):
-            # Its quote is closed by one that belongs to a later line.
-            feed.keep()
-            raise csv.Error("a quote is opened and not closed where its field ends")
-        return fields
+        try:
+            fields = next(self._reader)
+        except _TooLong:
+            if len(feed.taken) == 1:
+                raise
+            problem = f"a quote is opened and not closed within {self._max_row_bytes:,} bytes"
+        else:
+            if self._is_tsv:
+                if any(field.startswith('"') for field in fields):
+                    return self._quoted(feed, columns) or fields
+                return fields
+            # csv.reader requests another line within one record only inside a quoted field.
+            if feed.is_at_end:
+                problem = "a quote is opened and never closed"
+            elif len(feed.taken) == 1 or _is_strict(feed.texts, self._delimiter):
+                return fields
+            else:
+                problem = "a quote is opened and not closed where its field ends"
+        feed.keep()
+        raise csv.Error(problem)
 
     def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
         """The TSV record read with the quotes of CSV; None if they are not meant as such.
@@ -257,10 +265,7 @@ class CsvRows(StreamRows):
             if fields or problem:
                 break
         self._number += 1
-        # csv.reader requests another line within one record only inside a quoted field.
-        if feed.is_at_end:
-            problem = "a quote is opened and never closed"
-        elif not feed.is_utf8:
+        if not feed.is_utf8:
             problem = "not UTF-8"
         elif problem is None and len(fields) != len(header):
             problem = f"{counted(len(fields), 'field')} where the header names {len(header)}"
@@ -271,8 +276,7 @@ class CsvRows(StreamRows):
 
     def _long_row(self, feed: _Feed, line: int) -> Row:
         self._number += 1
-        content = feed.content if len(feed.taken) == 1 else digest(feed.content)
-        return long_row(self._number, line, content, feed.taken_bytes, self._max_row_bytes)
+        return long_row(self._number, line, feed.content, feed.taken_bytes, self._max_row_bytes)
 
 
 def _is_strict(lines: Iterator[str], delimiter: str) -> bool:
