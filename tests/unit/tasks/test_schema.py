@@ -173,6 +173,8 @@ def test_strict_is_what_names_and_requires_all(given: Any, is_strict: bool) -> N
         ({"type": "object", "properties": []}, "not a JSON Schema: "),
         ({"properties": {"a": {"$ref": "https://127.0.0.1/x"}}}, "the schema refers to https://"),
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "the schema refers to #/$defs/A, which it"),
+        ({"properties": {"a": {"$ref": "#A"}}}, "the schema refers to #A, which it does not have"),
+        ({"properties": {"a": {"$dynamicRef": "#A"}}}, "the schema refers to #A, which it does"),
         *(
             (
                 {"properties": {"a": {"$ref": f"#/$defs/list/{step}"}}, "$defs": {"list": [ONE]}},
@@ -218,6 +220,40 @@ def test_an_anchor_is_not_the_root() -> None:
         }
     )
     assert schema.checked({"part": {"level": "LOW"}}) == ({"part": {"level": "LOW"}}, [])
+
+
+@pytest.mark.parametrize("own", [{"$anchor": "part"}, {"$dynamicAnchor": "part"}, {"$id": "#part"}])
+def test_an_anchor_of_any_draft_is_known(own: dict[str, str]) -> None:
+    draft = "http://json-schema.org/draft-07/schema#" if "$id" in own else ""
+    Schema(
+        {
+            **({"$schema": draft} if draft else {}),
+            "properties": {"part": {"$ref": "#part"}},
+            "$defs": {"part": {**own, "type": "string"}},
+        }
+    )
+
+
+def deep(levels: int) -> Any:
+    value: Any = None
+    for _ in range(levels):
+        value = {"child": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"$ref": "#/$defs/N", "$defs": {"N": {"properties": {"child": {"anyOf": [
+            {"type": "null"}, {"$ref": "#/$defs/N"}]}}}}}, deep(199)),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, {"a": 1}),
+        ({"properties": {"a": {"multipleOf": 0.5}}}, {"a": 10**400}),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_checked_is_not_valid(given: Any, value: Any) -> None:
+    _, problems = Schema(given).checked(value)
+    assert len(problems) == 1
+    assert problems[0].startswith("it cannot be checked: ")
 
 
 def test_a_schema_that_refers_to_itself_ends() -> None:
