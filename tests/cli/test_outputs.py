@@ -140,6 +140,21 @@ def test_an_output_that_would_write_to_anothers_files_is_refused(
     assert contents() == before
 
 
+@pytest.mark.parametrize("length", [249, 300])
+def test_a_name_that_the_system_refuses_is_told(cli: Cli, rows: Rows, length: int) -> None:
+    """At 249, only the names beside it are too long. A folder without permission is alike."""
+    name = "x" * (length - 6) + ".jsonl"
+    told = cli("run", rows({"prompt": "one"}), *SIM, "-o", name)
+    assert told.status == 2
+    assert told.err.startswith("error: cannot use xxx")
+    assert "File name too long" in told.err
+    if length > 255:
+        for command in ("show", "verify", "repair", "compare"):
+            told = cli(command, name, *(["other.jsonl"] if command == "compare" else []))
+            assert told.status == 2
+            assert "File name too long" in told.err
+
+
 @pytest.mark.parametrize("name", ["labels", "labels.jsonl", "labels.json"])
 def test_an_output_of_an_older_redline_is_found_and_resumed(
     cli: Cli, rows: Rows, name: str

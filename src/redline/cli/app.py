@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -29,6 +30,8 @@ from redline.job import GivenUp
 from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
+# What the system says of a path that the user may not use, or that cannot exist.
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG})
 
 # By name: the module, see `Group`, and a description of the command.
 _COMMANDS = {
@@ -179,6 +182,11 @@ def _status(arguments: list[str]) -> int:
         # The process's boundary.
         if isinstance(error, click.ClickException):
             tell(error_text(_usage(error, arguments)))
+            return USAGE
+        if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
+            refused = f"cannot use {error.filename}: {error.strerror}"
+            hint = "check the permissions of its folder, or name another place"
+            tell(error_text(ConfigError(refused, hint=hint)))
             return USAGE
         tell(traceback.format_exc())
         tell(
