@@ -14,6 +14,7 @@ from redline.clock import Clock
 from redline.errors import TimedOut
 from redline.waist.load import Load
 from redline.waist.outcome import Outcome
+from redline.waist.surrogates import decoded
 
 T = TypeVar("T")
 
@@ -84,7 +85,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         read = self.__dict__
         if "body" not in read:
             try:
-                read["body"] = msgspec.json.decode(raw)
+                read["body"] = decoded(msgspec.json.decode, raw)
             except (ValueError, RecursionError):
                 read["body"] = raw
         return read["body"]
@@ -98,7 +99,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         if raw is None or "body" in read:
             return self.body
         try:
-            return _COUNTS.decode(raw)
+            return decoded(_COUNTS.decode, raw)
         except (ValueError, RecursionError):
             return self.body
 
@@ -134,15 +135,16 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             found = body.get("model") if isinstance(body, dict) else None
             return found if isinstance(found, str) else None
         try:
-            return _NAMED.decode(raw).get("model")
+            return decoded(_NAMED.decode, raw).get("model")
         except (ValueError, RecursionError):
             return None
 
     def with_fields(self, **fields: Any) -> Request:
         """Returns the request with these fields of its JSON object replaced or added.
 
-        With `raw`, all other values keep their bytes; if a name occurs twice, its last value is
-        kept. A body that is not an object is unchanged.
+        With `raw`, all other values keep their bytes, except halves of surrogate pairs, which
+        become U+FFFD; if a name occurs twice, its last value is kept. A body that is not an object
+        is unchanged.
         """
         if self.raw is None:
             body = _body_of(self)
@@ -150,7 +152,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
                 return self
             return msgspec.structs.replace(self, body={**body, **fields})
         try:
-            values = _RAW_FIELDS.decode(self.raw)
+            values = decoded(_RAW_FIELDS.decode, self.raw)
         except (ValueError, RecursionError):
             return self
         return msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))

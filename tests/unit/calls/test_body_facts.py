@@ -85,6 +85,12 @@ def test_what_may_be_more_than_texts_is_no_chat_as_most_are(raw: bytes) -> None:
     assert not isinstance(facts_of(raw), Chat)
 
 
+@pytest.mark.parametrize("more", [{"service_tier": "flex"}, {"service_tier": "flex", "stream": 7}])
+def test_half_a_surrogate_pair_hides_no_fact(more: dict[str, Any]) -> None:
+    facts = facts_of(said("a\ud800", **more))
+    assert (facts.model, facts.service_tier) == ("m", "flex")
+
+
 @pytest.mark.parametrize("wrong", [b"\xff", rb"\ud800"])
 def test_a_text_that_is_none_is_the_endpoints_to_refuse(wrong: bytes) -> None:
     raw = said("a", "b").replace(b'"b"', b'"b%b"' % wrong)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import msgspec
 
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
+from redline.waist import decoded
 
 # Above the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
@@ -73,6 +74,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
 
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_ANY = msgspec.json.Decoder(msgspec.Raw)
 _FACTS = msgspec.json.Decoder(BodyFacts)
 _FIELDS = msgspec.structs.fields(BodyFacts)
 _STATED = msgspec.json.Decoder(
@@ -106,7 +108,7 @@ def facts_of(raw: bytes) -> BodyFacts:
     if chat is not None:
         return chat
     try:
-        return _FACTS.decode(raw)
+        return decoded(_FACTS.decode, raw)
     except msgspec.ValidationError:
         return _valid_facts(raw)
     except (ValueError, RecursionError):
@@ -117,8 +119,8 @@ def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
         # All of it: the next reader stops where a body begins that is not an object.
-        msgspec.json.decode(raw, type=msgspec.Raw)
-        stated = _STATED.decode(raw)
+        decoded(_ANY.decode, raw)
+        stated = decoded(_STATED.decode, raw)
     except msgspec.ValidationError:
         return BodyFacts()
     except (ValueError, RecursionError):
