@@ -73,6 +73,7 @@ def test_an_estimate_is_the_same_by_the_facts_as_by_the_whole_body(body: dict[st
         said(1),
         said("a", tools=[]),
         said("a", n=2),
+        said("a", n=1.5),
         said("a", max_tokens=0),
         b"[]",
         b"",
@@ -137,6 +138,8 @@ def test_a_body_that_asks_for_a_stream_is_sent_as_it_is(
         ({"max_tokens": -1}, None),
         ({"max_tokens": -(10**9)}, None),
         ({"max_tokens": 10**15}, 1_000_000),
+        ({"max_tokens": 1, "max_completion_tokens": 5}, 5),
+        ({"max_tokens": -1, "max_completion_tokens": 5}, 5),
     ],
 )
 def test_a_maximum_is_a_number_of_tokens_that_an_answer_may_have(
@@ -145,3 +148,21 @@ def test_a_maximum_is_a_number_of_tokens_that_an_answer_may_have(
     assert (
         facts_of(json.dumps({"model": "m", "messages": [], **fields}).encode()).most_tokens == most
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1),
+        ({"n": 1}, 1),
+        ({"n": 3}, 3),
+        ({"n": "3"}, 3),
+        ({"n": 3, "max_tokens": "many"}, 3),
+        ({"n": 3, "best_of": 5}, 5),
+        ({"n": 3, "prompt": ["a", "b"]}, 6),
+        ({"n": 3, "prompt": [1, 2]}, 3),
+        ({"n": []}, 1),
+    ],
+)
+def test_the_number_of_billed_answers_is_a_fact(fields: dict[str, Any], answers: int) -> None:
+    assert facts_of(said("a", **fields)).drafts == answers

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from redline.apis import drafts
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
 from redline.waist import decoded
 
@@ -28,15 +29,24 @@ class BodyFacts(msgspec.Struct):
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     service_tier: str | None = None
+    n: Any = None
+    best_of: Any = None
+    prompt: Any = None
 
     @property
     def most_tokens(self) -> int | None:
-        """The maximum of the answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
+        """The maximum of one answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
 
-        Some servers take -1 for no maximum.
+        Some servers take -1 for no maximum. Servers differ in which of two maxima they take.
         """
-        most = self.max_tokens or self.max_completion_tokens or self.max_output_tokens
-        return min(most, MOST_OUTPUT_TOKENS) if most is not None and most > 0 else None
+        stated = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
+        most = max((one for one in stated if one is not None), default=0)
+        return min(most, MOST_OUTPUT_TOKENS) if most > 0 else None
+
+    @property
+    def drafts(self) -> int:
+        """The number of answers that are billed."""
+        return drafts({"n": self.n, "best_of": self.best_of, "prompt": self.prompt})
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -50,7 +60,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
-    """A usual chat: each message is a text, and nothing but the messages becomes tokens.
+    """A usual chat: each message is a text, nothing else becomes tokens, and one answer is asked.
 
     The fields from temperature on change neither the prompt nor the number of answers.
     """
@@ -59,6 +69,9 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | None = None
     max_tokens: _Most | None = None
     max_completion_tokens: _Most | None = None
+    n: Literal[1] | None = None
+    best_of: None = None
+    prompt: None = None
     temperature: Any = None
     top_p: Any = None
     frequency_penalty: Any = None
@@ -66,6 +79,10 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     seed: Any = None
     stop: Any = None
     user: Any = None
+
+    @property
+    def drafts(self) -> int:
+        return 1
 
     def texts(self) -> list[str]:
         """Returns the messages' texts; "" for an invalid one, which the endpoint refuses."""

@@ -177,6 +177,7 @@ class Gateway(Door):
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
+            answers=facts.drafts,
             model=facts.model if self.lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
@@ -259,7 +260,7 @@ class Gateway(Door):
                 raise missing(self.lineup, asking.tenant, asking.asked or "")
             target = found
             call.avoid = call.unfit = target.unfit
-        used = self._meter.used(asking.asked, outcome)
+        used = self._meter.used(asking.asked, asking.answers, outcome)
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome
