@@ -193,7 +193,7 @@ class Gateway(Door):
             call = Call(
                 priority=self.gates.priorities[asking.klass],
                 avoid=target.unfit,
-                unfit=target.unfit,
+                barred=target.unfit,
                 tenant=tenant.name,
             )
             started = self._started(tenant, facts, len(raw))
@@ -259,7 +259,8 @@ class Gateway(Door):
             if found is None:
                 raise missing(self.lineup, asking.tenant, asking.asked or "")
             target = found
-            call.avoid = call.unfit = target.unfit
+            call.avoid = call.barred = target.unfit
+            call.unfit = frozenset()
         used = self._meter.used(asking.asked, asking.answers, outcome)
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
