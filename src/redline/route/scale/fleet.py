@@ -59,7 +59,8 @@ class Fleet:
 
     pool: holds no other endpoints; made with `may_be_empty`. A replica that is stopped ends the
     calls that it has first. failures: the last ones, the oldest first. failed_starts: those since a
-    replica was last started. again_s: no replica is started before this time (monotonic).
+    replica was last started, or the fleet was stopped for want of calls. again_s: no replica is
+    started before this time (monotonic).
     """
 
     def __init__(
@@ -111,6 +112,9 @@ class Fleet:
                 while True:
                     self._replace_lost(tasks)
                     decision = self._autoscaler.decide(self.sample())
+                    if not decision.replicas:
+                        # The next call finds out whether a replica can be started.
+                        self._pause_s, self.failed_starts = FIRST_PAUSE_S, 0
                     self._grow(decision.replicas, tasks)
                     self._shrink(decision.replicas, tasks)
                     await asyncio.sleep(self._settings.tick_s)
