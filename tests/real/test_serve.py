@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import openai
 import pytest
 
@@ -549,3 +550,29 @@ async def test_calls_pass_by_an_endpoint_that_parks_as_it_is_asked_for_its_model
                 took_s = await asyncio.gather(*map(ask, range(20)))
     assert len(asked) == 2
     assert max(took_s) < float(WAIT["Retry_After"]) / 2
+
+
+FEWER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("chat/completions", {"messages": HELLO, "n": 2}, chat("only one")),
+    ("embeddings", {"input": ["a", "b"]}, {"data": [{"index": 0, "embedding": [0.5]}]}),
+]
+
+
+@pytest.mark.parametrize("name", ["m", "another"])
+@pytest.mark.parametrize(("path", "asked", "told"), FEWER)
+async def test_fewer_answers_than_were_asked_for_are_the_endpoints_to_give(
+    name: str, path: str, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(told))
+
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        endpoint = Endpoint(base_url=server.base_url, models={name: "m"}, proxy="")
+        async with (
+            gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served,
+            session.post(
+                f"{served.gateway.base_url}/{path}", json={"model": name, **asked}
+            ) as reply,
+        ):
+            assert (reply.status, await reply.json(content_type=None)) == (200, told)
+    assert len(server.seen) == 1

@@ -92,7 +92,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @property
     def asked(self) -> Any:
-        """The body; of undecoded JSON, only the fields that state how many answers are wanted."""
+        """The body; of undecoded JSON, only the fields that state how many answers are wanted.
+
+        None if the answers are not to be counted.
+        """
         raw, read = self.raw, self.__dict__
         if "asked" in read:
             return read["asked"]
@@ -114,9 +117,12 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def read(cls, raw: bytes, url: str, model: str | None) -> Request:
-        """Returns a request with this JSON as its body. model: as the JSON names it, or None."""
+        """Returns a request with this JSON as its body, whose answers are not counted.
+
+        Not every server gives as many as a client asks for. model: as the JSON names it, or None.
+        """
         request = cls(raw=raw, url=url)
-        request.__dict__["model"] = model
+        request.__dict__.update(model=model, asked=None)
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
@@ -155,7 +161,10 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             values = decoded(_RAW_FIELDS.decode, self.raw)
         except (ValueError, RecursionError):
             return self
-        return msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
+        changed = msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
+        if "asked" in self.__dict__ and self.asked is None:
+            changed.__dict__["asked"] = None
+        return changed
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same call, given with a body or with raw JSON."""
