@@ -576,3 +576,36 @@ async def test_fewer_answers_than_were_asked_for_are_the_endpoints_to_give(
         ):
             assert (reply.status, await reply.json(content_type=None)) == (200, told)
     assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("stream", [True, "true", 1, "Yes"])
+async def test_a_stream_is_one_however_its_client_asks_for_it(stream: Any) -> None:
+    events = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    events += b"data: [DONE]\n\n"
+
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(events, Content_Type="text/event-stream"))
+
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        body = {"model": "m", "messages": HELLO, "stream": stream}
+        async with (
+            gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served,
+            session.post(f"{served.gateway.base_url}/chat/completions", json=body) as reply,
+        ):
+            assert (reply.status, await reply.read()) == (200, events)
+
+
+async def test_a_deferred_response_is_refused_before_it_is_sent() -> None:
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer({"id": "r", "status": "queued", "output": []}))
+
+    async with RawServer(handle) as server:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        async with gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served:
+            url = served.gateway.base_url
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                with pytest.raises(openai.BadRequestError, match="`background`") as told:
+                    await client.responses.create(model="m", input="x", background=True)
+    assert told.value.param == "background"
+    assert not server.seen

@@ -13,6 +13,8 @@ from redline.waist import decoded
 # Above the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
+# What servers that are lenient about types take for true.
+TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 _QUOTED_DATA = b'"' + DATA.encode()
 
 _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
@@ -32,6 +34,12 @@ class BodyFacts(msgspec.Struct):
     n: Any = None
     best_of: Any = None
     prompt: Any = None
+    background: Any = None
+
+    @property
+    def is_deferred(self) -> bool:
+        """The answer is fetched later; only /v1/responses has such answers."""
+        return str(self.background).lower() in TRUE and not self.stream
 
     @property
     def most_tokens(self) -> int | None:
@@ -72,6 +80,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     n: Literal[1] | None = None
     best_of: None = None
     prompt: None = None
+    background: None = None
     temperature: Any = None
     top_p: Any = None
     frequency_penalty: Any = None
@@ -144,10 +153,12 @@ def _valid_facts(raw: bytes) -> BodyFacts:
         return NOT_JSON
     found: dict[str, Any] = {}
     for field in _FIELDS:
+        value = getattr(stated, field.name)
         try:
-            found[field.name] = msgspec.convert(getattr(stated, field.name), field.type)
+            found[field.name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError:
-            continue
+            if field.name == "stream":
+                found[field.name] = str(value).lower() in TRUE
     return BodyFacts(**found)
 
 

@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from redline.apis import EventParser, is_usage_event
+from redline.apis import EventParser, is_usage_event, responses
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
@@ -144,6 +144,12 @@ async def pass_on(
     if exchange.path in MESSAGES_CALLS:
         await answer_messages(exchange, raw, send, request_id=request_id)
         return
+    if facts.is_deferred and exchange.path == responses.API.path:
+        raise Refusal(
+            "The answer would be fetched later, which this server does not pass on: remove "
+            "`background`, or ask for a stream.",
+            param="background",
+        )
     request = Request.read(raw, exchange.path, facts.model)
     keep_facts(request, facts)
     stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
