@@ -56,6 +56,8 @@ def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) ->
         assert client.models.retrieve("sim").id == "sim"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
+        assert serve.page("/v1/modelssim")[0] == 404
+        assert "Unknown URL" in serve.page("/v1/modelssim")[1]["error"]["message"]
 
 
 def test_curl_gets_a_whole_answer_and_its_body_reaches_the_server_byte_for_byte(

@@ -133,7 +133,7 @@ class Gateway(Door):
     async def _answer_other(self, exchange: Exchange) -> None:
         if exchange.path in self._dashboard.paths:
             await self._dashboard.answer(exchange)
-        elif exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
+        elif f"{exchange.path}/".startswith(f"{_MODELS}/") and exchange.method in ("GET", "HEAD"):
             await self._show_models(exchange)
         else:
             await super()._answer_other(exchange)
