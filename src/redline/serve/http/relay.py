@@ -19,10 +19,10 @@ from redline.serve.http.door import Door, Page
 from redline.serve.http.event_stream import AT_ONCE, ClientStream
 from redline.serve.http.messages import Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
+from redline.serve.http.replies import CACHED
 from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
 from redline.serve.http.routes import Routes
 
-_CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
@@ -173,7 +173,7 @@ async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> No
         assert reply is not None
         fields = _fields(reply.headers, stream.request_id)
         if outcome.is_cached:
-            fields += _CACHED
+            fields += JSON + CACHED
         exchange.respond(reply.status, reply.body, fields)
         # In flight until its client has taken it.
         await exchange.drained()
