@@ -374,3 +374,23 @@ def test_what_the_encoding_of_stdout_lacks_is_escaped(cli: Cli, rows: Rows) -> N
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "caf\\udce9.jsonl" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show $'a\\xe9.jsonl' --json",
+        "status $'a\\xe9.jsonl' --json",
+        "compare $'a\\xe9.jsonl' $'b\\xe9.jsonl' --json",
+        "bench sim --rows $'rows\\xe9.jsonl' --prompt '{{ text }}' --limit 1 --json",
+        "run $'rows\\xe9.jsonl' --endpoint sim --prompt '{{ text }}' -o $'c\\xe9.jsonl' --log json",
+    ],
+)
+def test_a_name_that_is_not_utf_8_is_written_as_json(cli: Cli, rows: Rows, command: str) -> None:
+    path = "rows\udce9.jsonl"
+    Path(rows({"text": "a"})).rename(path)
+    for name in ("a", "b"):
+        cli("run", path, *SIM, "-o", f"{name}\udce9.jsonl")
+    done = shell(f"redline {command}")
+    text = done.stderr.splitlines()[-1] if "--log" in command else done.stdout
+    assert (done.returncode, type(json.loads(text))) == (0, dict)

@@ -69,8 +69,9 @@ def test_a_wrong_setting_is_named_with_its_table(
         assert told.err == f"error: {what}\nwhere: {where}\n" + (hint and f"\nhint: {hint}\n")
 
 
-def test_a_file_that_is_not_toml(cli: Cli, rows: Rows) -> None:
-    toml("[run\n")
+@pytest.mark.parametrize("text", ["[run\n", f"a = {'[' * 5000}", f"a = {'1' * 5000}"])
+def test_a_file_that_is_not_toml(cli: Cli, rows: Rows, text: str) -> None:
+    toml(text)
     told = cli("run", rows({"text": "a"}), *SIM)
     assert told.status == 2
     assert told.err.startswith("error: redline.toml is not valid TOML: ")

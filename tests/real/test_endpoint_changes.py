@@ -24,9 +24,13 @@ LATENCY_S = 0.15
 
 @dataclass
 class Server:
-    """A server that has some models, and answers 404 for any other."""
+    """A server that has some models, and answers 404 for any other.
+
+    statuses: of its first answers; 200 afterwards.
+    """
 
     models: tuple[str, ...]
+    statuses: list[int] = field(default_factory=list)
     in_flight: int = 0
     most_in_flight: int = 0
     answered: Counter[str] = field(default_factory=Counter)
@@ -41,6 +45,9 @@ class Server:
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
         await asyncio.sleep(LATENCY_S)
         self.in_flight -= 1
+        if self.statuses:
+            writer.write(answer(b"{}", status=self.statuses.pop(0)))
+            return
         self.answered[model] += 1
         writer.write(answer(chat("hi")))
 
@@ -182,6 +189,38 @@ def test_waiting_calls_pass_over_an_endpoint_that_joins_without_their_model() ->
             front.change(one.named("A", "m1"), two.named("B", "m1", "m2"), three.named("C", "m2"))
             calls += front.begin("m2", 2)
             assert await statuses(calls) == {200: 14}
+
+    asyncio.run(main())
+
+
+def test_a_call_that_has_failed_is_not_sent_to_an_endpoint_that_has_lost_its_model() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), [500]), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m1", 1)
+            await until(lambda: one.in_flight == 1)
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
+            assert await statuses(calls) == {200: 1}
+
+    asyncio.run(main())
+
+
+def test_a_call_is_not_sent_to_an_endpoint_without_its_model_when_the_other_is_lost() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2")), Server(("m1", "m2"), [401, 401])
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1"), two.named("B", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m2", 4)
+            assert await statuses(calls) == {502: 4}
+            assert await front.ask("m2") == 502
+            assert await front.ask("m1") == 200
+            assert not one.answered["m2"]
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import openai
 import pytest
 
@@ -55,6 +56,8 @@ def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) ->
         assert client.models.retrieve("sim").id == "sim"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
+        assert serve.page("/v1/modelssim")[0] == 404
+        assert "Unknown URL" in serve.page("/v1/modelssim")[1]["error"]["message"]
 
 
 def test_curl_gets_a_whole_answer_and_its_body_reaches_the_server_byte_for_byte(
@@ -549,3 +552,62 @@ async def test_calls_pass_by_an_endpoint_that_parks_as_it_is_asked_for_its_model
                 took_s = await asyncio.gather(*map(ask, range(20)))
     assert len(asked) == 2
     assert max(took_s) < float(WAIT["Retry_After"]) / 2
+
+
+FEWER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("chat/completions", {"messages": HELLO, "n": 2}, chat("only one")),
+    ("embeddings", {"input": ["a", "b"]}, {"data": [{"index": 0, "embedding": [0.5]}]}),
+]
+
+
+@pytest.mark.parametrize("name", ["m", "another"])
+@pytest.mark.parametrize(("path", "asked", "told"), FEWER)
+async def test_fewer_answers_than_were_asked_for_are_the_endpoints_to_give(
+    name: str, path: str, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(told))
+
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        endpoint = Endpoint(base_url=server.base_url, models={name: "m"}, proxy="")
+        async with (
+            gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served,
+            session.post(
+                f"{served.gateway.base_url}/{path}", json={"model": name, **asked}
+            ) as reply,
+        ):
+            assert (reply.status, await reply.json(content_type=None)) == (200, told)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("stream", [True, "true", 1, "Yes"])
+async def test_a_stream_is_one_however_its_client_asks_for_it(stream: Any) -> None:
+    events = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    events += b"data: [DONE]\n\n"
+
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(events, Content_Type="text/event-stream"))
+
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        body = {"model": "m", "messages": HELLO, "stream": stream}
+        async with (
+            gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served,
+            session.post(f"{served.gateway.base_url}/chat/completions", json=body) as reply,
+        ):
+            assert (reply.status, await reply.read()) == (200, events)
+
+
+async def test_a_deferred_response_is_refused_before_it_is_sent() -> None:
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer({"id": "r", "status": "queued", "output": []}))
+
+    async with RawServer(handle) as server:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        async with gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served:
+            url = served.gateway.base_url
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                with pytest.raises(openai.BadRequestError, match="`background`") as told:
+                    await client.responses.create(model="m", input="x", background=True)
+    assert told.value.param == "background"
+    assert not server.seen

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 
 import pytest
 
-from redline.errors import ConfigError, Refused
+from redline.errors import ConfigError, Refused, TimedOut
 from redline.route import Pool, Seat, strategy_of
 from redline.route.scale import Fleet, ScaleSettings, replay
 from redline.testing import virtual_run
@@ -139,6 +140,28 @@ def test_a_replica_whose_key_is_refused_is_replaced() -> None:
             assert all(await asyncio.gather(*(one_call(pool, 1.0) for _ in range(40))))
             await asyncio.sleep(10)
             assert bad.name in servers.stopped
+            assert len(servers.running) == len(fleet.ready) == 2
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("fails_for_s", [200.0, math.inf])
+def test_a_replica_whose_calls_fail_is_replaced_unless_it_recovers(fails_for_s: float) -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=1.0)
+        async with fleet_of(servers, ScaleSettings(min_replicas=2)) as (pool, fleet):
+            await asyncio.sleep(10)
+            bad = next(iter(servers.running.values()))
+            until_s = CLOCK.now_s() + fails_for_s
+            hangs = TimedOut("first_byte")
+            bad.fails, bad.fails_in_s = lambda now_s, _: hangs if now_s < until_s else None, 1.0
+            for _ in range(500):
+                await asyncio.gather(*(one_call(pool, 0.5) for _ in range(4)))
+                await asyncio.sleep(0.5)
+            is_replaced = bad.name in servers.stopped
+            assert is_replaced == (fails_for_s > 300)
+            why = [f"{bad.name} was lost: its calls have failed for 300 s"]
+            assert [str(one) for one in fleet.failures] == why * is_replaced
             assert len(servers.running) == len(fleet.ready) == 2
 
     virtual_run(main())

@@ -36,6 +36,24 @@ def test_what_is_not_json_is_its_own_body(raw: bytes) -> None:
     assert request.with_fields(model="b") is request
 
 
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (rb"a\ud83d", "a\ufffd"),
+        (rb"\uDE00\uD83D", "\ufffd\ufffd"),
+        (rb"\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
+        # The backslash is escaped, and the next character is no escape.
+        (rb"\\ud83d\ud83d\\\\ude00\n", "\\ud83d\ufffd\\\\ude00\n"),
+    ],
+)
+def test_half_a_surrogate_pair_is_read_as_a_replacement_character(raw: bytes, read: str) -> None:
+    request = Request(raw=b'{"text":"%b","model":"a","n":2}' % raw)
+    assert (request.model, request.asked) == ("a", {"n": 2})
+    assert request.body == {"text": read, "model": "a", "n": 2}
+    rewritten = request.with_fields(model="b")
+    assert rewritten.body == {"text": read, "model": "b", "n": 2}
+
+
 def test_another_body_takes_the_place_of_the_json() -> None:
     request = msgspec.structs.replace(Request(raw=b'{"model":"a"}'), body={"model": "b"})
     assert (request.raw, request.body) == (None, {"model": "b"})

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from click import Context
 
+from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import notes_of, open_results, priced
@@ -77,7 +78,7 @@ def show(ctx: Context, results: str) -> None:
             tariff, problem = priced()
             figures = figures_of(found, tariff)
             if "json" in given:
-                say_json(msgspec.json.encode(_fields(found, figures)))
+                say_json(loose_json.encoded(_fields(found, figures)))
             else:
                 say(_text(found, figures, results, problem))
             return

@@ -28,7 +28,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
         ) from error

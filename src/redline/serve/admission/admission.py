@@ -2,7 +2,7 @@
 
 A call of a class may start when all three hold:
 
-no call of its class or a higher class is waiting, or this call is the next one to start;
+no call of its class or a higher class that could start is waiting before it;
 the endpoints have room for it;
 the lower classes have not used up the slots that each higher class leaves to them.
 
@@ -198,15 +198,11 @@ class Admission:
 
     def enter(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
         """Starts a new call if it may start at once; returns whether it did."""
-        if self.waiting:
-            for one in self._lines:
-                if one.queue.waiting:
-                    return False
-                if one is line:
-                    break
         if now_s >= self._review_s:
             self._review(now_s)
-        if not (self._is_free(line) and self._room.has_room(now_s, self.coming, avoid)):
+        if (self.waiting and self._is_behind(line, now_s, avoid)) or not self._is_free(line):
+            return False
+        if not self._room.has_room(now_s, self.coming, avoid):
             return False
         self.in_flight += 1
         line.begin()
@@ -290,10 +286,13 @@ class Admission:
         )
 
     def _wait_s(self, line: Line, waiter: Waiter, now_s: float) -> float | None:
-        """Seconds until this call would start if it came now; None if unknown."""
+        """Seconds until this call would start if it came now; None if unknown.
+
+        It is unknown while calls wait that may use other endpoints: their rates may differ.
+        """
         rate = line.drain.tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
-        if rate is None:
+        if rate is None or line.queue.avoided - {waiter.avoid}:
             return parked_s if parked_s > 0 else None
         return max(parked_s, line.queue.ahead(waiter.flow, waiter.tokens) / rate)
 
@@ -322,6 +321,19 @@ class Admission:
             if guard and below >= left - guard:
                 return False
         return True
+
+    def _is_behind(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
+        """Whether a waiting call of this class or a higher one goes before a call that comes now.
+
+        One that waits for another endpoint does not.
+        """
+        for one in self._lines:
+            for avoided in one.queue.avoided:
+                if avoided <= avoid or self._room.has_room(now_s, self.coming, avoided):
+                    return True
+            if one is line:
+                return False
+        return False
 
     def _in_flight_in_all(self) -> int:
         """The calls of all classes in flight in all processes."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -179,6 +179,11 @@ class FairQueue:
     def flows(self) -> Iterator[Flow]:
         """The tenants with waiting calls."""
         return (flow for flow in self._flows.values() if flow.waiting)
+
+    @property
+    def avoided(self) -> Set[frozenset[str]]:
+        """The endpoints that waiting calls may not use: what each of them avoids."""
+        return self._avoided.keys()
 
     def waiters(self) -> list[Waiter]:
         """The waiting calls, in the order of their arrival."""

@@ -133,7 +133,7 @@ class Gateway(Door):
     async def _answer_other(self, exchange: Exchange) -> None:
         if exchange.path in self._dashboard.paths:
             await self._dashboard.answer(exchange)
-        elif exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
+        elif f"{exchange.path}/".startswith(f"{_MODELS}/") and exchange.method in ("GET", "HEAD"):
             await self._show_models(exchange)
         else:
             await super()._answer_other(exchange)
@@ -177,6 +177,7 @@ class Gateway(Door):
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
+            answers=facts.drafts,
             model=facts.model if self.lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
@@ -192,7 +193,7 @@ class Gateway(Door):
             call = Call(
                 priority=self.gates.priorities[asking.klass],
                 avoid=target.unfit,
-                unfit=target.unfit,
+                barred=target.unfit,
                 tenant=tenant.name,
             )
             started = self._started(tenant, facts, len(raw))
@@ -258,8 +259,9 @@ class Gateway(Door):
             if found is None:
                 raise missing(self.lineup, asking.tenant, asking.asked or "")
             target = found
-            call.avoid = call.unfit = target.unfit
-        used = self._meter.used(asking.asked, outcome)
+            call.avoid = call.barred = target.unfit
+            call.unfit = frozenset()
+        used = self._meter.used(asking.asked, asking.answers, outcome)
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome

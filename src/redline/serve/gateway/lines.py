@@ -52,7 +52,7 @@ class Lines:
             return failed(error)
         with started:
             outcome = await self._sent(request, call, sink, facts, raw)
-            used = self._meter.used(facts.model, outcome)
+            used = self._meter.used(facts.model, facts.drafts, outcome)
             started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
             return outcome
 
@@ -63,13 +63,13 @@ class Lines:
         self, request: Request, call: Call, sink: Sink | None, facts: BodyFacts, raw: bytes
     ) -> Outcome:
         """The outcome of a call, sent to the endpoints that have its model now."""
-        avoid, unfit = call.avoid, call.unfit
+        avoid = call.avoid - call.barred
         while True:
             try:
                 target = self._target(call, facts, raw)
             except Refusal as refusal:
                 return _rejected(refusal)
-            call.avoid, call.unfit = avoid | target.unfit, unfit | target.unfit
+            call.avoid, call.barred = avoid | target.unfit, target.unfit
             outcome = await target.lines.send(request, call, sink)
             if not isinstance(outcome.error, Withdrawn):
                 return outcome

@@ -258,6 +258,7 @@ class Lineup:
             new = new_of.get(way.pool)
             if new is None or new.unfit != way.group.unfit:
                 way.gate.move()
+                way.failover.move()
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
@@ -364,6 +365,8 @@ class Lineup:
         """Closes a pool to which no model leads any more, once its endpoints have left."""
         if removals:
             await asyncio.wait(removals)
+        # Calls that had passed the gate by then.
+        pool.move()
         await pool.aclose()
         self._ending.discard(pool)
 

@@ -332,6 +332,34 @@ def test_an_endpoint_that_is_full_holds_back_only_the_calls_that_need_it() -> No
     in_virtual_time(main())
 
 
+@pytest.mark.parametrize("waiting", [2, 3])
+def test_calls_that_wait_for_one_endpoint_have_no_call_of_another_refused(waiting: int) -> None:
+    klass = ClassSettings(name="normal", priority=10, most_waiting_each=3)
+
+    async def main() -> None:
+        pool = pool_of(servers(2, slots=1))
+        gate = Gate(pool, (klass,), clock=CLOCK)
+        first, second = frozenset({"server-1"}), frozenset({"server-0"})
+
+        async def call(work_s: float, avoid: frozenset[str]) -> None:
+            tokens = 1000 * work_s
+            with await gate.enter("normal", tenant="a", tokens=tokens, avoid=avoid):
+                await pool.send(Request(body={"work": work_s}), Call(avoid=avoid))
+
+        stuck = [asyncio.create_task(call(1000.0, first)) for _ in range(1 + waiting)]
+        await settled()
+        for _ in range(8):
+            # One starts at once. Another one waits for it, unless as many wait as may.
+            await asyncio.gather(*(call(1.0, second) for _ in range(4 - waiting)))
+        assert [one.waiting for one in gate.classes()] == [waiting]
+        for task in stuck:
+            task.cancel()
+        await asyncio.wait(stuck)
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
 class Unstated(ModelServer):
     """Says whether it has room, and not how many slots. parked_until_s: it has none before."""
 
