@@ -82,4 +82,5 @@ def _sentence(shares: Sequence[Share]) -> str:
         return f"bound by nothing {for_}"
     if first.cause is Cause.UNDETERMINED:
         return f"undetermined {for_}"
-    return f"bound by {first.what} {for_}"
+    end = "," if ", " in first.what else ""
+    return f"bound by {first.what}{end} {for_}"

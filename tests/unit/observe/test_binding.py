@@ -287,6 +287,14 @@ def test_the_summary_has_shares_of_the_time_that_add_up() -> None:
     assert summary_of([]).sentence == "nothing was recorded"
 
 
+def test_a_clause_of_what_bound_ends_before_its_share() -> None:
+    down = Binding(
+        cause=Cause.DOWN, what="the endpoint, which is down", evidence="", begin_s=0.0, end_s=9.0
+    )
+    sentence = "bound by the endpoint, which is down, for 100 % of the time"
+    assert summary_of([down]).sentence == sentence
+
+
 def test_the_time_by_phase_is_the_sum_of_all_windows() -> None:
     phases = Phases(grant_s=6.0, first_byte_s=1.0, unattributed_s=0.5, durable_s=9.0)
     windows = [
