@@ -287,6 +287,11 @@ def test_the_summary_has_shares_of_the_time_that_add_up() -> None:
     assert summary_of([]).sentence == "nothing was recorded"
 
 
+def test_a_job_with_the_batch_api_is_said_to_wait_for_it() -> None:
+    found = summary_of(bindings([window(second, {"batch": 10}) for second in range(9)]))
+    assert found.sentence == "bound by the Batch API for 100 % of the time"
+
+
 def test_a_clause_of_what_bound_ends_before_its_share() -> None:
     down = Binding(
         cause=Cause.DOWN, what="the endpoint, which is down", evidence="", begin_s=0.0, end_s=9.0
