@@ -240,6 +240,9 @@ def test_the_limit_that_holds_calls_is_named_and_two_that_are_near_are_named_tog
     (found,) = bindings([one.__class__(**{**fields(one), "limits": (one.limits[0], loose)})])
     assert (found.cause, found.what) == (Cause.LIMIT, "tokens")
     assert "12 calls wait for it" in found.evidence
+    tight = (LimitUse("tokens", 9, 98, 100, 60.0),)
+    (found,) = bindings([window(90, {"limit": 10}, limits=tight, waiting=1.2)])
+    assert found.evidence.startswith("1 call waits for it, in 100 % of samples")
     (found,) = bindings([window(90, {"limit": 10}, limits=limits(tokens=9, requests=7))])
     assert found.what == "tokens and requests"
     used = (LimitUse("tokens", 9, 98, 100, 60.0), LimitUse("requests", 2, 97, 100, 1.0))
