@@ -293,3 +293,17 @@ def test_an_older_output_with_such_a_name_is_continued(cli: Cli, rows: Rows) -> 
     source = old_output("labels.csv", rows)
     told = cli("run", source, *SIM, "-o", "labels.csv")
     assert told.err.startswith("Nothing to do: 2 done, 1 failed\n")
+
+
+@pytest.mark.parametrize("command", ["status", "show", "report", "verify", "repair"])
+@pytest.mark.parametrize(
+    ("name", "holds"), [("labels.failed.jsonl", "failures"), ("labels.redline", "state")]
+)
+def test_a_file_or_folder_beside_an_output_is_told_from_it_by_every_command(
+    cli: Cli, rows: Rows, command: str, name: str, holds: str
+) -> None:
+    cli("run", rows(BAD), *SIM, "-o", "labels.jsonl")
+    told = cli(command, name)
+    assert told.status == 2
+    assert told.err.startswith(f"error: {name} holds the {holds} of labels.jsonl\n")
+    assert "hint: name labels.jsonl" in told.err

@@ -203,7 +203,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
 def test_prices_are_those_of_the_folder_and_a_broken_file_of_them_is_no_obstacle(cli: Cli) -> None:
     labels(result(1), result(2, model="mine"))
     assert (
-        'cost        unknown by m and mine: the table [prices."m"]'
+        'cost        unknown: no price is known for m and mine (set [prices."m"]'
         in cli("show", "labels.jsonl").out
     )
     prices = (
@@ -211,7 +211,7 @@ def test_prices_are_those_of_the_folder_and_a_broken_file_of_them_is_no_obstacle
     )
     Path("redline.toml").write_text(prices)
     out = cli("show", "labels.jsonl").out
-    assert "cost        $0.000017 for 1 answer; unknown of 1 answer, by m: the table" in out
+    assert "cost        $0.000017 for 1 answer; unknown for 1 answer: no price is known for" in out
     assert fields(cli, "labels.jsonl")["cost_usd"] == pytest.approx(17e-6)
     Path("redline.toml").write_text("[prices.mine]\ninput = 'dear'\n")
     told = cli("show", "labels.jsonl")

@@ -89,7 +89,7 @@ def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> N
     [
         (RunEnd(at_s=10, how="finished"), 0, "finished at "),
         (RunEnd(at_s=10, how="interrupted"), 1, "the same command continues"),
-        (RunEnd(at_s=10, how="stopped", what="the key is refused"), 1, "the key is refused"),
+        (RunEnd(at_s=10, how="stopped", what="it refuses."), 1, "it refuses; the same command"),
         (None, 1, "process 4194305 has died at "),
     ],
 )

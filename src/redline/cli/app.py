@@ -211,6 +211,8 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
     help_hint = f"see {path} --help"
+    words = [] if context is None else context.command.collect_usage_pieces(context)
+    usage = f"{' '.join([path, *words])}; {help_hint}"
     match error:
         case click.NoSuchOption() if context is not None:
             # Imported here: only a mistake needs it.
@@ -221,9 +223,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             return ConfigError(f"unknown flag: {error.option_name}", hint=hint)
         case click.MissingParameter() if error.param is not None:
             name = str(error.param.metavar)
-            return ConfigError(
-                f"{name} is missing", where=path, hint=f"{path} {name} [FLAGS]; {help_hint}"
-            )
+            return ConfigError(f"{name} is missing", where=path, hint=usage)
         case click.BadOptionUsage() if "does not take" in error.message:
             return ConfigError(f"{error.option_name} takes no value", hint=help_hint)
         case click.BadOptionUsage():
@@ -233,13 +233,14 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             hint = _command_hint(name, context) or help_hint
             return ConfigError(f"unknown command: {name}", hint=hint)
         case _ if "unexpected extra argument" in error.message:
-            words = error.message.rpartition("(")[2].rstrip(")").split(" ")
-            extra = " ".join(map(without_secret, words))
-            return ConfigError(
-                f"one argument too many: {extra}",
-                hint="quote text with spaces; pass several files through stdin, as in: "
-                "cat a.jsonl b.jsonl | redline run -",
-            )
+            extra = error.message.rpartition("(")[2].rstrip(")").split(" ")
+            if context is not None and any(one.name == "prompt" for one in context.command.params):
+                usage = "quote text with spaces"
+                if "INPUT" in words:
+                    usage += "; pass several files through stdin, as in: "
+                    usage += f"cat a.jsonl b.jsonl | {path} -"
+            what = f"one argument too many: {' '.join(map(without_secret, extra))}"
+            return ConfigError(what, hint=usage)
         case _:
             message = error.format_message()
             return ConfigError(message[:1].lower() + message[1:].rstrip("."), hint=help_hint)

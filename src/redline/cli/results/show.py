@@ -290,10 +290,10 @@ def cost_text(figures: Figures) -> str:
         parts.append(f"{dollars_text(cost.picodollars)}{of}")
     if unpriced:
         first = next(iter(cost.unpriced))
-        number = f"of {counted(unpriced, 'answer')}, " if cost.priced else ""
+        number = f" for {counted(unpriced, 'answer')}" if cost.priced else ""
         parts.append(
-            f"unknown {number}by {' and '.join(cost.unpriced)}: the table "
-            f'[prices."{first}"] of redline.toml states it'
+            f"unknown{number}: no price is known for {' and '.join(cost.unpriced)} "
+            f'(set [prices."{first}"] in redline.toml)'
         )
     if cost.unstated:
         parts.append(f"{counted(cost.unstated, 'answer states', 'answers state')} no tokens")

@@ -98,7 +98,7 @@ def _state(found: Status) -> str:
     after = f"at {when}, after {duration(found.elapsed_s)}"
     if found.state == "finished":
         return f"finished {after}"
-    why = f": {found.stopped}" if found.stopped else ""
+    why = f": {found.stopped.rstrip('.')}" if found.stopped else ""
     return f"{found.state} {after}{why}; the same command continues"
 
 
