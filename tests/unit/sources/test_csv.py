@@ -8,7 +8,7 @@ import gzip
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,23 @@ def field_limit() -> Iterator[int]:
     before = csv.field_size_limit(131_072)
     yield 131_072
     csv.field_size_limit(before)
+
+
+@pytest.fixture
+def lines_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A one for each line that a csv.reader takes."""
+    read: list[int] = []
+    reader = csv.reader
+
+    def noted(line: str) -> str:
+        read.append(1)
+        return line
+
+    def counting(lines: Iterable[str], **options: Any) -> Iterator[list[str]]:
+        return reader(map(noted, lines), **options)
+
+    monkeypatch.setattr(csv, "reader", counting)
+    return read
 
 
 class TestCsv:
@@ -173,6 +190,44 @@ class TestBadCsvRows:
         assert rows[0].problem == "not CSV: a quote is opened and not closed within 100 bytes"
         assert (rows[1].line, rows[1].data is None) == (3, second_bytes > 100)
         assert (rows[2].line, rows[2].data) == (4, {"a": "3", "b": "z"})
+
+    @pytest.mark.parametrize("name", ["in.csv", "in.tsv"])
+    @pytest.mark.parametrize("line", [b'"7","cut', b'7","cut', b'7","cut,x'])
+    @pytest.mark.parametrize("last", [b"", b'7"', b'"7"cut'])
+    def test_lines_with_open_quotes_are_read_a_few_times_and_not_to_the_end_each(
+        self, tmp_path: Path, lines_read: list[int], name: str, line: bytes, last: bytes
+    ) -> None:
+        content = b"a,b\n" + (line + b"\n") * 200 + last
+        rows = rows_in(tmp_path, content.replace(b",", b"\t" if "tsv" in name else b","), name)
+        assert rows
+        assert sum(lines_read) < 1000
+
+    def test_a_quote_closed_within_a_later_field_fails_its_own_line_alone(
+        self, tmp_path: Path
+    ) -> None:
+        problem = "not CSV: a quote is opened and not closed where its field ends"
+        rows = rows_in(tmp_path, b'a,b\n1,"x\n2,y\n3,"z\rw\n4,"q\n"\n')
+        assert rows[0] == Row(1, 2, None, b'1,"x', problem)
+        assert [r.data for r in rows[1:]] == [{"a": "2", "b": "y"}, None, {"a": "4", "b": "q\n"}]
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 4
+
+    def test_lines_within_a_record_that_fails_may_have_open_quotes_of_their_own(
+        self, tmp_path: Path
+    ) -> None:
+        rows = rows_in(tmp_path, b'a,b\n1,"x\n2","y\n3,z\n4,"q\n5,"q\n"\n')
+        assert [(r.line, r.data) for r in rows] == [
+            (2, None),
+            (3, None),
+            (4, {"a": "3", "b": "z"}),
+            (5, None),
+            (6, {"a": "5", "b": "q\n"}),
+        ]
+        assert len({r.problem for r in rows}) == 2
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 5
 
     def test_a_field_above_the_default_limit_of_csv_is_read(
         self, tmp_path: Path, field_limit: int
