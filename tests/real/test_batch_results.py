@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from redline.cli import main
 from redline.job.batch import plan as batch_plan
 from redline.job.batch import runner as batch_module
 from support.scripted import Answer, Asked, Scripted, chat, said, scripted
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -114,10 +115,10 @@ def serving(provider: Provider) -> Iterator[Scripted]:
         yield server
 
 
-def run(server: Scripted, **options: Any) -> redline.Report:
+def run(server: Scripted, rows: Any = "rows.jsonl", **options: Any) -> redline.Report:
     given = {"via": "batch", "model": "m", "output": "out.jsonl", "progress": False, **options}
     endpoint = redline.Endpoint(base_url=server.base_url, api_key=KEY)
-    return redline.run("rows.jsonl", endpoint=endpoint, **given)
+    return redline.run(rows, endpoint=endpoint, **given)
 
 
 def results() -> dict[str, str]:
@@ -400,9 +401,32 @@ def test_rows_that_a_batch_has_left_do_not_wait_for_the_end_of_a_file_that_grows
     with serving(provider) as server:
         assert run(server).unfinished == ROWS
         provider.shows = lambda batch, seen: batch
-        report = run(server, via="live", follow=True, deadline_s=1.0)
+        report = run(server, via="live", follow=True, deadline_s=3.0)
     assert (report.succeeded, report.unfinished) == (ROWS, 0)
     assert results() == ALL
+
+
+def test_rows_that_a_batch_has_left_do_not_wait_for_an_iterable_and_count_apart_from_its_rows() -> (
+    None
+):
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(OLD["left"], shows=refused)  # type: ignore[arg-type]
+    left = ["say 0", "say 1", "say 2"]
+
+    async def rows() -> AsyncIterator[Line]:
+        await until(lambda: sorted(provider.asked_live) == left)
+        yield {"custom_id": "r2", "prompt": "say two"}
+
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        provider.shows = lambda batch, seen: batch
+        report = run(server, rows=rows(), via="live", deadline_s=5.0)
+    assert provider.asked_live[3:] == ["say two"]
+    # The row that has changed counts with its former content, and with that of the input.
+    assert (report.offered, report.succeeded, report.unfinished) == (ROWS + 1, ROWS + 1, 0)
+    assert results().keys() == ALL.keys()
 
 
 def test_a_changed_row_that_fails_in_place_of_its_former_batch_has_one_failure() -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 from redline.job.batch.spool import drop, rows_at
 from redline.job.batch.world import World
 from redline.job.work import Picked, Supply
-from redline.sources import stream_of
 
 _ROWS_AT_ONCE = 256
 
@@ -65,13 +64,13 @@ class LeftRows(_Rows):
     """The rows of the input, then those that batches have left without an outcome; a Supply.
 
     In this order, because a row that the input has contained with other content is left out; for
-    an input that may not end, the other way round. The run has counted the latter as offered when
-    it took them in hand for a batch.
+    an input of unknown length, which may not end, the other way round. The run has counted the
+    latter as offered when it took them in hand for a batch.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._is_first = world.job.follow or stream_of(world.job.rows) is not None
+        self._is_first = world.feed.read_fraction() is None
         self._left: deque[tuple[Path, array[int]]] = deque()
         self._paths: list[Path] = []
         self._own: deque[Picked] = deque()
@@ -107,8 +106,11 @@ class LeftRows(_Rows):
                 self._own.extend(await asyncio.to_thread(self._read))
             if not self._own or self._is_closed:
                 return None
+            picked = self._own.popleft()
             self._world.runner.offer(-1)
-            return self._own.popleft()
+            # From here on, it counts by itself: also if the input then contains other content.
+            self._world.held.ended.add(picked.key)
+            return picked
 
     def _read(self) -> list[Picked]:
         path, offsets = self._left[0]

@@ -14,12 +14,13 @@ class HeldRows:
     """Rows in parts from earlier runs, which need not be in the input.
 
     changed: those that the input has contained with other content. ended: those that had their line
-    at the start. succeeded, failed: those whose batch has given them an outcome in this run.
+    at the start, or that were left and are asked live. succeeded, failed: those whose batch has
+    given them an outcome in this run.
     """
 
     def __init__(self) -> None:
         self.changed: set[int] = set()
-        self.ended: set[int] = set()
+        self.ended = KeySet()
         self.succeeded = KeySet()
         self.failed = KeySet()
         self._keys = KeySet()
