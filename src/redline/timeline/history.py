@@ -215,7 +215,9 @@ class TimelineFile:
 
     def end(self, end: RunEnd) -> None:
         """Records the end of the run."""
-        self._write([msgspec.structs.replace(end, what=end.what[:_LONGEST_SHOWN])])
+        # It may quote a file's name that is not UTF-8.
+        what = end.what[:_LONGEST_SHOWN].encode("utf-8", "replace").decode()
+        self._write([msgspec.structs.replace(end, what=what)])
 
     def close(self) -> None:
         """Closes the file. May be repeated."""

@@ -228,7 +228,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
     if plan.first_request is not None:
-        shown = msgspec.json.format(msgspec.json.encode(plan.first_request), indent=2).decode()
+        shown = msgspec.json.format(loose_json.encoded(plan.first_request), indent=2).decode()
         lines.append(f"the first request:\n{shown}")
     return "\n".join(lines) + "\n"
 
