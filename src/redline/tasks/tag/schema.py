@@ -254,27 +254,39 @@ def _validator(json_schema: dict[str, Any]) -> Any:
     """Returns the validator of a JSON Schema. Raises ConfigError if the schema is not valid."""
     jsonschema = extra("jsonschema", "schema", _NEEDED_FOR)
     referencing = extra("referencing", "schema", _NEEDED_FOR)
-    anchors = {f"#{name}" for name in _texts(json_schema, "$anchor", "$dynamicAnchor")}
-    # Before draft 2019-09, an `$id` or `id` of this form is an anchor.
-    anchors.update(_texts(json_schema, "$id", "id"))
+    kind = jsonschema.validators.validator_for(json_schema, jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(json_schema)
+    except jsonschema.SchemaError as error:
+        raise ConfigError(f"not a JSON Schema: {_short(error.message)}") from error
+    except RecursionError as error:
+        raise ConfigError("the schema is nested too deeply") from error
+    draft = referencing.jsonschema.specification_with(kind.ID_OF(kind.META_SCHEMA))
+    resolver = referencing.Registry().resolver_with_root(draft.create_resource(json_schema))
     for reference in _texts(json_schema, "$ref", "$dynamicRef"):
         if not reference.startswith("#"):
             # Nothing is fetched: a run must not depend on another server.
             raise ConfigError(
                 f"the schema refers to {reference}, outside of it", hint="put that under $defs"
             )
-        is_pointer = reference == "#" or reference.startswith("#/")
-        is_known = reference in anchors or (
-            is_pointer and _pointed(json_schema, reference) is not None
-        )
+        if reference == "#" or reference.startswith("#/"):
+            is_known = _pointed(json_schema, reference) is not None
+        else:
+            is_known = _is_anchor(reference, resolver)
         if not is_known:
             raise ConfigError(f"the schema refers to {reference}, which it does not have")
-    kind = jsonschema.validators.validator_for(json_schema, jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(json_schema)
-    except jsonschema.SchemaError as error:
-        raise ConfigError(f"not a JSON Schema: {_short(error.message)}") from error
     return kind(json_schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
+
+
+def _is_anchor(reference: str, resolver: Any) -> bool:
+    """Whether the schema has an anchor of this name, by the rules of its draft."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        resolver.lookup(reference)
+    except Unresolvable:
+        return False
+    return True
 
 
 def _texts(part: Any, *words: str) -> Iterator[str]:
