@@ -38,12 +38,22 @@ def labels(*results: bytes, failures: tuple[bytes, ...] = (), **settings: Any) -
     return "labels.jsonl"
 
 
+def nested(row: int, levels: int) -> bytes:
+    """The line of an answer that is a list in a list in a list."""
+    deep = b"[" * levels + b"]" * levels
+    body = result(row, "deep").rpartition(b',"crc"')[0].replace(b'"deep"', deep)
+    return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+
+
 def test_a_line_that_is_nested_too_deeply_still_counts(cli: Cli) -> None:
-    deep = b"[" * 3000 + b"]" * 3000
-    body = result(1, "deep").rpartition(b',"crc"')[0].replace(b'"deep"', deep)
-    told = cli("show", labels(b'%b,"crc":"%08x"}\n' % (body, crc32(body)), result(2)))
+    told = cli("show", labels(nested(1, 3000), result(2)))
     assert (told.status, told.err) == (0, "")
     assert told.out.startswith("2 rows = 2 succeeded + 0 failed so far")
+    told = cli("show", "labels.jsonl", "--sample", "2")
+    assert "a line that is nested too deeply, or written by an unknown version" in told.out
+    told = cli("show", "labels.jsonl", "--row", "1")
+    assert (told.status, told.err) == (0, "")
+    assert told.out.encode() == nested(1, 3000)
 
 
 def test_a_finished_job_in_numbers(cli: Cli, rows: Rows) -> None:

@@ -187,9 +187,10 @@ def _pairs(found: Comparison, width: int) -> Iterator[str]:
     for kind, words in KINDS.items():
         count, examples = found.pairs[kind], found.examples.get(kind, [])
         if count and kind != "equal":
-            names = ", ".join(one.name for one in examples)
-            more = ", ..." if count > len(examples) else ""
-            yield from folded(f"{words}: {count:,}, {names}{more}", width, 3)
+            names = [one.name for one in examples]
+            if names and count > len(names):
+                names.append("...")
+            yield from folded(", ".join([f"{words}: {count:,}", *names]), width, 3)
 
 
 def _scores(found: Comparison, one: Opened, two: Opened) -> str:

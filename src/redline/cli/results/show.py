@@ -348,7 +348,7 @@ def _head(line: Line) -> str:
 def _short_row(row: Found, width: int) -> list[str]:
     line = row.line
     if line is None:
-        return ["a line written by an unknown version"]
+        return ["a line that is nested too deeply, or written by an unknown version"]
     lines = folded(_head(line), width, 2)
     if asked := line.input_text():
         lines += folded(asked, width, _MESSAGE_LINES, "  | ")

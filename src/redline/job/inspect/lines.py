@@ -180,9 +180,10 @@ def _canonical(output: msgspec.Raw) -> bytes:
     return _SORTED.encode(msgspec.json.decode(data)) if b"{" in data[:2] else data
 
 
-def _without_ids(calls: Any) -> Any:
-    if isinstance(calls, list):
-        return [_without_ids(call) for call in calls]
+def _without_ids(calls: Any, lists: int = 2) -> Any:
+    """Returns the calls of an answer, or the lists of calls of several, without their ids."""
+    if isinstance(calls, list) and lists:
+        return [_without_ids(call, lists - 1) for call in calls]
     if isinstance(calls, dict):
         return {name: value for name, value in calls.items() if name not in ("id", "index")}
     return calls
