@@ -157,6 +157,14 @@ def test_what_is_no_job_is_said_with_what_to_do(
     assert hint in told.err
 
 
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_path_below_a_file_does_not_exist(cli: Cli, command: str) -> None:
+    Path("in.csv").write_text("text\na\n")
+    told = cli(command, "in.csv/out.jsonl")
+    assert told.status == 2
+    assert told.err.startswith("error: in.csv/out.jsonl does not exist\n")
+
+
 def test_a_killed_job_is_recognized_and_asking_does_not_keep_another_run_out(
     tmp_path: Path,
 ) -> None:

@@ -129,6 +129,8 @@ def read_timeline(path: Path) -> Timeline:
         data = path.read_bytes()
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(f"{path} does not exist") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     return _parsed(data, path)
