@@ -176,6 +176,8 @@ OTHERS = [
      "cat a.jsonl b.jsonl | redline tag -")),
     (["show", "a.jsonl", "b.jsonl"], error_of("one argument too many: b.jsonl", "",
      "redline show OUT [FLAGS]; see redline show --help")),
+    (["show", "a.jsonl", "b.jsonl", "c.jsonl"], error_of("too many arguments: b.jsonl c.jsonl", "",
+     "redline show OUT [FLAGS]; see redline show --help")),
     (["synth", "--prompt", "Write", "it"],
      error_of("one argument too many: it", "", "quote text with spaces")),
     (["sim", "8000"], error_of("one argument too many: 8000", "",

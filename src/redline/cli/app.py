@@ -186,6 +186,8 @@ def _status(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
             refused = f"cannot use {error.filename}: {error.strerror}"
             hint = "check the permissions of its folder, or name another place"
+            if error.errno == errno.ENAMETOOLONG:
+                hint = "choose a shorter name"
             tell(error_text(ConfigError(refused, hint=hint)))
             return USAGE
         tell(traceback.format_exc())
@@ -239,8 +241,9 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
                 if "INPUT" in words:
                     usage += "; pass several files through stdin, as in: "
                     usage += f"cat a.jsonl b.jsonl | {path} -"
-            what = f"one argument too many: {' '.join(map(without_secret, extra))}"
-            return ConfigError(what, hint=usage)
+            what = "too many arguments" if "arguments" in error.message else "one argument too many"
+            named = " ".join(map(without_secret, extra))
+            return ConfigError(f"{what}: {named}", hint=usage)
         case _:
             message = error.format_message()
             return ConfigError(message[:1].lower() + message[1:].rstrip("."), hint=help_hint)
