@@ -140,6 +140,21 @@ def test_an_output_that_would_write_to_anothers_files_is_refused(
     assert contents() == before
 
 
+@pytest.mark.parametrize("name", ["labels.jsonl", "labels.json", "labels"])
+def test_a_failures_file_is_repaired_with_its_results_only(cli: Cli, rows: Rows, name: str) -> None:
+    """By itself it would not be under the lock of its run."""
+    cli("run", rows({"prompt": "hi"}, BAD), *SIM, "-o", name)
+    failed = Output.at(name).failed_path
+    with failed.open("ab") as file:
+        file.write(b"notes\n")
+    before = contents()
+    told = cli("repair", str(failed))
+    assert told.status == 2
+    assert f"error: {failed} holds the failures of {name}\n" in told.err
+    assert f"hint: name {name}: its failures belong to it\n" in told.err
+    assert contents() == before
+
+
 @pytest.mark.parametrize("length", [249, 300])
 def test_a_name_that_the_system_refuses_is_told(cli: Cli, rows: Rows, length: int) -> None:
     """At 249, only the names beside it are too long. A folder without permission is alike."""

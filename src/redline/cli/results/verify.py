@@ -68,7 +68,7 @@ def results_path(name: str) -> Path:
     if failed is not None and failed.path.exists():
         raise ConfigError(
             f"{path} holds the failures of {failed.path}",
-            hint=f"name {failed.path}: its failures are read with it",
+            hint=f"name {failed.path}: its failures belong to it",
         )
     return path
 
