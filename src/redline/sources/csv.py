@@ -84,7 +84,7 @@ class _Feed:
         lines, records = self._lines, 0
         available = len(lines)
         while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
-            records += line not in (b"", b"\r")
+            records += line.strip(b"\r") != b""
             lines.popleft()
         self.line += available - len(lines)
         return records

@@ -86,6 +86,13 @@ class TestCsv:
         assert [(r.number, r.line) for r in rows] == [(1, 3), (2, 6)]
         assert rows[0].data == {"a": "1", "b": "two\nlines"}
 
+    def test_a_line_of_carriage_returns_is_blank(self, tmp_path: Path) -> None:
+        rows = rows_in(tmp_path, b"a,b\r\n1,x\r\n\r\r\n2,y\r\n")
+        assert [r.data for r in rows] == [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}]
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 2
+
     def test_crlf_and_a_bom_change_nothing(self, tmp_path: Path) -> None:
         rows = rows_in(tmp_path, b'\xef\xbb\xbfa,b\r\n1,"x"\r\n2,y\r\n')
         assert [r.data for r in rows] == [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}]
