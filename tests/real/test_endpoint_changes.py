@@ -10,9 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import openai
 
 from redline.calls import Endpoint
+from redline.calls.cache import Cache
 from redline.limits import Limits
 from redline.serve.gateway import GatewaySettings, Served, gateway_of
 from support.raw_server import RawServer, Seen, answer, chat
@@ -26,11 +28,12 @@ LATENCY_S = 0.15
 class Server:
     """A server that has some models, and answers 404 for any other.
 
-    statuses: of its first answers; 200 afterwards.
+    statuses: of its first answers; 200 afterwards. reason: why its answers end.
     """
 
     models: tuple[str, ...]
     statuses: list[int] = field(default_factory=list)
+    reason: str = "stop"
     in_flight: int = 0
     most_in_flight: int = 0
     answered: Counter[str] = field(default_factory=Counter)
@@ -49,7 +52,7 @@ class Server:
             writer.write(answer(b"{}", status=self.statuses.pop(0)))
             return
         self.answered[model] += 1
-        writer.write(answer(chat("hi")))
+        writer.write(answer(chat("hi", reason=self.reason)))
 
     def named(self, name: str, *models: str) -> Endpoint:
         """The endpoint with this server and SLOTS slots, which is said to have these models."""
@@ -67,16 +70,16 @@ class Gateway:
 
     served: Served
     client: openai.AsyncOpenAI
-    state: Path | None
+    settings: GatewaySettings
 
     def change(self, *endpoints: Endpoint) -> None:
-        self.served.change(GatewaySettings(endpoints=endpoints, port=0, state=self.state))
+        self.served.change(msgspec.structs.replace(self.settings, endpoints=endpoints))
 
     async def ask(self, model: str) -> int:
-        """The status of a call."""
+        """The status of a call. All calls of a model ask the same, and for a determined answer."""
         try:
             await self.client.chat.completions.create(
-                model=model, messages=[{"role": "user", "content": "x"}]
+                model=model, messages=[{"role": "user", "content": "x"}], temperature=0
             )
         except openai.APIStatusError as error:
             return error.status_code
@@ -95,14 +98,17 @@ async def listening(*servers: Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def gateway(*endpoints: Endpoint, state: Path | None = None) -> AsyncIterator[Gateway]:
+async def gateway(
+    *endpoints: Endpoint, state: Path | None = None, cache: Cache | None = None
+) -> AsyncIterator[Gateway]:
+    settings = GatewaySettings(endpoints=endpoints, port=0, state=state, cache=cache)
     async with (
-        gateway_of(GatewaySettings(endpoints=endpoints, port=0, state=state)) as served,
+        gateway_of(settings) as served,
         openai.AsyncOpenAI(
             base_url=served.gateway.base_url, api_key="none", max_retries=0, timeout=20
         ) as client,
     ):
-        yield Gateway(served, client, state)
+        yield Gateway(served, client, settings)
 
 
 async def statuses(calls: Sequence[asyncio.Task[int]]) -> Counter[int]:
@@ -205,6 +211,59 @@ def test_a_call_that_has_failed_is_not_sent_to_an_endpoint_that_has_lost_its_mod
             front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
             front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
             assert await statuses(calls) == {200: 1}
+
+    asyncio.run(main())
+
+
+def test_a_call_that_an_endpoint_refuses_does_not_go_to_one_that_has_lost_its_model() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), [401]), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m1", 1)
+            await until(lambda: one.in_flight == 1)
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
+            # No other endpoint has its model.
+            assert await statuses(calls) == {502: 1}
+
+    asyncio.run(main())
+
+
+def test_calls_that_an_endpoint_had_not_written_follow_their_model_when_it_leaves() -> None:
+    async def main() -> None:
+        one, two, three = Server(("m1",)), Server(("m1", "m2")), Server(("m2",))
+        async with listening(one, two, three):
+            slow = msgspec.structs.replace(
+                one.named("A", "m1"), limits=Limits(concurrency=4, requests="1/10s")
+            )
+            both = two.named("B", "m1", "m2")
+            async with gateway(slow, both) as front:
+                calls = front.begin("m1", 5)
+                await until(lambda: one.in_flight + two.in_flight >= 3)
+                front.change(both, three.named("C", "m2"))
+                assert await statuses(calls) == {200: 5}
+
+    asyncio.run(main())
+
+
+def test_calls_that_wait_for_an_answer_to_share_follow_their_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), reason="length"), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(
+                two.named("A", "m2"), one.named("B", "m1"), cache=Cache(folder=tmp_path)
+            ) as front,
+        ):
+            calls = front.begin("m1", 4)
+            await until(lambda: one.in_flight == 1)
+            front.change(one.named("B", "m1", "m2"))
+            # Its answer is cut, so they do not share it.
+            assert await statuses(calls) == {200: 4}
+            assert one.answered["m1"] == 4
 
     asyncio.run(main())
 

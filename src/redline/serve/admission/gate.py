@@ -58,7 +58,7 @@ class Gate:
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
     ClassSettings. flights: returns, for the name of a class, its calls in flight in all processes
     with a gate to the room; None if this gate is the only one. want: called whenever a call has to
-    wait, so that the other processes learn of the demand.
+    wait, so that the other processes learn of the demand. moves: how often `move` was called.
     Raises ConfigError if there is no class, or if two are indistinguishable.
     """
 
@@ -75,6 +75,7 @@ class Gate:
         self._want = want
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self.moves = 0
         room.held_by(self._look)
 
     def class_of(self, priority: int) -> str:
@@ -128,6 +129,7 @@ class Gate:
 
         The endpoints that have its model may be behind another gate now.
         """
+        self.moves += 1
         self._admission.move(self._clock.now_s())
         self._look()
 

@@ -237,9 +237,14 @@ class Lineup:
             self._way(group) if old is None else old._replace(group=group)
             for group, old in followed
         ]
+        new_of = {way.pool: way.group for way in self.ways}
+        for way in before:
+            new = new_of.get(way.pool)
+            if new is None or new.unfit != way.group.unfit:
+                way.gate.move()
+                way.pool.move()
         self._aim()
         # All removals come first, since an endpoint may leave one pool and join another.
-        new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new, pool = new_of.get(way.pool), way.pool
             removals = [
@@ -254,11 +259,6 @@ class Lineup:
             for one in group.endpoints:
                 if old is None or one not in old.group.endpoints:
                     self._join(way.pool, one, group)
-        for way in before:
-            new = new_of.get(way.pool)
-            if new is None or new.unfit != way.group.unfit:
-                way.gate.move()
-                way.failover.move()
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
@@ -365,8 +365,6 @@ class Lineup:
         """Closes a pool to which no model leads any more, once its endpoints have left."""
         if removals:
             await asyncio.wait(removals)
-        # Calls that had passed the gate by then.
-        pool.move()
         await pool.aclose()
         self._ending.discard(pool)
 
