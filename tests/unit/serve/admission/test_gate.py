@@ -360,6 +360,35 @@ def test_calls_that_wait_for_one_endpoint_have_no_call_of_another_refused(waitin
     in_virtual_time(main())
 
 
+def test_a_call_that_would_wait_too_long_for_one_endpoint_is_refused_at_once() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(2, slots=1))
+        gate = Gate(pool, PLAIN, clock=CLOCK)
+        first, second = frozenset({"server-1"}), frozenset({"server-0"})
+
+        async def call(work_s: float, avoid: frozenset[str]) -> None:
+            with await gate.enter("normal", avoid=avoid):
+                await pool.send(Request(body={"work": work_s}), Call(avoid=avoid))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(25):
+                group.create_task(call(1.0, first))
+                group.create_task(call(2.0, second))
+            await asyncio.sleep(8.5)
+            # 16 wait for 1 s each, and 20 for 2 s.
+            begun_s = now_s()
+            refused = [
+                entering(gate, deadline_s=begun_s + 5.0, avoid=avoid) for avoid in (first, second)
+            ]
+            await asyncio.wait(refused)
+            assert now_s() == begun_s
+            waits_s = [error_of(one).retry_after_s for one in refused]
+            assert waits_s == pytest.approx([11.0, 35.0], rel=0.25)
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
 class Unstated(ModelServer):
     """Says whether it has room, and not how many slots. parked_until_s: it has none before."""
 
