@@ -189,6 +189,7 @@ class Admission:
         self.waiting = 0
         self.in_flight = 0
         self.coming = 0
+        self._coming_alike = Counter[frozenset[str]]()  # by the endpoints that they may not use
         self.is_held_by_coming = False
 
     def line(self, klass: str) -> Line:
@@ -276,12 +277,16 @@ class Admission:
                 self.waiting -= 1
                 self.in_flight += 1
                 self.coming += 1
+                self._coming_alike[waiter.avoid] += 1
                 return waiter
         return None
 
-    def arrived(self) -> bool:
+    def arrived(self, waiter: Waiter) -> bool:
         """Counts a started call that has reached the pool; whether only it held back others."""
         self.coming -= 1
+        self._coming_alike[waiter.avoid] -= 1
+        if not self.coming:
+            self._coming_alike.clear()
         was_held, self.is_held_by_coming = self.is_held_by_coming, False
         return was_held
 
@@ -351,13 +356,12 @@ class Admission:
 
         One that waits for another endpoint does not.
         """
-        for one in self._lines:
-            for avoided in one.queue.avoided:
-                if avoided <= avoid or self._room.has_room(now_s, self.coming, avoided):
-                    return True
-            if one is line:
-                return False
-        return False
+        lines = self._lines[: self._lines.index(line) + 1]
+        waiting = [avoided for one in lines for avoided in one.queue.avoided]
+        # Calls about to start may use another endpoint, unless they may use the same ones.
+        return any(avoided <= avoid for avoided in waiting) or any(
+            self._room.has_room(now_s, self._coming_alike[avoided], avoided) for avoided in waiting
+        )
 
     def _in_flight_in_all(self) -> int:
         """The calls of all classes in flight in all processes."""

@@ -121,7 +121,7 @@ class Gate:
         self._look()
         if waiter.step is Step.WAITING:
             await self._turn(line, waiter, until_s)
-        self._arrived()
+        self._arrived(waiter)
         return Place(self, line, waiter.flow, tokens)
 
     def move(self) -> None:
@@ -164,7 +164,7 @@ class Gate:
         except BaseException:
             if waiter.step is Step.STARTED:
                 # The call was allowed to start at the same moment.
-                self._arrived()
+                self._arrived(waiter)
                 # The call has used no tokens.
                 line.queue.ended(waiter.flow, waiter.tokens, 0.0)
                 self._left(line)
@@ -187,9 +187,9 @@ class Gate:
         self._admission.remove(line, waiter, step, self._clock.now_s())
         self._look()
 
-    def _arrived(self) -> None:
+    def _arrived(self, waiter: Waiter) -> None:
         """Counts a call that reaches the pool in this turn of the loop."""
-        if self._admission.arrived() and self._admission.waiting:
+        if self._admission.arrived(waiter) and self._admission.waiting:
             asyncio.get_running_loop().call_soon(self._look)
 
     def _left(self, line: Line) -> None:
