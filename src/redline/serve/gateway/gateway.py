@@ -177,7 +177,6 @@ class Gateway(Door):
         asking = Asking(
             tenant=tenant,
             asked=facts.model,
-            answers=facts.drafts,
             model=facts.model if self.lineup.has(facts.model) else OTHER,
             klass=class_of(tenant, caller.klass, facts),
             request_id=request_id,
@@ -261,7 +260,7 @@ class Gateway(Door):
             target = found
             call.avoid = call.barred = target.unfit
             call.unfit = frozenset()
-        used = self._meter.used(asking.asked, asking.answers, outcome)
+        used = self._meter.used(asking.asked, outcome)
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
         self._count(asking, outcome)
         return outcome

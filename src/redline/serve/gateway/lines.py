@@ -52,7 +52,7 @@ class Lines:
             return failed(error)
         with started:
             outcome = await self._sent(request, call, sink, facts, raw)
-            used = self._meter.used(facts.model, facts.drafts, outcome)
+            used = self._meter.used(facts.model, outcome)
             started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
             return outcome
 
