@@ -15,8 +15,9 @@ import openai
 
 from redline.calls import Endpoint
 from redline.calls.cache import Cache
-from redline.limits import Limits
+from redline.limits import Limits, Rate
 from redline.serve.gateway import GatewaySettings, Served, gateway_of
+from redline.serve.keys import DEFAULT_TENANT, TenantSettings
 from support.raw_server import RawServer, Seen, answer, chat
 from support.until import until
 
@@ -28,7 +29,7 @@ LATENCY_S = 0.15
 class Server:
     """A server that has some models, and answers 404 for any other.
 
-    statuses: of its first answers; 200 afterwards. reason: why its answers end.
+    statuses: of its first answers, 0 for none; 200 afterwards. reason: why its answers end.
     """
 
     models: tuple[str, ...]
@@ -49,7 +50,10 @@ class Server:
         await asyncio.sleep(LATENCY_S)
         self.in_flight -= 1
         if self.statuses:
-            writer.write(answer(b"{}", status=self.statuses.pop(0)))
+            if status := self.statuses.pop(0):
+                writer.write(answer(b"{}", status=status))
+            else:
+                writer.close()
             return
         self.answered[model] += 1
         writer.write(answer(chat("hi", reason=self.reason)))
@@ -99,9 +103,18 @@ async def listening(*servers: Server) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def gateway(
-    *endpoints: Endpoint, state: Path | None = None, cache: Cache | None = None
+    *endpoints: Endpoint,
+    state: Path | None = None,
+    cache: Cache | None = None,
+    tenant: TenantSettings | None = None,
 ) -> AsyncIterator[Gateway]:
-    settings = GatewaySettings(endpoints=endpoints, port=0, state=state, cache=cache)
+    settings = GatewaySettings(
+        endpoints=endpoints,
+        port=0,
+        state=state,
+        cache=cache,
+        tenants={} if tenant is None else {DEFAULT_TENANT: tenant},
+    )
     async with (
         gateway_of(settings) as served,
         openai.AsyncOpenAI(
@@ -245,6 +258,24 @@ def test_calls_that_an_endpoint_had_not_written_follow_their_model_when_it_leave
                 await until(lambda: one.in_flight + two.in_flight >= 3)
                 front.change(both, three.named("C", "m2"))
                 assert await statuses(calls) == {200: 5}
+
+    asyncio.run(main())
+
+
+def test_a_call_that_was_sent_counts_although_its_model_is_gone() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), [0]), Server(("m1", "m2"), [0])
+        tenant = TenantSettings(tokens=(Rate(400, 3600.0),))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"), tenant=tenant) as front,
+        ):
+            calls = front.begin("m1", 1)
+            await until(lambda: one.in_flight + two.in_flight == 1)
+            front.change(one.named("A", "m2"), two.named("B", "m2"))
+            assert await statuses(calls) == {404: 1}
+            # The endpoint may have answered, and its tokens are not known.
+            assert await front.ask("m2") == 429
 
     asyncio.run(main())
 

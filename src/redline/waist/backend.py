@@ -225,6 +225,11 @@ class Call(msgspec.Struct, kw_only=True):
     on_wait: Callable[[], None] | None = None
     again_s: float = -math.inf
 
+    def bar(self, barred: frozenset[str]) -> None:
+        """Sets the endpoints that it must never use, in place of all that it avoids."""
+        self.avoid = self.barred = barred
+        self.unfit = frozenset()
+
     async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
         """Awaits `waiting` and returns its result. Raises TimedOut at the deadline."""
         if self.deadline_s == math.inf:

@@ -41,26 +41,26 @@ class Target(msgspec.Struct, frozen=True):
     """The backends that answer calls for a model.
 
     backend: for interactive calls. anew: the same without the cache. lines: for lines of batches,
-    which are retried elsewhere. unfit: endpoints of the pool that do not have the model.
+    which are retried elsewhere. barred: endpoints of the pool that do not have the model.
     waits_for_slots: returns whether a call waits for a slot of theirs.
     """
 
     backend: Backend
     anew: Backend
     lines: Backend
-    unfit: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()
     waits_for_slots: Callable[[], bool] = bool
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Endpoints that form a pool. unfit: by model name, the endpoints that do not have it.
+    """Endpoints that form a pool. barred: by model name, the endpoints that do not have it.
 
     is_open: they also have every model that no other group names. name: equal in all workers, and
     kept while endpoints join and leave; different from that of every other group.
     """
 
     endpoints: tuple[Endpoint, ...]
-    unfit: dict[str, frozenset[str]]
+    barred: dict[str, frozenset[str]]
     is_open: bool = False
     name: str = ""
 
@@ -96,12 +96,12 @@ def _shares(some: frozenset[str], others: frozenset[str]) -> bool:
 
 def _group(endpoints: Sequence[Endpoint]) -> Group:
     known = {one.label: _names(one) for one in endpoints}
-    unfit = {
+    barred = {
         name: frozenset(label for label, names in known.items() if name not in names)
         for name in frozenset[str]().union(*known.values())
     }
-    name = min(unfit, default="")
-    return Group(endpoints=tuple(endpoints), unfit=unfit, is_open=not unfit, name=name)
+    name = min(barred, default="")
+    return Group(endpoints=tuple(endpoints), barred=barred, is_open=not barred, name=name)
 
 
 def _check(endpoints: Sequence[Endpoint]) -> None:
@@ -240,7 +240,7 @@ class Lineup:
         new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new = new_of.get(way.pool)
-            if new is None or new.unfit != way.group.unfit:
+            if new is None or new.barred != way.group.barred:
                 way.gate.move()
                 way.pool.move()
         self._aim()
@@ -304,8 +304,8 @@ class Lineup:
             anew = self.gates.gated(failover, gate)
             lines = self.gates.gated(pool, gate)
             backend = self._remembering(anew, group)
-            for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, anew, lines, unfit, gate.waits_for_slots)
+            for name, barred in group.barred.items():
+                self._targets[name] = Target(backend, anew, lines, barred, gate.waits_for_slots)
             if group.is_open:
                 self._open = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
@@ -419,7 +419,7 @@ def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group,
             name = old.group.name
         else:
             others = (f"{group.name} {number}" for number in count(2))
-            names = chain([group.name], sorted(group.unfit), others)
+            names = chain([group.name], sorted(group.barred), others)
             name = next(name for name in names if name not in taken)
             taken.add(name)
         named.append((msgspec.structs.replace(group, name=name), old))
@@ -431,9 +431,9 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
 
     It has a model in common with the group, otherwise an endpoint.
     """
-    models, labels = set(group.unfit), {one.label for one in group.endpoints}
+    models, labels = set(group.barred), {one.label for one in group.endpoints}
     for way in ways:
-        if models & set(way.group.unfit) or (group.is_open and way.group.is_open):
+        if models & set(way.group.barred) or (group.is_open and way.group.is_open):
             return way
     for way in ways:
         if any(one.label in labels for one in way.group.endpoints):
