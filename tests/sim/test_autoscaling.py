@@ -119,6 +119,24 @@ def test_a_replica_that_cannot_be_started_is_tried_again_later() -> None:
     virtual_run(main())
 
 
+def test_a_fleet_that_was_stopped_is_started_for_a_call_at_once() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=1.0, fails=6)
+        settings = ScaleSettings(min_replicas=0, idle_s=5.0)
+        async with fleet_of(servers, settings) as (pool, fleet):
+            call = asyncio.create_task(one_call(pool, 1.0))
+            await asyncio.sleep(45.0)
+            assert fleet.failed_starts == 6
+            call.cancel()
+            await asyncio.sleep(10.0)
+            assert fleet.history[-1].after == 0
+            begun_s = CLOCK.now_s()
+            assert await one_call(pool, 1.0)
+            assert CLOCK.now_s() - begun_s < 5.0
+
+    virtual_run(main())
+
+
 def test_a_fleet_that_is_ended_stops_replicas_that_are_starting() -> None:
     async def main() -> None:
         servers = Servers(warm_up_s=60.0)

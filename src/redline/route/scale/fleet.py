@@ -116,7 +116,7 @@ class Fleet:
                     decision = self._autoscaler.decide(self.sample())
                     if not decision.replicas:
                         # The next call finds out whether a replica can be started.
-                        self._pause_s, self.failed_starts = FIRST_PAUSE_S, 0
+                        self._pause_s, self.failed_starts, self.again_s = FIRST_PAUSE_S, 0, 0.0
                     self._grow(decision.replicas, tasks)
                     self._shrink(decision.replicas, tasks)
                     await asyncio.sleep(self._settings.tick_s)
