@@ -695,15 +695,15 @@ class Pool:
 
     def _lose(self, member: PoolMember, error: CallError) -> None:
         """Takes an endpoint out for good; fails the waiting calls for which it was the last one."""
-        is_news = member.error is None
+        if member.error is not None:
+            return
         self._drop(member)
         member.lose(error)
         self._weigh()
-        if is_news:
-            left = sum(not one.is_out for one in self._members)
-            now_s, of = self._clock.now_s(), len(self._members)
-            self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
-        self._refuse_waiting(member, error, self._clock.now_s())
+        left = sum(not one.is_out for one in self._members)
+        now_s, of = self._clock.now_s(), len(self._members)
+        self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
+        self._refuse_waiting(member, error, now_s)
         self._tell_holder()
 
     def _refuse_waiting(
@@ -714,14 +714,12 @@ class Pool:
         but: Collection[Health] = (),
     ) -> None:
         """Fails the waiting calls for which no other endpoint is left; see `_is_elsewhere`."""
-        is_elsewhere: dict[frozenset[str], bool] = {}
-        for ticket in [*self._queue.tickets]:
-            barred = ticket.call.barred
-            if barred not in is_elsewhere:
-                is_elsewhere[barred] = self._is_elsewhere(member, barred, now_s, but)
-            if not is_elsewhere[barred]:
-                self._queue.take(ticket)
-                _fail(ticket, copy.copy(error))
+        is_over = {
+            barred: not self._is_elsewhere(member, barred, now_s, but)
+            for barred in {call.barred for call in self._queue.calls()}
+        }
+        for ticket in self._queue.take_all(lambda call: is_over[call.barred]):
+            _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
         """The error that took the last endpoint out which is not barred; None if one may come."""
