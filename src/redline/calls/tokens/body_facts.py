@@ -9,7 +9,7 @@ import msgspec
 
 from redline.apis import drafts
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
-from redline.waist import decoded
+from redline.waist import replacing_halves
 
 # Above the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
@@ -147,7 +147,7 @@ def facts_of(raw: bytes) -> BodyFacts:
     if chat is not None:
         return chat
     try:
-        return decoded(_FACTS.decode, raw)
+        return replacing_halves(_FACTS.decode, raw)
     except msgspec.ValidationError:
         return _valid_facts(raw)
     except (ValueError, RecursionError):
@@ -158,8 +158,8 @@ def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
         # All of it: the next reader stops where a body begins that is not an object.
-        decoded(_ANY.decode, raw)
-        stated = decoded(_STATED.decode, raw)
+        replacing_halves(_ANY.decode, raw)
+        stated = replacing_halves(_STATED.decode, raw)
     except msgspec.ValidationError:
         return BodyFacts()
     except (ValueError, RecursionError):
