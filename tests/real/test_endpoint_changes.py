@@ -30,11 +30,13 @@ class Server:
     """A server that has some models, and answers 404 for any other.
 
     statuses: of its first answers, 0 for none; 200 afterwards. reason: why its answers end.
+    latency_s: of its answers.
     """
 
     models: tuple[str, ...]
     statuses: list[int] = field(default_factory=list)
     reason: str = "stop"
+    latency_s: float = LATENCY_S
     in_flight: int = 0
     most_in_flight: int = 0
     answered: Counter[str] = field(default_factory=Counter)
@@ -47,7 +49,7 @@ class Server:
             return
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        await asyncio.sleep(LATENCY_S)
+        await asyncio.sleep(self.latency_s)
         self.in_flight -= 1
         if self.statuses:
             if status := self.statuses.pop(0):
@@ -122,6 +124,29 @@ async def gateway(
         ) as client,
     ):
         yield Gateway(served, client, settings)
+
+
+async def begin_batch(front: Gateway, model: str, lines: int) -> str:
+    """The id of a new batch of that many calls."""
+    body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+    fixed = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    text = "".join(json.dumps({"custom_id": str(number)} | fixed) + "\n" for number in range(lines))
+    file = await front.client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+    batch = await front.client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    return batch.id
+
+
+async def completed(front: Gateway, batch: str) -> int:
+    """The number of answers of a batch, once it has ended. No line waits for a time-out."""
+    async with asyncio.timeout(15):
+        found = await front.client.batches.retrieve(batch)
+        while found.status != "completed":
+            await asyncio.sleep(0.05)
+            found = await front.client.batches.retrieve(batch)
+    assert found.request_counts is not None
+    return found.request_counts.completed
 
 
 async def statuses(calls: Sequence[asyncio.Task[int]]) -> Counter[int]:
@@ -322,30 +347,34 @@ def test_waiting_lines_of_a_batch_follow_their_model(tmp_path: Path) -> None:
             listening(one, two),
             gateway(one.named("A", "m1"), two.named("B", "m2"), state=tmp_path) as front,
         ):
-            body = {"model": "m2", "messages": [{"role": "user", "content": "x"}]}
-            fixed = {"method": "POST", "url": "/v1/chat/completions", "body": body}
-            lines = "".join(
-                json.dumps({"custom_id": str(number)} | fixed) + "\n" for number in range(12)
-            )
-            file = await front.client.files.create(
-                file=("lines.jsonl", lines.encode()), purpose="batch"
-            )
-            batch = await front.client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
+            batch = await begin_batch(front, "m2", 12)
             calls = front.begin("m2", 4)
             await until(lambda: two.answered["m2"] > 1)
             front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
             assert await statuses(calls) == {200: 4}
 
-            found = batch
-            async with asyncio.timeout(15):
-                while found.status != "completed":
-                    await asyncio.sleep(0.05)
-                    found = await front.client.batches.retrieve(batch.id)
-            assert found.request_counts is not None
-            assert (found.request_counts.completed, found.request_counts.failed) == (12, 0)
+            assert await completed(front, batch) == 12
             assert two.answered["m2"] == 16
             assert two.most_in_flight == SLOTS
+
+    asyncio.run(main())
+
+
+def test_lines_that_wait_for_an_endpoint_that_leaves_go_to_the_one_that_failed(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        one, two = Server(("m",), [500, 500, 500]), Server(("m",), latency_s=4.0)
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m"), two.named("B", "m"), state=tmp_path) as front,
+        ):
+            batch = await begin_batch(front, "m", 8)
+            await until(lambda: not one.statuses and two.in_flight == SLOTS)
+            # The lines that have failed wait for the other endpoint.
+            await asyncio.sleep(2.0)
+            assert two.in_flight == SLOTS
+            front.change(one.named("A", "m"))
+            assert await completed(front, batch) == 8
 
     asyncio.run(main())

@@ -64,6 +64,11 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     is_open: bool = False
     name: str = ""
 
+    @property
+    def labels(self) -> set[str]:
+        """The names of its endpoints."""
+        return {one.label for one in self.endpoints}
+
 
 class Way(NamedTuple):
     """A group, its pool, the gate in front of it, and the backend that retries its calls."""
@@ -240,7 +245,8 @@ class Lineup:
         new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new = new_of.get(way.pool)
-            if new is None or new.barred != way.group.barred:
+            # A waiting call may avoid for now all endpoints but one that leaves.
+            if new is None or new.barred != way.group.barred or way.group.labels - new.labels:
                 way.gate.move()
                 way.pool.move()
         self._aim()
@@ -431,12 +437,12 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
 
     It has a model in common with the group, otherwise an endpoint.
     """
-    models, labels = set(group.barred), {one.label for one in group.endpoints}
+    models = set(group.barred)
     for way in ways:
         if models & set(way.group.barred) or (group.is_open and way.group.is_open):
             return way
     for way in ways:
-        if any(one.label in labels for one in way.group.endpoints):
+        if group.labels & way.group.labels:
             return way
     return None
 
