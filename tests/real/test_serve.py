@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import signal
 import subprocess
 import threading
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,8 +23,10 @@ import openai
 import pytest
 
 from redline.calls import Endpoint
+from redline.errors import ConfigError
+from redline.job.settings import EmbeddedSim
 from redline.limits import Limits
-from redline.serve.gateway import GatewaySettings, gateway_of
+from redline.serve.gateway import GatewaySettings, gateway_of, serve_gateway, serve_workers
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
@@ -611,3 +616,54 @@ async def test_a_deferred_response_is_refused_before_it_is_sent() -> None:
                     await client.responses.create(model="m", input="x", background=True)
     assert told.value.param == "background"
     assert not server.seen
+
+
+class Loading(EmbeddedSim):
+    """Takes a while to start, in which the process gets a SIGHUP. error: why it does not start."""
+
+    def __init__(self, error: ConfigError | None = None) -> None:
+        self.error = error
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        yield "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def deadly() -> Iterator[list[int]]:
+    """The SIGHUPs that would have ended the process."""
+    found = list[int]()
+    before = signal.signal(signal.SIGHUP, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_while_a_gateway_starts_has_it_read_its_settings_once_it_serves(
+    deadly: list[int],
+) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1")
+    settings = GatewaySettings(endpoints=(endpoint,), embedded=Loading(), port=0)
+    notes = list[str]()
+    serve_gateway(
+        settings,
+        reread=lambda: settings,
+        on_url=lambda _: os.kill(os.getpid(), signal.SIGTERM),
+        on_note=notes.append,
+    )
+    assert not deadly
+    assert notes == ["settings read: nothing has changed"]
+
+
+def test_a_hangup_while_the_server_of_several_workers_starts_does_not_end_it(
+    deadly: list[int],
+) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1")
+    embedded = Loading(ConfigError("it cannot start"))
+    settings = GatewaySettings(endpoints=(endpoint,), embedded=embedded, port=0, workers=2)
+    with pytest.raises(ConfigError, match="it cannot start"):
+        serve_workers(settings, {}, on_url=print, on_note=print)
+    assert not deadly

@@ -63,6 +63,7 @@ from redline.route.traffic import Traffic
 from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
+_MOVED = "the endpoints have changed"
 _READY = Health.READY
 
 
@@ -72,7 +73,7 @@ class Pool:
     strategy: chooses among those that could take a call. most: calls at all of them together, at
     most; None for the sum of what each allows. listener: notified of endpoints that are out. seed:
     of the random draws. may_be_empty: endpoints are added and removed; while there are none, calls
-    wait for one.
+    wait for one. moves: how often `move` was called.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, for none.
     """
 
@@ -114,6 +115,7 @@ class Pool:
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
         self._all_degraded = False
+        self.moves = 0
         for seat in seats:
             self.add(seat)
 
@@ -208,9 +210,13 @@ class Pool:
         return self._queue.waits_s(self._clock.now_s())
 
     def move(self) -> None:
-        """Ends the wait of every call with Withdrawn: other endpoints may have its model now."""
+        """Ends every call that waits, or would wait again, with Withdrawn.
+
+        Other endpoints may have its model now. Calls that endpoints answer are not affected.
+        """
+        self.moves += 1
         for ticket in self._queue.take_all():
-            _fail(ticket, Withdrawn("the endpoints have changed"))
+            _fail(ticket, Withdrawn(_MOVED))
 
     async def remove(self, name: str) -> None:
         """Takes an endpoint out, and returns when the calls that it had have ended.
@@ -263,15 +269,15 @@ class Pool:
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        usual, spare = self._usual, self._spare
+        usual, spare, moves = self._usual, self._spare, self.moves
         if usual is None or call.avoid or not spare:
-            return await self._send(request, call, sink)
+            return await self._send(request, call, sink, moves)
         # The fast path for nearly all calls: an endpoint that certainly has room is not asked, and
         # of an answer only its arrival and its latency are recorded.
         member = soonest(next(usual))
         in_flight = member.in_flight
         if in_flight >= member.steady:
-            return await self._send(request, call, sink, member)
+            return await self._send(request, call, sink, moves, member)
         self._spare = spare - 1
         member.in_flight = in_flight + 1
         member.expected_s += member.call_s
@@ -287,7 +293,7 @@ class Pool:
             member.expected_s -= member.call_s
             member.fresh_s.append(outcome.latency_s)
         elif not self._is_over(member, outcome, request, call, epoch):
-            outcome = await self._send(request, call, sink)
+            outcome = await self._send(request, call, sink, moves)
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
@@ -314,15 +320,21 @@ class Pool:
         request: Request,
         call: Call,
         sink: Sink | None,
+        moves: int,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """The outcome of a call, on as many endpoints as it needs. member: the first, if chosen."""
+        """The outcome of a call, on as many endpoints as it needs.
+
+        moves: the value of `self.moves` when the call came. member: its first endpoint, if chosen.
+        """
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
         if self._unwatched:
             self._watch()
         while True:
+            if moves != self.moves:
+                return failed(Withdrawn(_MOVED))
             if self._queue.tickets or not self._spare:
                 member = None
             elif member is None or not member.is_open(self._clock.now_s(), self._all_degraded):
@@ -683,15 +695,15 @@ class Pool:
 
     def _lose(self, member: PoolMember, error: CallError) -> None:
         """Takes an endpoint out for good; fails the waiting calls for which it was the last one."""
-        is_news = member.error is None
+        if member.error is not None:
+            return
         self._drop(member)
         member.lose(error)
         self._weigh()
-        if is_news:
-            left = sum(not one.is_out for one in self._members)
-            now_s, of = self._clock.now_s(), len(self._members)
-            self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
-        self._refuse_waiting(member, error, self._clock.now_s())
+        left = sum(not one.is_out for one in self._members)
+        now_s, of = self._clock.now_s(), len(self._members)
+        self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
+        self._refuse_waiting(member, error, now_s)
         self._tell_holder()
 
     def _refuse_waiting(
@@ -702,14 +714,12 @@ class Pool:
         but: Collection[Health] = (),
     ) -> None:
         """Fails the waiting calls for which no other endpoint is left; see `_is_elsewhere`."""
-        is_elsewhere: dict[frozenset[str], bool] = {}
-        for ticket in [*self._queue.tickets]:
-            barred = ticket.call.barred
-            if barred not in is_elsewhere:
-                is_elsewhere[barred] = self._is_elsewhere(member, barred, now_s, but)
-            if not is_elsewhere[barred]:
-                self._queue.take(ticket)
-                _fail(ticket, copy.copy(error))
+        is_over = {
+            barred: not self._is_elsewhere(member, barred, now_s, but)
+            for barred in {call.barred for call in self._queue.calls()}
+        }
+        for ticket in self._queue.take_all(lambda call: is_over[call.barred]):
+            _fail(ticket, copy.copy(error))
 
     def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
         """The error that took the last endpoint out which is not barred; None if one may come."""

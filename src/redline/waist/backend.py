@@ -14,7 +14,7 @@ from redline.clock import Clock
 from redline.errors import TimedOut
 from redline.waist.load import Load
 from redline.waist.outcome import Outcome
-from redline.waist.surrogates import decoded
+from redline.waist.surrogates import replacing_halves
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         read = self.__dict__
         if "body" not in read:
             try:
-                read["body"] = decoded(msgspec.json.decode, raw)
+                read["body"] = replacing_halves(msgspec.json.decode, raw)
             except (ValueError, RecursionError):
                 read["body"] = raw
         return read["body"]
@@ -102,7 +102,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         if raw is None or "body" in read:
             return self.body
         try:
-            return decoded(_COUNTS.decode, raw)
+            return replacing_halves(_COUNTS.decode, raw)
         except (ValueError, RecursionError):
             return self.body
 
@@ -141,7 +141,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             found = body.get("model") if isinstance(body, dict) else None
             return found if isinstance(found, str) else None
         try:
-            return decoded(_NAMED.decode, raw).get("model")
+            return replacing_halves(_NAMED.decode, raw).get("model")
         except (ValueError, RecursionError):
             return None
 
@@ -158,7 +158,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
                 return self
             return msgspec.structs.replace(self, body={**body, **fields})
         try:
-            values = decoded(_RAW_FIELDS.decode, self.raw)
+            values = replacing_halves(_RAW_FIELDS.decode, self.raw)
         except (ValueError, RecursionError):
             return self
         changed = msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
@@ -224,6 +224,11 @@ class Call(msgspec.Struct, kw_only=True):
     on_write: Callable[[], None] | None = None
     on_wait: Callable[[], None] | None = None
     again_s: float = -math.inf
+
+    def bar(self, barred: frozenset[str]) -> None:
+        """Sets the endpoints that it must never use, in place of all that it avoids."""
+        self.avoid = self.barred = barred
+        self.unfit = frozenset()
 
     async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
         """Awaits `waiting` and returns its result. Raises TimedOut at the deadline."""

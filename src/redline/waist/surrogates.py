@@ -21,7 +21,7 @@ _HALF = re.compile(
 )
 
 
-def decoded(decode: Callable[[bytes], T], raw: bytes) -> T:
+def replacing_halves(decode: Callable[[bytes], T], raw: bytes) -> T:
     """The result of `decode` for this JSON, with U+FFFD in place of halves of surrogate pairs.
 
     Raises what `decode` raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -160,9 +161,26 @@ def test_a_maximum_is_a_number_of_tokens_that_an_answer_may_have(
         ({"n": 3, "max_tokens": "many"}, 3),
         ({"n": 3, "best_of": 5}, 5),
         ({"n": 3, "prompt": ["a", "b"]}, 6),
+        ({"n": 3, "max_tokens": "many", "prompt": ["a", "b"]}, 6),
+        ({"n": 3, "prompt": [[1, 2], [3]]}, 6),
         ({"n": 3, "prompt": [1, 2]}, 3),
+        ({"n": 3, "prompt": "[a]"}, 3),
+        ({"n": 3, "prompt": []}, 3),
         ({"n": []}, 1),
     ],
 )
 def test_the_number_of_billed_answers_is_a_fact(fields: dict[str, Any], answers: int) -> None:
     assert facts_of(said("a", **fields)).drafts == answers
+
+
+@pytest.mark.parametrize("prompt", ["\u00e9" * 20_000, [[*range(500)]] * 40, [*range(20_000)]])
+def test_facts_keep_no_copy_of_a_prompt(prompt: Any) -> None:
+    raw = json.dumps({"model": "m", "prompt": prompt}).encode()
+    tracemalloc.start()
+    try:
+        facts = facts_of(raw)
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert facts.model == "m"
+    assert size_bytes < len(raw) // 10

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.waist import Request
+from redline.waist import Call, Request
 
 PLAIN: dict[str, Any] = {"model": "a", "messages": [{"role": "user", "content": "hi"}], "n": 2}
 VALUES = st.recursive(
@@ -163,3 +163,10 @@ def test_what_says_the_number_of_answers_is_read(raw: bytes, asked: Any) -> None
 
 def test_a_body_that_was_given_is_what_is_asked() -> None:
     assert Request(body={"text": 3}).asked == {"text": 3}
+
+
+def test_a_call_forgets_what_other_pools_have_found_out_about_it() -> None:
+    call = Call(avoid=frozenset("abc"), unfit=frozenset("b"), barred=frozenset("c"), tenant="one")
+    call.bar(frozenset("d"))
+    assert (call.avoid, call.unfit, call.barred) == ({"d"}, set(), {"d"})
+    assert call.tenant == "one"

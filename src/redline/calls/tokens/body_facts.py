@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from redline.apis import drafts
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
-from redline.waist import decoded
+from redline.waist import replacing_halves
 
 # Above the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
 # What servers that are lenient about types take for true.
 TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
+# The beginning of a list of prompts; that of one prompt in token ids begins with a number.
+_PROMPTS = re.compile(rb"\[\s*[^\s\d-]")
 _QUOTED_DATA = b'"' + DATA.encode()
 
 _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
 
 class BodyFacts(msgspec.Struct):
-    """The fields that redline reads from any body; the others are the endpoint's."""
+    """The fields that redline reads from any body; the others are the endpoint's.
+
+    prompt: its JSON as it is in the body.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -33,7 +39,7 @@ class BodyFacts(msgspec.Struct):
     service_tier: str | None = None
     n: Any = None
     best_of: Any = None
-    prompt: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
     background: Any = None
 
     @property
@@ -54,7 +60,7 @@ class BodyFacts(msgspec.Struct):
     @property
     def drafts(self) -> int:
         """The number of answers that are billed."""
-        return drafts({"n": self.n, "best_of": self.best_of, "prompt": self.prompt})
+        return drafts({"n": self.n, "best_of": self.best_of, "prompt": _prompts(self.prompt)})
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -79,7 +85,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: _Most | None = None
     n: Literal[1] | None = None
     best_of: None = None
-    prompt: None = None
+    prompt: None = None  # type: ignore[assignment]  # or absent
     background: None = None
     temperature: Any = None
     top_p: Any = None
@@ -100,11 +106,18 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
 
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _ANY = msgspec.json.Decoder(msgspec.Raw)
 _FACTS = msgspec.json.Decoder(BodyFacts)
 _FIELDS = msgspec.structs.fields(BodyFacts)
 _STATED = msgspec.json.Decoder(
-    msgspec.defstruct("_Stated", [(field.name, Any, None) for field in _FIELDS])
+    msgspec.defstruct(
+        "_Stated",
+        [
+            (field.name, field.type if field.type is msgspec.Raw else Any, field.default)
+            for field in _FIELDS
+        ],
+    )
 )
 
 
@@ -134,7 +147,7 @@ def facts_of(raw: bytes) -> BodyFacts:
     if chat is not None:
         return chat
     try:
-        return decoded(_FACTS.decode, raw)
+        return replacing_halves(_FACTS.decode, raw)
     except msgspec.ValidationError:
         return _valid_facts(raw)
     except (ValueError, RecursionError):
@@ -145,8 +158,8 @@ def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
         # All of it: the next reader stops where a body begins that is not an object.
-        decoded(_ANY.decode, raw)
-        stated = decoded(_STATED.decode, raw)
+        replacing_halves(_ANY.decode, raw)
+        stated = replacing_halves(_STATED.decode, raw)
     except msgspec.ValidationError:
         return BodyFacts()
     except (ValueError, RecursionError):
@@ -160,6 +173,11 @@ def _valid_facts(raw: bytes) -> BodyFacts:
             if field.name == "stream":
                 found[field.name] = str(value).lower() in TRUE
     return BodyFacts(**found)
+
+
+def _prompts(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
+    """The prompts of a list, as JSON; None for one prompt: a text, or token ids."""
+    return _decode_list(prompt) if _PROMPTS.match(prompt) else None
 
 
 def _text(content: msgspec.Raw) -> str:

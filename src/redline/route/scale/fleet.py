@@ -27,7 +27,7 @@ LOOKED_AT = 10_000
 # After a replica could not be started, none is started for this long, then twice as long.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
-# A replica that is degraded for as long does not recover by itself: it has got a call every 15 s.
+# A replica that still fails after it has been degraded for as long does not recover by itself.
 HUNG_S = 300.0
 FAILURES = 100
 
@@ -91,9 +91,6 @@ class Fleet:
         self._stopping: set[str] = set()
         self._waits = _Waits(WAIT_SHARE * settings.panic_window_s)
         self._pause_s = FIRST_PAUSE_S
-        # Since when a replica has been degraded, by its name and the epoch of its breaker, which
-        # changes if a call succeeds.
-        self._degraded_s: dict[tuple[str, int], float] = {}
 
     @property
     def history(self) -> Sequence[Change]:
@@ -119,7 +116,7 @@ class Fleet:
                     decision = self._autoscaler.decide(self.sample())
                     if not decision.replicas:
                         # The next call finds out whether a replica can be started.
-                        self._pause_s, self.failed_starts = FIRST_PAUSE_S, 0
+                        self._pause_s, self.failed_starts, self.again_s = FIRST_PAUSE_S, 0, 0.0
                     self._grow(decision.replicas, tasks)
                     self._shrink(decision.replicas, tasks)
                     await asyncio.sleep(self._settings.tick_s)
@@ -158,17 +155,11 @@ class Fleet:
         )
 
     def _replace_lost(self, tasks: asyncio.TaskGroup) -> None:
-        now_s, before = self._clock.now_s(), self._degraded_s
-        self._degraded_s = {}
+        now_s = self._clock.now_s()
         for member in self.ready:
-            health = member.health(now_s)
-            if health is Health.DEGRADED:
-                key = member.name, member.breaker.epoch
-                since_s = self._degraded_s[key] = before.get(key, now_s)
-                if now_s - since_s < HUNG_S:
-                    continue
+            if member.breaker.failing_s >= HUNG_S:
                 why: object = f"its calls have failed for {HUNG_S:g} s"
-            elif health is Health.GONE:
+            elif member.health(now_s) is Health.GONE:
                 why = member.backend.load(now_s).binds if member.error is None else member.error
             else:
                 continue

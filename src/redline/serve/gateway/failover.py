@@ -29,13 +29,7 @@ class Failover:
         self.pool = pool
         self._budget = RetryBudget(RetryPolicy(max_retries=MOST))
         self._calls = 0
-        self._moves = 0
         self.failovers = 0
-
-    def move(self) -> None:
-        """Sends no call again that was sent before, and ends the wait of calls in the pool."""
-        self._moves += 1
-        self.pool.move()
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return self.pool.load(now_s, request)
@@ -43,7 +37,7 @@ class Failover:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
         call.attempts += 1
-        moves = self._moves
+        moves = self.pool.moves
         outcome = await self.pool.send(request, call, sink)
         if outcome.error is None:
             return outcome
@@ -51,7 +45,7 @@ class Failover:
             if not self._may_repeat(outcome, call):
                 break
             tried = outcome.tried
-            if moves != self._moves:
+            if moves != self.pool.moves:
                 outcome = failed(Withdrawn("the endpoints have changed"))
             else:
                 self.failovers += 1

@@ -52,7 +52,7 @@ class Lines:
             return failed(error)
         with started:
             outcome = await self._sent(request, call, sink, facts, raw)
-            used = self._meter.used(facts.model, facts.drafts, outcome)
+            used = self._meter.used(facts.model, outcome)
             started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
             return outcome
 
@@ -63,16 +63,19 @@ class Lines:
         self, request: Request, call: Call, sink: Sink | None, facts: BodyFacts, raw: bytes
     ) -> Outcome:
         """The outcome of a call, sent to the endpoints that have its model now."""
-        avoid = call.avoid - call.barred
+        failed_at = call.avoid - call.barred
         while True:
             try:
                 target = self._target(call, facts, raw)
             except Refusal as refusal:
                 return _rejected(refusal)
-            call.avoid, call.barred = avoid | target.unfit, target.unfit
+            call.bar(target.barred)
+            call.avoid |= failed_at
             outcome = await target.lines.send(request, call, sink)
             if not isinstance(outcome.error, Withdrawn):
                 return outcome
+            # The endpoints that have its model now may be others.
+            failed_at = frozenset()
 
     async def aclose(self) -> None:
         """Does nothing: the owner of the endpoints closes them."""

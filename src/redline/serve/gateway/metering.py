@@ -67,11 +67,8 @@ class Meter:
             None if cost is None else min(cost, _MOST_PICODOLLARS),
         )
 
-    def used(self, model: str | None, answers: int, outcome: Outcome) -> Used:
-        """The usage of an outcome: zero if the endpoint refused the call or was not asked.
-
-        answers: the number that the call asked for.
-        """
+    def used(self, model: str | None, outcome: Outcome) -> Used:
+        """The usage of an outcome: zero if the endpoint refused the call or was not asked."""
         reply = outcome.reply
         if reply is None:
             is_sent = any(attempt.was_sent for attempt in outcome.tried)
@@ -85,7 +82,8 @@ class Meter:
         written = reply.output_tokens
         if written:
             # A server that counts wrongly may state more.
-            self._output += (min(written / answers, MOST_OUTPUT_TOKENS) - self._output) / _MEMORY
+            each = min(written / len(reply.finish_reasons), MOST_OUTPUT_TOKENS)
+            self._output += (each - self._output) / _MEMORY
         price: Price | None = self._prices.at(outcome.endpoint, model)
         return Used(
             (reply.input_tokens or 0) + (written or 0), None if price is None else price.of(usage)

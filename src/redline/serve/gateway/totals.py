@@ -46,13 +46,11 @@ class Asking(msgspec.Struct, kw_only=True):
     """One call, as it is counted.
 
     asked: the model that the client named. model: the same if the settings name it, otherwise
-    `other`. answers: the number that the client asked for. is_anew: it wants no stored answer.
-    is_over: it has been counted.
+    `other`. is_anew: it wants no stored answer. is_over: it has been counted.
     """
 
     tenant: Tenant
     asked: str | None
-    answers: int
     model: str
     klass: str
     request_id: str

@@ -144,7 +144,7 @@ async def pass_on(
     if exchange.path in MESSAGES_CALLS:
         await answer_messages(exchange, raw, send, request_id=request_id)
         return
-    if facts.is_deferred and exchange.path == responses.API.path:
+    if exchange.path == responses.API.path and facts.is_deferred:
         raise Refusal(
             "The answer would be fetched later, which this server does not pass on: remove "
             "`background`, or ask for a stream.",

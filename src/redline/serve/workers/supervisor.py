@@ -52,6 +52,8 @@ async def supervise(
     the command line. A signal after the first one ends all at once, and this process. Raises
     ConfigError.
     """
+    # Until there are workers, SIGHUP changes nothing: they read the settings when they start.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     table = SharedTable.make(workers)
     folder = tempfile.mkdtemp(prefix="redline-")
     try:
