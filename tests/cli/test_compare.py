@@ -13,6 +13,7 @@ import pytest
 
 from cli.conftest import Cli
 from cli.test_outputs import contents
+from cli.test_show import nested
 from support.output_files import failure, result, write_output
 
 Rows = Callable[..., str]
@@ -30,6 +31,18 @@ def scores(cli: Cli) -> str:
     said, _, for_programs = cli("eval", "compare", "a.jsonl", "b.jsonl").out.partition("\n\nonly")
     assert for_programs
     return said
+
+
+def test_answers_that_are_nested_deeply_are_compared(cli: Cli) -> None:
+    deep: list[Any] = []
+    for _ in range(700):
+        deep = [deep]
+    outputs([result(1, tool_calls=deep)], [result(1, tool_calls=deep)])
+    assert "outputs: 1 equal (100.0 %)" in cli("compare", "a.jsonl", "b.jsonl").out
+    outputs([result(1)], [nested(1, 3000)])
+    lines = cli("compare", "a.jsonl", "b.jsonl").out.splitlines()
+    # The row has no name where its line cannot be read.
+    assert "different outputs: 1" in lines
 
 
 def test_two_runs_of_the_same_rows(cli: Cli, rows: Rows) -> None:

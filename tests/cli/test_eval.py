@@ -331,3 +331,11 @@ def test_json_that_a_results_file_cannot_hold_is_graded_and_kept_as_text(
     assert [line["verdict"] for line in lines("out.jsonl")] == ["correct", "wrong"]
     for line in lines("out.jsonl"):
         assert json.loads(line["extracted"]) == json.loads(said)
+
+
+def test_a_task_without_questions_is_hinted_at_by_its_file(cli: Cli) -> None:
+    Path("mine.toml").write_text('prompt = "{{ question }}"\nmetric = "exact"\n')
+    for named in (("--task", "mine.toml"), ("gsm8k",)):
+        told = cli("eval", *named)
+        assert (told.status, told.out) == (2, "")
+        assert f"hint: redline eval {' '.join(named)} --data FILE\n" in told.err

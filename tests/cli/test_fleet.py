@@ -129,7 +129,7 @@ def test_no_fleet_runs(cli: Cli, tmp_path: Path, odd: Any) -> None:
     (tmp_path / "fleet.toml").write_text(GOOD.replace("8080", "9"), "utf-8")
     told = cli("fleet", "status", "fleet.toml")
     assert (told.status, told.out) == (2, "")
-    assert told.err.startswith("error: no fleet answers at 127.0.0.1:9: ")
+    assert told.err.startswith("error: no fleet answers at 127.0.0.1:9: Connection refused")
     assert "\nwhere: fleet.toml\n" in told.err
     told = cli("fleet", "status", odd.url)
     assert told.status == 2

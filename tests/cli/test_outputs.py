@@ -140,6 +140,36 @@ def test_an_output_that_would_write_to_anothers_files_is_refused(
     assert contents() == before
 
 
+@pytest.mark.parametrize("name", ["labels.jsonl", "labels.json", "labels"])
+def test_a_failures_file_is_repaired_with_its_results_only(cli: Cli, rows: Rows, name: str) -> None:
+    """By itself it would not be under the lock of its run."""
+    cli("run", rows({"prompt": "hi"}, BAD), *SIM, "-o", name)
+    failed = Output.at(name).failed_path
+    with failed.open("ab") as file:
+        file.write(b"notes\n")
+    before = contents()
+    told = cli("repair", str(failed))
+    assert told.status == 2
+    assert f"error: {failed} holds the failures of {name}\n" in told.err
+    assert f"hint: name {name}: its failures belong to it\n" in told.err
+    assert contents() == before
+
+
+@pytest.mark.parametrize("length", [249, 300])
+def test_a_name_that_the_system_refuses_is_told(cli: Cli, rows: Rows, length: int) -> None:
+    """At 249, only the names beside it are too long. A folder without permission is alike."""
+    name = "x" * (length - 6) + ".jsonl"
+    told = cli("run", rows({"prompt": "one"}), *SIM, "-o", name)
+    assert told.status == 2
+    assert told.err.startswith("error: cannot use xxx")
+    assert told.err.endswith("File name too long\n\nhint: choose a shorter name\n")
+    if length > 255:
+        for command in ("show", "verify", "repair", "compare"):
+            told = cli(command, name, *(["other.jsonl"] if command == "compare" else []))
+            assert told.status == 2
+            assert "File name too long" in told.err
+
+
 @pytest.mark.parametrize("name", ["labels", "labels.jsonl", "labels.json"])
 def test_an_output_of_an_older_redline_is_found_and_resumed(
     cli: Cli, rows: Rows, name: str
@@ -278,3 +308,17 @@ def test_an_older_output_with_such_a_name_is_continued(cli: Cli, rows: Rows) -> 
     source = old_output("labels.csv", rows)
     told = cli("run", source, *SIM, "-o", "labels.csv")
     assert told.err.startswith("Nothing to do: 2 done, 1 failed\n")
+
+
+@pytest.mark.parametrize("command", ["status", "show", "report", "verify", "repair"])
+@pytest.mark.parametrize(
+    ("name", "holds"), [("labels.failed.jsonl", "failures"), ("labels.redline", "state")]
+)
+def test_a_file_or_folder_beside_an_output_is_told_from_it_by_every_command(
+    cli: Cli, rows: Rows, command: str, name: str, holds: str
+) -> None:
+    cli("run", rows(BAD), *SIM, "-o", "labels.jsonl")
+    told = cli(command, name)
+    assert told.status == 2
+    assert told.err.startswith(f"error: {name} holds the {holds} of labels.jsonl\n")
+    assert "hint: name labels.jsonl" in told.err

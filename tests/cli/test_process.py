@@ -374,3 +374,44 @@ def test_what_the_encoding_of_stdout_lacks_is_escaped(cli: Cli, rows: Rows) -> N
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "caf\\udce9.jsonl" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show $'a\\xe9.jsonl' --json",
+        "status $'a\\xe9.jsonl' --json",
+        "compare $'a\\xe9.jsonl' $'b\\xe9.jsonl' --json",
+        "bench sim --rows $'rows\\xe9.jsonl' --prompt '{{ text }}' --limit 1 --json",
+        "run $'rows\\xe9.jsonl' --endpoint sim --prompt '{{ text }}' -o $'c\\xe9.jsonl' --log json",
+    ],
+)
+def test_a_name_that_is_not_utf_8_is_written_as_json(cli: Cli, rows: Rows, command: str) -> None:
+    path = "rows\udce9.jsonl"
+    Path(rows({"text": "a"})).rename(path)
+    for name in ("a", "b"):
+        cli("run", path, *SIM, "-o", f"{name}\udce9.jsonl")
+    done = shell(f"redline {command}")
+    text = done.stderr.splitlines()[-1] if "--log" in command else done.stdout
+    assert (done.returncode, type(json.loads(text))) == (0, dict)
+
+
+@pytest.mark.parametrize("flag", ["model", "system"])
+def test_a_setting_that_is_not_utf_8_is_refused_by_name(cli: Cli, rows: Rows, flag: str) -> None:
+    done = cli("run", rows({"text": "a"}), *SIM, f"--{flag}", "a \udce9", "-o", "out.jsonl")
+    assert done.status == 2
+    assert f"error: {flag} is not UTF-8" in done.err
+    done = cli("run", "in.jsonl", *SIM, f"--{flag}", "a \udce9", "--dry-run")
+    assert (done.status, done.err) == (0, "")
+    assert "a \ufffd" in done.out
+
+
+def test_an_input_whose_name_is_not_utf_8_is_to_be_named_again(cli: Cli, rows: Rows) -> None:
+    path = "rows\udce9.jsonl"
+    Path(rows({"text": "a"})).rename(path)
+    cli("run", path, *SIM, "-o", "out.jsonl")
+    done = cli("verify", "out.jsonl")
+    assert done.status == 2
+    assert "out.jsonl was made from a file whose name is not UTF-8" in done.err
+    assert "hint: name the input with --input" in done.err
+    assert cli("verify", "out.jsonl", "--input", path).status == 0

@@ -29,7 +29,7 @@ def test_it_is_told_on_stdout_without_o(cli: Cli) -> None:
     lines = told.out.splitlines()
     assert lines[0] == "# Report of out.jsonl"
     assert lines[2] == "**Bound by 200k tokens/min for 100 % of the time**"
-    assert lines[4].startswith("died: its process was killed 2026-09-21 14:13 UTC, after 5.0 s")
+    assert lines[4] == "died 2026-09-21 14:13 UTC, after 5.0 s: its process was killed"
     found = json.loads(cli("report", "out.jsonl", "--format", "json").out)
     assert found["jobs"][0]["state"] == "dead"
 

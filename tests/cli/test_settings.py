@@ -69,11 +69,19 @@ def test_a_wrong_setting_is_named_with_its_table(
         assert told.err == f"error: {what}\nwhere: {where}\n" + (hint and f"\nhint: {hint}\n")
 
 
-def test_a_file_that_is_not_toml(cli: Cli, rows: Rows) -> None:
-    toml("[run\n")
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[run\n", "Expected"),
+        (f"a = {'[' * 5000}", "lists are nested too deeply"),
+        (f"a = {'1' * 5000}", "a number is too long"),
+    ],
+)
+def test_a_file_that_is_not_toml(cli: Cli, rows: Rows, text: str, why: str) -> None:
+    toml(text)
     told = cli("run", rows({"text": "a"}), *SIM)
     assert told.status == 2
-    assert told.err.startswith("error: redline.toml is not valid TOML: ")
+    assert told.err.startswith("error: redline.toml is not valid TOML: " + why)
     assert f"where: {Path.cwd() / 'redline.toml'}\n" in told.err
     Path("redline.toml").write_bytes(b"\xff\xfe")
     assert "redline.toml: it is not UTF-8" in cli("run", "in.jsonl", *SIM).err

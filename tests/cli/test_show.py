@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -35,6 +36,24 @@ def fields(cli: Cli, *argv: str) -> Any:
 def labels(*results: bytes, failures: tuple[bytes, ...] = (), **settings: Any) -> str:
     write_output(Path("labels.jsonl"), results, failures, **settings)
     return "labels.jsonl"
+
+
+def nested(row: int, levels: int) -> bytes:
+    """The line of an answer that is a list in a list in a list."""
+    deep = b"[" * levels + b"]" * levels
+    body = result(row, "deep").rpartition(b',"crc"')[0].replace(b'"deep"', deep)
+    return b'%b,"crc":"%08x"}\n' % (body, crc32(body))
+
+
+def test_a_line_that_is_nested_too_deeply_still_counts(cli: Cli) -> None:
+    told = cli("show", labels(nested(1, 3000), result(2)))
+    assert (told.status, told.err) == (0, "")
+    assert told.out.startswith("2 rows = 2 succeeded + 0 failed so far")
+    told = cli("show", "labels.jsonl", "--sample", "2")
+    assert "a line that is nested too deeply, or written by an unknown version" in told.out
+    told = cli("show", "labels.jsonl", "--row", "1")
+    assert (told.status, told.err) == (0, "")
+    assert told.out.encode() == nested(1, 3000)
 
 
 def test_a_finished_job_in_numbers(cli: Cli, rows: Rows) -> None:
@@ -194,7 +213,7 @@ def test_lines_that_do_not_count_are_told(cli: Cli) -> None:
 def test_prices_are_those_of_the_folder_and_a_broken_file_of_them_is_no_obstacle(cli: Cli) -> None:
     labels(result(1), result(2, model="mine"))
     assert (
-        'cost        unknown by m and mine: the table [prices."m"]'
+        'cost        unknown: no price is known for m and mine (set [prices."m"]'
         in cli("show", "labels.jsonl").out
     )
     prices = (
@@ -202,7 +221,7 @@ def test_prices_are_those_of_the_folder_and_a_broken_file_of_them_is_no_obstacle
     )
     Path("redline.toml").write_text(prices)
     out = cli("show", "labels.jsonl").out
-    assert "cost        $0.000017 for 1 answer; unknown of 1 answer, by m: the table" in out
+    assert "cost        $0.000017 for 1 answer; unknown for 1 answer: no price is known for" in out
     assert fields(cli, "labels.jsonl")["cost_usd"] == pytest.approx(17e-6)
     Path("redline.toml").write_text("[prices.mine]\ninput = 'dear'\n")
     told = cli("show", "labels.jsonl")

@@ -89,7 +89,7 @@ def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> N
     [
         (RunEnd(at_s=10, how="finished"), 0, "finished at "),
         (RunEnd(at_s=10, how="interrupted"), 1, "the same command continues"),
-        (RunEnd(at_s=10, how="stopped", what="the key is refused"), 1, "the key is refused"),
+        (RunEnd(at_s=10, how="stopped", what="it refuses."), 1, "it refuses; the same command"),
         (None, 1, "process 4194305 has died at "),
     ],
 )
@@ -155,6 +155,14 @@ def test_what_is_no_job_is_said_with_what_to_do(
     assert told.status == 2
     assert what in told.err
     assert hint in told.err
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_path_below_a_file_does_not_exist(cli: Cli, command: str) -> None:
+    Path("in.csv").write_text("text\na\n")
+    told = cli(command, "in.csv/out.jsonl")
+    assert told.status == 2
+    assert told.err.startswith("error: in.csv/out.jsonl does not exist\n")
 
 
 def test_a_killed_job_is_recognized_and_asking_does_not_keep_another_run_out(

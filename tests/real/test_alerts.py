@@ -6,11 +6,15 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import redline
+from support.starting import free_port
 
 pytestmark = [pytest.mark.real]
 
@@ -61,3 +65,20 @@ def test_an_alert_fires_once_and_ends_once(tmp_path: Path) -> None:
     assert first["job"]["output"] == "out.jsonl"
     assert "rule of thumb: a higher limit" in first["text"]
     assert first["id"] != last["id"]
+
+
+def test_what_a_job_waits_for_its_webhook_is_not_its_time() -> None:
+    begun_s = time.monotonic()
+    report = redline.run(
+        [{"prompt": f"Say {n}"} for n in range(70)],
+        endpoint="sim",
+        rps=20,
+        alerts={
+            "webhook": f"http://127.0.0.1:{free_port()}",
+            "rows_per_s": {"below": 1000, "for": "1s"},
+        },
+    )
+    whole_s = time.monotonic() - begun_s
+    assert report.succeeded == 70
+    assert "did not reach the webhook" in (report.not_notified or "")
+    assert report.elapsed_s < whole_s - 2.9

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from redline.cli import main
 from redline.job.batch import plan as batch_plan
 from redline.job.batch import runner as batch_module
 from support.scripted import Answer, Asked, Scripted, chat, said, scripted
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
@@ -62,6 +63,8 @@ class Provider:
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, Line] = {}
         self.looks: dict[str, int] = {}
+        self.asked_live: list[str] = []
+        self.refused: set[str] = set()
         self.billed = 0
         self.hidden_downloads = 0
 
@@ -84,6 +87,14 @@ class Provider:
             batch_id = parts[1]
             self.looks[batch_id] = self.looks.get(batch_id, 0) + 1
             return self.shows(dict(self.batches[batch_id]), self.looks[batch_id])
+        if parts == ["chat", "completions"]:
+            self.asked_live.append(body["messages"][-1]["content"])
+            text = self.asked_live[-1]
+            return (
+                Answer(400, {"error": {"message": "no"}})
+                if text in self.refused
+                else chat(said(f"echo {text}"))
+            )
         return {"id": "x", "deleted": True}
 
     def _made(self, body: Line) -> Line:
@@ -104,10 +115,10 @@ def serving(provider: Provider) -> Iterator[Scripted]:
         yield server
 
 
-def run(server: Scripted, **options: Any) -> redline.Report:
+def run(server: Scripted, rows: Any = "rows.jsonl", **options: Any) -> redline.Report:
     given = {"via": "batch", "model": "m", "output": "out.jsonl", "progress": False, **options}
     endpoint = redline.Endpoint(base_url=server.base_url, api_key=KEY)
-    return redline.run("rows.jsonl", endpoint=endpoint, **given)
+    return redline.run(rows, endpoint=endpoint, **given)
 
 
 def results() -> dict[str, str]:
@@ -341,3 +352,94 @@ def test_a_changed_row_counts_once_if_its_new_batch_ends_first() -> None:
         report = run(server)
     assert (report.offered, report.succeeded, report.unfinished) == (ROWS, ROWS, 0)
     assert results() == ALL | {"r2": "echo say two"}
+
+
+OLD: dict[str, Writes] = {
+    "answered": jsonl,
+    "failed": lambda lines: jsonl(
+        [
+            line
+            if "say 2" not in line["response"]["body"]["choices"][0]["message"]["content"]
+            else line | {"response": {"status_code": 400, "body": {"error": {"message": "bad"}}}}
+            for line in lines
+        ]
+    ),
+    "left": lambda lines: jsonl(lines[3:]),
+}
+
+
+@pytest.mark.parametrize("via", ["batch", "live"])
+@pytest.mark.parametrize("writes", OLD.values(), ids=OLD.keys())
+def test_a_changed_row_counts_once_if_its_former_batch_ends_first(
+    via: str, writes: Writes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(writes, shows=refused)  # type: ignore[arg-type]
+    more = "".join(json.dumps({"custom_id": f"n{n}", "prompt": f"ask {n}"}) + "\n" for n in (0, 1))
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        changed = Path("rows.jsonl").read_text().replace("say 2", "say two")
+        Path("rows.jsonl").write_text(more + changed)
+        # With batches of one row, the former batch ends before the changed row is read.
+        monkeypatch.setattr(batch_plan, "MOST_ROWS", 1)
+        provider.shows = lambda batch, seen: batch
+        report = run(server, via=via)
+    counts = (report.offered, report.succeeded, report.failed, report.unfinished, report.results)
+    assert counts == (ROWS + 2, ROWS + 2, 0, 0, ROWS + 2)
+    assert results() == ALL | {"r2": "echo say two", "n0": "echo ask 0", "n1": "echo ask 1"}
+    assert not Path("out.failed.jsonl").exists()
+    assert "say 2" not in provider.asked_live
+
+
+def test_rows_that_a_batch_has_left_do_not_wait_for_the_end_of_a_file_that_grows() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(OLD["left"], shows=refused)  # type: ignore[arg-type]
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        provider.shows = lambda batch, seen: batch
+        report = run(server, via="live", follow=True, deadline_s=3.0)
+    assert (report.succeeded, report.unfinished) == (ROWS, 0)
+    assert results() == ALL
+
+
+def test_rows_that_a_batch_has_left_do_not_wait_for_an_iterable_and_count_apart_from_its_rows() -> (
+    None
+):
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(OLD["left"], shows=refused)  # type: ignore[arg-type]
+    left = ["say 0", "say 1", "say 2"]
+
+    async def rows() -> AsyncIterator[Line]:
+        await until(lambda: sorted(provider.asked_live) == left)
+        yield {"custom_id": "r2", "prompt": "say two"}
+
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        provider.shows = lambda batch, seen: batch
+        report = run(server, rows=rows(), via="live", deadline_s=5.0)
+    assert provider.asked_live[3:] == ["say two"]
+    # The row that has changed counts with its former content, and with that of the input.
+    assert (report.offered, report.succeeded, report.unfinished) == (ROWS + 1, ROWS + 1, 0)
+    assert results().keys() == ALL.keys()
+
+
+def test_a_changed_row_that_fails_in_place_of_its_former_batch_has_one_failure() -> None:
+    def refused(batch: Line, seen: int) -> Answer:
+        return Answer(401, {"error": {"message": "bad key"}})
+
+    provider = Provider(OLD["failed"], shows=refused)  # type: ignore[arg-type]
+    provider.refused = {"say two"}
+    with serving(provider) as server:
+        assert run(server).unfinished == ROWS
+        changed = Path("rows.jsonl").read_text().replace("say 2", "say two")
+        Path("rows.jsonl").write_text(changed)
+        provider.shows = lambda batch, seen: batch
+        report = run(server, via="live")
+    assert (report.offered, report.succeeded, report.failed) == (ROWS, ROWS - 1, 1)
+    assert [line["input"]["prompt"] for line in failures()] == ["say two"]

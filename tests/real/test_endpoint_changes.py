@@ -10,11 +10,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import openai
 
 from redline.calls import Endpoint
-from redline.limits import Limits
+from redline.calls.cache import Cache
+from redline.limits import Limits, Rate
 from redline.serve.gateway import GatewaySettings, Served, gateway_of
+from redline.serve.keys import DEFAULT_TENANT, TenantSettings
 from support.raw_server import RawServer, Seen, answer, chat
 from support.until import until
 
@@ -24,9 +27,16 @@ LATENCY_S = 0.15
 
 @dataclass
 class Server:
-    """A server that has some models, and answers 404 for any other."""
+    """A server that has some models, and answers 404 for any other.
+
+    statuses: of its first answers, 0 for none; 200 afterwards. reason: why its answers end.
+    latency_s: of its answers.
+    """
 
     models: tuple[str, ...]
+    statuses: list[int] = field(default_factory=list)
+    reason: str = "stop"
+    latency_s: float = LATENCY_S
     in_flight: int = 0
     most_in_flight: int = 0
     answered: Counter[str] = field(default_factory=Counter)
@@ -39,10 +49,16 @@ class Server:
             return
         self.in_flight += 1
         self.most_in_flight = max(self.most_in_flight, self.in_flight)
-        await asyncio.sleep(LATENCY_S)
+        await asyncio.sleep(self.latency_s)
         self.in_flight -= 1
+        if self.statuses:
+            if status := self.statuses.pop(0):
+                writer.write(answer(b"{}", status=status))
+            else:
+                writer.close()
+            return
         self.answered[model] += 1
-        writer.write(answer(chat("hi")))
+        writer.write(answer(chat("hi", reason=self.reason)))
 
     def named(self, name: str, *models: str) -> Endpoint:
         """The endpoint with this server and SLOTS slots, which is said to have these models."""
@@ -60,16 +76,16 @@ class Gateway:
 
     served: Served
     client: openai.AsyncOpenAI
-    state: Path | None
+    settings: GatewaySettings
 
     def change(self, *endpoints: Endpoint) -> None:
-        self.served.change(GatewaySettings(endpoints=endpoints, port=0, state=self.state))
+        self.served.change(msgspec.structs.replace(self.settings, endpoints=endpoints))
 
     async def ask(self, model: str) -> int:
-        """The status of a call."""
+        """The status of a call. All calls of a model ask the same, and for a determined answer."""
         try:
             await self.client.chat.completions.create(
-                model=model, messages=[{"role": "user", "content": "x"}]
+                model=model, messages=[{"role": "user", "content": "x"}], temperature=0
             )
         except openai.APIStatusError as error:
             return error.status_code
@@ -88,14 +104,49 @@ async def listening(*servers: Server) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def gateway(*endpoints: Endpoint, state: Path | None = None) -> AsyncIterator[Gateway]:
+async def gateway(
+    *endpoints: Endpoint,
+    state: Path | None = None,
+    cache: Cache | None = None,
+    tenant: TenantSettings | None = None,
+) -> AsyncIterator[Gateway]:
+    settings = GatewaySettings(
+        endpoints=endpoints,
+        port=0,
+        state=state,
+        cache=cache,
+        tenants={} if tenant is None else {DEFAULT_TENANT: tenant},
+    )
     async with (
-        gateway_of(GatewaySettings(endpoints=endpoints, port=0, state=state)) as served,
+        gateway_of(settings) as served,
         openai.AsyncOpenAI(
             base_url=served.gateway.base_url, api_key="none", max_retries=0, timeout=20
         ) as client,
     ):
-        yield Gateway(served, client, state)
+        yield Gateway(served, client, settings)
+
+
+async def begin_batch(front: Gateway, model: str, lines: int) -> str:
+    """The id of a new batch of that many calls."""
+    body = {"model": model, "messages": [{"role": "user", "content": "x"}]}
+    fixed = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    text = "".join(json.dumps({"custom_id": str(number)} | fixed) + "\n" for number in range(lines))
+    file = await front.client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+    batch = await front.client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    return batch.id
+
+
+async def completed(front: Gateway, batch: str) -> int:
+    """The number of answers of a batch, once it has ended. No line waits for a time-out."""
+    async with asyncio.timeout(15):
+        found = await front.client.batches.retrieve(batch)
+        while found.status != "completed":
+            await asyncio.sleep(0.05)
+            found = await front.client.batches.retrieve(batch)
+    assert found.request_counts is not None
+    return found.request_counts.completed
 
 
 async def statuses(calls: Sequence[asyncio.Task[int]]) -> Counter[int]:
@@ -186,6 +237,109 @@ def test_waiting_calls_pass_over_an_endpoint_that_joins_without_their_model() ->
     asyncio.run(main())
 
 
+def test_a_call_that_has_failed_is_not_sent_to_an_endpoint_that_has_lost_its_model() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), [500]), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m1", 1)
+            await until(lambda: one.in_flight == 1)
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
+            assert await statuses(calls) == {200: 1}
+
+    asyncio.run(main())
+
+
+def test_a_call_that_an_endpoint_refuses_does_not_go_to_one_that_has_lost_its_model() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), [401]), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m1", 1)
+            await until(lambda: one.in_flight == 1)
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"))
+            front.change(one.named("A", "m1", "m2"), two.named("B", "m2"))
+            # No other endpoint has its model.
+            assert await statuses(calls) == {502: 1}
+
+    asyncio.run(main())
+
+
+def test_calls_that_an_endpoint_had_not_written_follow_their_model_when_it_leaves() -> None:
+    async def main() -> None:
+        one, two, three = Server(("m1",)), Server(("m1", "m2")), Server(("m2",))
+        async with listening(one, two, three):
+            slow = msgspec.structs.replace(
+                one.named("A", "m1"), limits=Limits(concurrency=4, requests="1/10s")
+            )
+            both = two.named("B", "m1", "m2")
+            async with gateway(slow, both) as front:
+                calls = front.begin("m1", 5)
+                await until(lambda: one.in_flight + two.in_flight >= 3)
+                front.change(both, three.named("C", "m2"))
+                assert await statuses(calls) == {200: 5}
+
+    asyncio.run(main())
+
+
+def test_a_call_that_was_sent_counts_although_its_model_is_gone() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), [0]), Server(("m1", "m2"), [0])
+        tenant = TenantSettings(tokens=(Rate(400, 3600.0),))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1", "m2"), two.named("B", "m1", "m2"), tenant=tenant) as front,
+        ):
+            calls = front.begin("m1", 1)
+            await until(lambda: one.in_flight + two.in_flight == 1)
+            front.change(one.named("A", "m2"), two.named("B", "m2"))
+            assert await statuses(calls) == {404: 1}
+            # The endpoint may have answered, and its tokens are not known.
+            assert await front.ask("m2") == 429
+
+    asyncio.run(main())
+
+
+def test_calls_that_wait_for_an_answer_to_share_follow_their_model(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2"), reason="length"), Server(("m2",))
+        async with (
+            listening(one, two),
+            gateway(
+                two.named("A", "m2"), one.named("B", "m1"), cache=Cache(folder=tmp_path)
+            ) as front,
+        ):
+            calls = front.begin("m1", 4)
+            await until(lambda: one.in_flight == 1)
+            front.change(one.named("B", "m1", "m2"))
+            # Its answer is cut, so they do not share it.
+            assert await statuses(calls) == {200: 4}
+            assert one.answered["m1"] == 4
+
+    asyncio.run(main())
+
+
+def test_a_call_is_not_sent_to_an_endpoint_without_its_model_when_the_other_is_lost() -> None:
+    async def main() -> None:
+        one, two = Server(("m1", "m2")), Server(("m1", "m2"), [401, 401])
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m1"), two.named("B", "m1", "m2")) as front,
+        ):
+            calls = front.begin("m2", 4)
+            assert await statuses(calls) == {502: 4}
+            assert await front.ask("m2") == 502
+            assert await front.ask("m1") == 200
+            assert not one.answered["m2"]
+
+    asyncio.run(main())
+
+
 def test_waiting_lines_of_a_batch_follow_their_model(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = Server(("m1",)), Server(("m1", "m2"))
@@ -193,30 +347,34 @@ def test_waiting_lines_of_a_batch_follow_their_model(tmp_path: Path) -> None:
             listening(one, two),
             gateway(one.named("A", "m1"), two.named("B", "m2"), state=tmp_path) as front,
         ):
-            body = {"model": "m2", "messages": [{"role": "user", "content": "x"}]}
-            fixed = {"method": "POST", "url": "/v1/chat/completions", "body": body}
-            lines = "".join(
-                json.dumps({"custom_id": str(number)} | fixed) + "\n" for number in range(12)
-            )
-            file = await front.client.files.create(
-                file=("lines.jsonl", lines.encode()), purpose="batch"
-            )
-            batch = await front.client.batches.create(
-                input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
-            )
+            batch = await begin_batch(front, "m2", 12)
             calls = front.begin("m2", 4)
             await until(lambda: two.answered["m2"] > 1)
             front.change(one.named("A", "m1"), two.named("B", "m1", "m2"))
             assert await statuses(calls) == {200: 4}
 
-            found = batch
-            async with asyncio.timeout(15):
-                while found.status != "completed":
-                    await asyncio.sleep(0.05)
-                    found = await front.client.batches.retrieve(batch.id)
-            assert found.request_counts is not None
-            assert (found.request_counts.completed, found.request_counts.failed) == (12, 0)
+            assert await completed(front, batch) == 12
             assert two.answered["m2"] == 16
             assert two.most_in_flight == SLOTS
+
+    asyncio.run(main())
+
+
+def test_lines_that_wait_for_an_endpoint_that_leaves_go_to_the_one_that_failed(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        one, two = Server(("m",), [500, 500, 500]), Server(("m",), latency_s=4.0)
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "m"), two.named("B", "m"), state=tmp_path) as front,
+        ):
+            batch = await begin_batch(front, "m", 8)
+            await until(lambda: not one.statuses and two.in_flight == SLOTS)
+            # The lines that have failed wait for the other endpoint.
+            await asyncio.sleep(2.0)
+            assert two.in_flight == SLOTS
+            front.change(one.named("A", "m"))
+            assert await completed(front, batch) == 8
 
     asyncio.run(main())

@@ -32,6 +32,7 @@ from support.replicas import (
     server_of,
 )
 from support.shrinking import shrink
+from support.until import until
 
 pytestmark = [
     pytest.mark.real,
@@ -244,8 +245,9 @@ def test_a_replica_that_is_killed_under_load_loses_no_call(start: Start) -> None
     up.end()
 
 
+@pytest.mark.parametrize("least", [1, 0])
 def test_calls_get_503_while_no_replica_can_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least: int
 ) -> None:
     monkeypatch.setattr(fleet, "FIRST_PAUSE_S", 0.1)
     monkeypatch.setattr(fleet, "LONGEST_PAUSE_S", 0.2)
@@ -253,7 +255,7 @@ def test_calls_get_503_while_no_replica_can_be_started(
     broken = tmp_path / "broken"
     shell = 'if [ -e "$0" ]; then exit 3; fi; exec "$@"'
     command = ("/bin/sh", "-c", shell, str(broken), *works.command)
-    scale = ScaleSettings(tick_s=0.05, panic_window_s=1)
+    scale = ScaleSettings(min_replicas=least, tick_s=0.05, panic_window_s=1, idle_s=0.5)
     settings = FleetSettings(
         model="m",
         replica=replica(tmp_path, command=command),
@@ -281,6 +283,9 @@ def test_calls_get_503_while_no_replica_can_be_started(
             for status, body in await asyncio.gather(*calls):
                 assert status == 503
                 assert json.loads(body)["error"]["code"] == "no_replica"
+        if not least:
+            # A fleet that is stopped is started again by a call.
+            await until(lambda: served.status().changes[-1].what.endswith("-> 0"))
         broken.unlink()
         async with asyncio.timeout(10):
             while (await ask())[0] != 200:  # noqa: ASYNC110

@@ -59,6 +59,22 @@ def test_a_refusal_of_the_endpoint_arrives_as_it_was_sent_and_so_does_the_reques
     run(main())
 
 
+def test_half_a_surrogate_pair_is_the_endpoints_to_judge(run: Run) -> None:
+    async def main() -> None:
+        backend = Told()
+        backend.go.set()
+        raw = rb'{"model" :"m", "messages":[{"role":"user","content":"cut \ud83d"}]}'
+        async with (
+            Relay(backend) as relay,
+            aiohttp.ClientSession() as session,
+            session.post(f"{relay.base_url}/chat/completions", data=raw) as reply,
+        ):
+            assert reply.status == 200
+        assert [request.raw for request in backend.requests] == [raw]
+
+    run(main())
+
+
 def test_a_body_that_only_a_lenient_endpoint_can_read_is_not_sent(run: Run) -> None:
     async def main() -> None:
         backend = Told()

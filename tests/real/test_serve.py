@@ -5,22 +5,28 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import signal
 import subprocess
 import threading
 import time
 import urllib.request
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
 import openai
 import pytest
 
 from redline.calls import Endpoint
+from redline.errors import ConfigError
+from redline.job.settings import EmbeddedSim
 from redline.limits import Limits
-from redline.serve.gateway import GatewaySettings, gateway_of
+from redline.serve.gateway import GatewaySettings, gateway_of, serve_gateway, serve_workers
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
@@ -55,6 +61,8 @@ def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) ->
         assert client.models.retrieve("sim").id == "sim"
         with pytest.raises(openai.NotFoundError):
             client.models.retrieve("another")
+        assert serve.page("/v1/modelssim")[0] == 404
+        assert "Unknown URL" in serve.page("/v1/modelssim")[1]["error"]["message"]
 
 
 def test_curl_gets_a_whole_answer_and_its_body_reaches_the_server_byte_for_byte(
@@ -549,3 +557,113 @@ async def test_calls_pass_by_an_endpoint_that_parks_as_it_is_asked_for_its_model
                 took_s = await asyncio.gather(*map(ask, range(20)))
     assert len(asked) == 2
     assert max(took_s) < float(WAIT["Retry_After"]) / 2
+
+
+FEWER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("chat/completions", {"messages": HELLO, "n": 2}, chat("only one")),
+    ("embeddings", {"input": ["a", "b"]}, {"data": [{"index": 0, "embedding": [0.5]}]}),
+]
+
+
+@pytest.mark.parametrize("name", ["m", "another"])
+@pytest.mark.parametrize(("path", "asked", "told"), FEWER)
+async def test_fewer_answers_than_were_asked_for_are_the_endpoints_to_give(
+    name: str, path: str, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(told))
+
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        endpoint = Endpoint(base_url=server.base_url, models={name: "m"}, proxy="")
+        async with (
+            gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served,
+            session.post(
+                f"{served.gateway.base_url}/{path}", json={"model": name, **asked}
+            ) as reply,
+        ):
+            assert (reply.status, await reply.json(content_type=None)) == (200, told)
+    assert len(server.seen) == 1
+
+
+@pytest.mark.parametrize("stream", [True, "true", 1, "Yes"])
+async def test_a_stream_is_one_however_its_client_asks_for_it(stream: Any) -> None:
+    events = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    events += b"data: [DONE]\n\n"
+
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(events, Content_Type="text/event-stream"))
+
+    async with RawServer(handle) as server, aiohttp.ClientSession() as session:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        body = {"model": "m", "messages": HELLO, "stream": stream}
+        async with (
+            gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served,
+            session.post(f"{served.gateway.base_url}/chat/completions", json=body) as reply,
+        ):
+            assert (reply.status, await reply.read()) == (200, events)
+
+
+async def test_a_deferred_response_is_refused_before_it_is_sent() -> None:
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer({"id": "r", "status": "queued", "output": []}))
+
+    async with RawServer(handle) as server:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        async with gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served:
+            url = served.gateway.base_url
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client:
+                with pytest.raises(openai.BadRequestError, match="`background`") as told:
+                    await client.responses.create(model="m", input="x", background=True)
+    assert told.value.param == "background"
+    assert not server.seen
+
+
+class Loading(EmbeddedSim):
+    """Takes a while to start, in which the process gets a SIGHUP. error: why it does not start."""
+
+    def __init__(self, error: ConfigError | None = None) -> None:
+        self.error = error
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
+        yield "http://127.0.0.1:9/v1"
+
+
+@pytest.fixture
+def deadly() -> Iterator[list[int]]:
+    """The SIGHUPs that would have ended the process."""
+    found = list[int]()
+    before = signal.signal(signal.SIGHUP, lambda number, _: found.append(number))
+    yield found
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_hangup_while_a_gateway_starts_has_it_read_its_settings_once_it_serves(
+    deadly: list[int],
+) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1")
+    settings = GatewaySettings(endpoints=(endpoint,), embedded=Loading(), port=0)
+    notes = list[str]()
+    serve_gateway(
+        settings,
+        reread=lambda: settings,
+        on_url=lambda _: os.kill(os.getpid(), signal.SIGTERM),
+        on_note=notes.append,
+    )
+    assert not deadly
+    assert notes == ["settings read: nothing has changed"]
+
+
+def test_a_hangup_while_the_server_of_several_workers_starts_does_not_end_it(
+    deadly: list[int],
+) -> None:
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1")
+    embedded = Loading(ConfigError("it cannot start"))
+    settings = GatewaySettings(endpoints=(endpoint,), embedded=embedded, port=0, workers=2)
+    with pytest.raises(ConfigError, match="it cannot start"):
+        serve_workers(settings, {}, on_url=print, on_note=print)
+    assert not deadly

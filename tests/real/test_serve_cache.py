@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import pytest
 
 from support.serve_process import Serve, keys_of
@@ -43,6 +44,20 @@ def test_equal_calls_are_answered_once_until_they_are_too_old_or_asked_anew(tmp_
         with Serve(tmp_path, *flags) as serve:
             assert ask(serve)[0] is True or time.monotonic() > began_s + 6.5
         assert received == 5
+
+
+def test_a_stored_message_is_marked_as_one(tmp_path: Path) -> None:
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url, "--cache") as serve:
+        url = serve.url.removesuffix("/v1")
+        with anthropic.Anthropic(base_url=url, api_key="none", max_retries=0) as client:
+            found = [
+                client.messages.with_raw_response.create(
+                    model="m", max_tokens=9, messages=HELLO, extra_body={"temperature": 0}
+                )
+                for _ in range(2)
+            ]
+    assert [one.headers.get("x-redline-cache") for one in found] == [None, "hit"]
+    assert found[0].parse().content == found[1].parse().content
 
 
 def test_equal_calls_at_once_are_one_request(tmp_path: Path) -> None:

@@ -99,6 +99,24 @@ def test_a_tenant_stays_within_its_limits_and_its_models(tmp_path: Path) -> None
             ask(again, keys["poor"], max_tokens=4)
 
 
+def test_money_is_reserved_for_every_choice_of_a_call(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one", "poor")
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        for facts in ({"max_tokens": 4}, {"max_tokens": 1, "max_completion_tokens": 4}):
+            with pytest.raises(openai.BadRequestError, match=r"may cost \$0.012"):
+                ask(serve, keys["poor"], n=3, **facts)
+        assert sim.stats()["received"] == 0
+        # The mean length is that of one choice: an answer without a maximum stays affordable.
+        for _ in range(64):
+            ask(serve, keys["one"], n=64)
+        with pytest.raises(openai.BadRequestError, match="may cost") as told:
+            ask(serve, keys["poor"], n=1)
+        assert float(told.value.message.split("$")[1].split(",")[0]) < 0.2
+
+
 def test_a_usage_that_no_call_can_have_shuts_no_other_tenant_out(tmp_path: Path) -> None:
     toml = TOML.replace("0.009usd", "50usd")
     keys = keys_of(tmp_path, "one", "poor")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -213,6 +214,27 @@ def test_hangup_reaches_all_workers_and_sigterm_drains_all(tmp_path: Path) -> No
             assert load.statuses[0] == 16
         assert sim.stats()["answered"] == sim.stats()["received"]
         assert err.count("settings read: ") == 2
+
+
+def test_a_hangup_while_workers_start_ends_none_of_them(tmp_path: Path) -> None:
+    class Early(Serve):
+        def __enter__(self) -> Early:
+            entering = threading.Thread(target=super().__enter__)
+            entering.start()
+            wait_until(lambda: hasattr(self, "process") and processes_below(self.process.pid))
+            self.process.send_signal(signal.SIGHUP)
+            entering.join()
+            return self
+
+    with (
+        SimProcess() as sim,
+        Early(tmp_path, "--workers", "2", "--endpoint", sim.base_url) as serve,
+    ):
+        assert serve.url
+        workers_of(serve.url, 2)
+        status, err = serve.end()
+    assert status == 0
+    assert "settings read: nothing has changed" in err
 
 
 def test_the_bound_of_a_pool_holds_while_endpoints_join_and_leave(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 
 import pytest
 
-from redline.errors import ConfigError, Refused
+from redline.errors import ConfigError, Refused, ServerFailed, TimedOut
 from redline.route import Pool, Seat, strategy_of
 from redline.route.scale import Fleet, ScaleSettings, replay
 from redline.testing import virtual_run
@@ -118,6 +119,24 @@ def test_a_replica_that_cannot_be_started_is_tried_again_later() -> None:
     virtual_run(main())
 
 
+def test_a_fleet_that_was_stopped_is_started_for_a_call_at_once() -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=1.0, fails=6)
+        settings = ScaleSettings(min_replicas=0, idle_s=5.0)
+        async with fleet_of(servers, settings) as (pool, fleet):
+            call = asyncio.create_task(one_call(pool, 1.0))
+            await asyncio.sleep(45.0)
+            assert fleet.failed_starts == 6
+            call.cancel()
+            await asyncio.sleep(10.0)
+            assert fleet.history[-1].after == 0
+            begun_s = CLOCK.now_s()
+            assert await one_call(pool, 1.0)
+            assert CLOCK.now_s() - begun_s < 5.0
+
+    virtual_run(main())
+
+
 def test_a_fleet_that_is_ended_stops_replicas_that_are_starting() -> None:
     async def main() -> None:
         servers = Servers(warm_up_s=60.0)
@@ -140,6 +159,51 @@ def test_a_replica_whose_key_is_refused_is_replaced() -> None:
             await asyncio.sleep(10)
             assert bad.name in servers.stopped
             assert len(servers.running) == len(fleet.ready) == 2
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("fails_for_s", [200.0, math.inf])
+def test_a_replica_whose_calls_fail_is_replaced_unless_it_recovers(fails_for_s: float) -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=1.0)
+        async with fleet_of(servers, ScaleSettings(min_replicas=2)) as (pool, fleet):
+            await asyncio.sleep(10)
+            bad = next(iter(servers.running.values()))
+            until_s = CLOCK.now_s() + fails_for_s
+            hangs = TimedOut("first_byte")
+            bad.fails, bad.fails_in_s = lambda now_s, _: hangs if now_s < until_s else None, 1.0
+            for _ in range(500):
+                await asyncio.gather(*(one_call(pool, 0.5) for _ in range(4)))
+                await asyncio.sleep(0.5)
+            is_replaced = bad.name in servers.stopped
+            assert is_replaced == (fails_for_s > 300)
+            why = [f"{bad.name} was lost: its calls have failed for 300 s"]
+            assert [str(one) for one in fleet.failures] == why * is_replaced
+            assert len(servers.running) == len(fleet.ready) == 2
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("slow", [0, 8])
+def test_a_replica_that_has_failed_and_is_idle_or_slow_is_not_replaced(slow: int) -> None:
+    async def main() -> None:
+        servers = Servers(warm_up_s=1.0, slots=4)
+        async with fleet_of(servers, ScaleSettings(min_replicas=2)) as (pool, fleet):
+            await asyncio.sleep(10)
+            bad = next(iter(servers.running.values()))
+            until_s = CLOCK.now_s() + 5.0
+            error = ServerFailed("HTTP 500", status=500)
+            bad.fails = lambda now_s, _: error if now_s < until_s else None
+            while CLOCK.now_s() < until_s - 0.3:
+                await asyncio.gather(*(one_call(pool, 0.1) for _ in range(4)))
+            assert not all(one.breaker.is_working for one in pool.members)
+            calls = [asyncio.create_task(one_call(pool, 400.0)) for _ in range(slow)]
+            await asyncio.sleep(390)
+            assert bool(bad.in_flight) == bool(slow)
+            assert not fleet.failures
+            assert bad.name in [one.name for one in fleet.ready]
+            assert all(await asyncio.gather(*calls))
 
     virtual_run(main())
 

@@ -366,7 +366,8 @@ def test_it_stands_outside_the_retry(tmp_path: Path) -> None:
 
 
 class Chunks(Sink):
-    def __init__(self) -> None:
+    def __init__(self, *, relays: bool = False) -> None:
+        self.relays = relays
         self.chunks: list[Chunk] = []
 
     async def put(self, chunk: Chunk) -> None:
@@ -402,6 +403,17 @@ def test_a_stream_is_answered_from_the_store_whatever_the_answer_has(tmp_path: P
         assert sink.chunks == [Chunk("", whole, body)]
 
     play(tmp_path, [apis.read("/v1/chat/completions", body)], story)
+
+
+def test_a_stored_answer_is_left_to_the_caller_of_a_sink_that_relays(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        await world.send()
+        sink, call = Chunks(relays=True), Call()
+        outcome = await world.cached.send(ask(), call, sink)
+        assert (outcome.is_cached, outcome.output, call.committed) == (True, "yes", False)
+        assert not sink.chunks
+
+    play(tmp_path, [answer()], story)
 
 
 def test_a_body_that_is_no_json_is_passed_on(tmp_path: Path) -> None:

@@ -11,7 +11,15 @@ from contextlib import AsyncExitStack
 import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
-from redline.errors import NoEndpoint, OverLimit, RateLimited, ServerFailed
+from redline.errors import (
+    Disconnected,
+    NoEndpoint,
+    OverLimit,
+    RateLimited,
+    Refused,
+    ServerFailed,
+    Withdrawn,
+)
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
 from redline.testing import VirtualClock, virtual_run
@@ -370,3 +378,81 @@ def test_room_finds_the_key_that_can_send_first() -> None:
     # The slow key takes as many as may get ready to wait, and these wait for 8 s.
     assert max(blind) > 5
     assert max(seeing) < 0.1
+
+
+def barred_call() -> Call:
+    """A call for a model that the first endpoint does not have."""
+    first = frozenset({"key-0"})
+    return Call(avoid=first, barred=first)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_call_ends_when_no_endpoint_that_it_may_use_is_left(waits: bool) -> None:
+    async def refuse(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(1.0)
+        writer.write(answer(b"{}", status=401))
+
+    async def main() -> None:
+        first = Window(100)
+        async with RawServer(first) as one, RawServer(refuse) as two:
+            pool = pool_of([one, two], Attempts(), concurrency=1 if waits else 8)
+            calls = [pool.send(ask(number), barred_call()) for number in range(4)]
+            outcomes = await asyncio.gather(*calls, pool.send(ask(4), Call()))
+            assert {type(one.error) for one in outcomes[:4]} == {Refused}
+            later = await pool.send(ask(5), barred_call())
+            assert isinstance(later.error, Refused)
+            assert pool.has_room(0.0, avoid=frozenset({"key-0"}))
+            await pool.aclose()
+        assert outcomes[4].is_success
+        assert len(first.sent) == 1
+
+    virtual_run(main())
+
+
+def test_a_call_waits_for_the_only_endpoint_that_it_may_use_until_that_is_given_up() -> None:
+    async def main() -> None:
+        first = Window(100)
+        async with RawServer(first) as one, RawServer(first) as two:
+            pool = pool_of([one, two], Attempts(), concurrency=8)
+            await two.stop()
+            waiting = asyncio.create_task(pool.send(ask(0), barred_call()))
+            await asyncio.sleep(30.0)
+            # Others are not refused with it.
+            assert (await pool.send(ask(1), Call())).is_success
+            outcome = await waiting
+            await pool.aclose()
+        assert isinstance(outcome.error, NoEndpoint | Disconnected)
+        assert len(first.sent) == 1
+
+    virtual_run(main())
+
+
+def test_a_call_too_large_for_one_endpoint_is_not_sent_to_another_that_it_must_not_use() -> None:
+    async def main() -> None:
+        servers = [Window(100) for _ in range(3)]
+        async with AsyncExitStack() as stack:
+            urls = [await stack.enter_async_context(RawServer(one)) for one in servers]
+            pool = pool_of(urls, Attempts(), tokens=["900/1s", "100/1s", "900/1s"])
+            message = {"role": "user", "content": "x" * 2000}
+            large = Request(body={"model": "m", "messages": [message], "max_tokens": 1})
+            for _ in range(8):
+                assert (await pool.send(large, barred_call())).is_success
+            await pool.aclose()
+        assert [len(one.sent) for one in servers] == [0, 0, 8]
+
+    virtual_run(main())
+
+
+def test_calls_that_wait_are_withdrawn_when_the_endpoints_change() -> None:
+    async def main() -> None:
+        async with RawServer(Window(100)) as server:
+            pool = pool_of([server], Attempts(), concurrency=1)
+            calls = [asyncio.create_task(pool.send(ask(number), Call())) for number in range(3)]
+            await asyncio.sleep(LATENCY_S / 2)
+            pool.move()
+            outcomes = await asyncio.gather(*calls)
+            await pool.aclose()
+        assert outcomes[0].is_success
+        assert {type(one.error) for one in outcomes[1:]} == {Withdrawn}
+
+    virtual_run(main())

@@ -161,7 +161,7 @@ def answer(body: bytes | object, status: int = 200, **headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-def chat(text: str, **more: object) -> dict[str, object]:
-    """A chat completion's JSON."""
-    choice = {"index": 0, "message": {"content": text}, "finish_reason": "stop"}
+def chat(text: str, reason: str = "stop", **more: object) -> dict[str, object]:
+    """A chat completion's JSON. reason: why it ended."""
+    choice = {"index": 0, "message": {"content": text}, "finish_reason": reason}
     return {"choices": [choice], "model": "m", **more}

@@ -50,7 +50,7 @@ def clean(value: Any) -> Any:
         return paired(value)
     if isinstance(value, dict):
         return {paired(name): clean(item) for name, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [clean(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

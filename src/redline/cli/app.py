@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -29,6 +30,8 @@ from redline.job import GivenUp
 from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
+# What the system says of a path that the user may not use, or that cannot exist.
+_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG})
 
 # By name: the module, see `Group`, and a description of the command.
 _COMMANDS = {
@@ -180,6 +183,13 @@ def _status(arguments: list[str]) -> int:
         if isinstance(error, click.ClickException):
             tell(error_text(_usage(error, arguments)))
             return USAGE
+        if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
+            refused = f"cannot use {error.filename}: {error.strerror}"
+            hint = "check the permissions of its folder, or name another place"
+            if error.errno == errno.ENAMETOOLONG:
+                hint = "choose a shorter name"
+            tell(error_text(ConfigError(refused, hint=hint)))
+            return USAGE
         tell(traceback.format_exc())
         tell(
             "\nerror: this is a defect in redline, not in your input\n\n"
@@ -203,6 +213,8 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
     context: Context | None = getattr(error, "ctx", None)
     path = context.command_path if context is not None else f"redline {arguments[0]}"
     help_hint = f"see {path} --help"
+    words = [] if context is None else context.command.collect_usage_pieces(context)
+    usage = f"{' '.join([path, *words])}; {help_hint}"
     match error:
         case click.NoSuchOption() if context is not None:
             # Imported here: only a mistake needs it.
@@ -213,9 +225,7 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             return ConfigError(f"unknown flag: {error.option_name}", hint=hint)
         case click.MissingParameter() if error.param is not None:
             name = str(error.param.metavar)
-            return ConfigError(
-                f"{name} is missing", where=path, hint=f"{path} {name} [FLAGS]; {help_hint}"
-            )
+            return ConfigError(f"{name} is missing", where=path, hint=usage)
         case click.BadOptionUsage() if "does not take" in error.message:
             return ConfigError(f"{error.option_name} takes no value", hint=help_hint)
         case click.BadOptionUsage():
@@ -225,13 +235,15 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             hint = _command_hint(name, context) or help_hint
             return ConfigError(f"unknown command: {name}", hint=hint)
         case _ if "unexpected extra argument" in error.message:
-            words = error.message.rpartition("(")[2].rstrip(")").split(" ")
-            extra = " ".join(map(without_secret, words))
-            return ConfigError(
-                f"one argument too many: {extra}",
-                hint="quote text with spaces; pass several files through stdin, as in: "
-                "cat a.jsonl b.jsonl | redline run -",
-            )
+            extra = error.message.rpartition("(")[2].rstrip(")").split(" ")
+            if context is not None and any(one.name == "prompt" for one in context.command.params):
+                usage = "quote text with spaces"
+                if "INPUT" in words:
+                    usage += "; pass several files through stdin, as in: "
+                    usage += f"cat a.jsonl b.jsonl | {path} -"
+            what = "too many arguments" if "arguments" in error.message else "one argument too many"
+            named = " ".join(map(without_secret, extra))
+            return ConfigError(f"{what}: {named}", hint=usage)
         case _:
             message = error.format_message()
             return ConfigError(message[:1].lower() + message[1:].rstrip("."), hint=help_hint)

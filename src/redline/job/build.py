@@ -412,7 +412,7 @@ async def _open_output(
         # Imported here: a run without batches does not pay for them.
         from redline.job.batch import HeldRows, goes_by_batches
 
-        held = HeldRows(journal) if goes_by_batches(job, ledger) else None
+        held = HeldRows() if goes_by_batches(job, ledger) else None
     before = _done_before(job, journal) if is_same_input else None
     return Kept(journal, manifest, before, account, ledger, held)
 

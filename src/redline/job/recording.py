@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from redline.apis import loose_json
 from redline.calls import Backend, Endpoint
 from redline.clock import SYSTEM
 from redline.job.settings import BATCHING, Job
@@ -39,7 +40,7 @@ def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) 
         at=SYSTEM.wall_s(),
         pid=os.getpid(),
         host=socket.gethostname(),
-        input=input_name,
+        input=loose_json.paired(input_name),
         model=job.prompting.model or "",
         slots=job.slots,
         endpoints=tuple(endpoint.label for endpoint in job.endpoints)[:MOST_ENDPOINTS],

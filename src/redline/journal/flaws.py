@@ -103,6 +103,10 @@ class Answers:
         self.total += len(lines)
         self.flaws.update(flaws_in(lines))
 
+    def adopt(self) -> None:
+        """Adds a success of this run, whose flaws the run has counted."""
+        self.total += 1
+
     def take_out(self, path: Path) -> None:
         """Subtracts the lines that were moved to the file at `path`. Blocks."""
         with opened_lines(path) as fd:
@@ -133,7 +137,7 @@ def _flaw_in(line: bytes) -> str | None:
             return _first_flaw(_LINE.decode(line).finish_reason)
         choices = _BATCH_LINE.decode(line).response.body.choices
         return _first_flaw([choice.finish_reason for choice in choices])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 

@@ -145,10 +145,14 @@ class Journal:
             return True
         return key not in self._outdated and self.succeeded.matches(key, mark)
 
-    def outdate(self, key: int) -> None:
-        """Marks the success of this key as one for other content than its row has now."""
+    def outdate(self, key: int, *, has_failed: bool = False) -> None:
+        """Marks the success of this key as one for other content than its row has now.
+
+        has_failed: this run has written a failure for that content.
+        """
         self._outdated.add(key)
         self._may_replace = True
+        self._has_mended |= has_failed
 
     @property
     def failure(self) -> JournalError | None:

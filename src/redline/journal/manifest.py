@@ -39,7 +39,10 @@ def path_of(output: Output) -> Path:
 
 
 def make(rows: object, settings: dict[str, Any]) -> Manifest:
-    """Makes the manifest of a new run over `rows`. settings: empty ones are left out."""
+    """Makes the manifest of a new run over `rows`. settings: empty ones are left out.
+
+    Raises ConfigError for a setting that is not UTF-8.
+    """
     path = ""
     url = url_of(rows)
     if url is not None:
@@ -48,6 +51,11 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
     elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
         # A file's name may not be UTF-8; it can be shown, but `verify` needs it stated again.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
+    for name, value in settings.items():
+        try:
+            msgspec.json.encode(value)
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{name} is not UTF-8", hint="write it in UTF-8") from error
     return Manifest(input=path, settings={name: value for name, value in settings.items() if value})
 
 

@@ -146,7 +146,10 @@ def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
 
 
 def _key_of(line: bytes) -> int | None:
-    """Returns the key of the line's row; None if its checksum is wrong or its end missing."""
+    """Returns the key of the line's row; None if the line is not sound.
+
+    Its checksum is wrong, its end is missing, or it is nested too deeply to be read.
+    """
     body, tail = line[:-_TAIL_BYTES], line[-_TAIL_BYTES:]
     if tail != b"%s%08x%s" % (_TAIL, crc32(body), _TAIL_END):
         return None
@@ -155,7 +158,7 @@ def _key_of(line: bytes) -> int | None:
             key = int(line[_KEY_FROM:_KEY_TO], 16)
         else:
             key = int(_TOLD.decode(line).hash, 16)
-    except (msgspec.DecodeError, ValueError):
+    except (ValueError, RecursionError):
         return None
     return key if 0 <= key <= _MOST_KEY else None
 
@@ -171,7 +174,7 @@ def _mark_of(line: bytes, end: bytes) -> int:
         return 0
     try:
         return mark_of(Row(0, 0, _ASKED.decode(line).input, b""))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return 0
 
 
@@ -208,8 +211,9 @@ def _between(before: bytes, parts: list[bytes], after: bytes) -> bytes | None:
 def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Iterator[T]:
     """Yields each line as a `kind`. A torn last line is left out: its row is not done yet.
 
-    is_optional: a file that does not exist has no lines. Raises JournalError for a damaged line and
-    for a file that cannot be read, msgspec.ValidationError for a line of another kind.
+    is_optional: a file that does not exist has no lines. Raises JournalError for a line that is
+    damaged or nested too deeply and for a file that cannot be read, msgspec.ValidationError for a
+    line of another kind.
     """
     if is_optional and not path.exists():
         return
@@ -217,7 +221,15 @@ def read_results(path: Path, kind: type[T], *, is_optional: bool = False) -> Ite
     with opened_lines(path) as fd:
         for stretch in read_stretches(fd):
             if stretch.keys:
-                yield from map(decode, stretch.lines)
+                try:
+                    found = list(map(decode, stretch.lines))
+                except RecursionError as error:
+                    raise JournalError(
+                        f"a line of {path} is nested too deeply to be read",
+                        where=f"at byte {stretch.begin:,} or after it",
+                        hint="remove the line: the same command then does its row again",
+                    ) from error
+                yield from found
             elif stretch.lines[0].endswith(b"\n"):
                 raise JournalError(
                     f"a line of {path} is damaged",

@@ -15,7 +15,7 @@ from redline.apis import api_of, read_usage
 from redline.calls import Backend, Call, Chunk, Client, Outcome, Reply, Request, Sink
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, RedlineError
-from redline.process import DaemonThreads
+from redline.process import DaemonThreads, counted
 
 # The least pause of a user after a failure, and after a 429.
 _FAILED_S, _LIMITED_S = 0.1, 1.0
@@ -251,7 +251,8 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
             raise ValueError(f"it returned {type(result).__name__} and not a list of answers")
         if len(result) != answer.weight:
-            raise ValueError(f"it returned {len(result)} answers to {answer.weight} requests")
+            answers = counted(len(result), "answer")
+            raise ValueError(f"it returned {answers} to {counted(answer.weight, 'request')}")
         parts = list(result)
     for part in parts:
         if isinstance(part, Outcome):

@@ -19,8 +19,8 @@ _EXAMPLE_CHARS = 300
 def figures_lines(figures: Figures) -> list[str]:
     """Returns the lines for everything that was measured."""
     lines = [
-        f"requests    {_rate(figures.requests)} requests/s: {_counts(figures)} in "
-        f"{_seconds(figures.seconds)}",
+        f"requests    {_rate(figures.requests)} requests/s: {figures.succeeded:,} succeeded, "
+        f"{figures.failed:,} failed in {_seconds(figures.seconds)}{_warm_up(figures)}",
         *_token_lines(figures),
         f"in flight   {figures.in_flight:.1f} on average{_cost(figures)}",
         *_gpu_lines(figures),
@@ -66,9 +66,8 @@ def notes(figures: Figures) -> list[str]:
     return found
 
 
-def _counts(figures: Figures) -> str:
-    warm_up = f", {figures.warm_up:,} before in the warm-up" if figures.warm_up else ""
-    return f"{figures.succeeded:,} succeeded, {figures.failed:,} failed{warm_up}"
+def _warm_up(figures: Figures) -> str:
+    return f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
 
 
 def _token_lines(figures: Figures) -> list[str]:

@@ -64,7 +64,8 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Known(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of one rule. usual: the default threshold, None for a target.
 
-    is_share: figure and threshold are shown in per cent. what: the figure in words.
+    is_share: figure and threshold are shown in per cent. is_part: the figure is a part of a whole,
+    so that a threshold must be below 100 %. what: the figure in words.
     """
 
     word: Word
@@ -74,6 +75,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     figure: Callable[[Seen, float], float | None]
     advice: Callable[[Seen, float], str]
     is_share: bool = False
+    is_part: bool = False
 
     def is_beyond(self, value: float, threshold: float) -> bool:
         return value > threshold if self.word == "above" else value < threshold
@@ -148,6 +150,7 @@ KNOWN_RULES = {
         figure=figures.error_rate,
         advice=_by_error,
         is_share=True,
+        is_part=True,
     ),
     "tokens_falling": Known(
         word="below",
@@ -157,6 +160,7 @@ KNOWN_RULES = {
         figure=figures.tokens_of_best,
         advice=_by_what_binds,
         is_share=True,
+        is_part=True,
     ),
     "queue_growth": Known(
         word="above",

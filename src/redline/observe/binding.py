@@ -23,6 +23,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from redline.observe.causes import Binding, Cause
+from redline.process import counted
 from redline.timeline import (
     Holder,
     LimitUse,
@@ -177,11 +178,12 @@ class _Run:
 
     def _full_or_saturated(self, index: int, window: Window) -> Found:
         """All slots are in use: decides whether more would bring more answers."""
-        full = f"{window.in_flight:,.0f} of {window.slots:,.0f} calls are in flight"
+        are = "is" if round(window.in_flight) == 1 else "are"
+        calls = counted(round(window.slots), "call")
+        full = f"{window.in_flight:,.0f} of {calls} {are} in flight"
         if window.waiting >= 0.5:
-            full += (
-                f", {window.waiting:,.0f} wait for their turn by a rate limit that is not used up"
-            )
+            waiting = counted(round(window.waiting), "waits for its", "wait for their")
+            full += f", {waiting} turn by a rate limit that is not used up"
         later = self._latency_around(index)
         if not self._first.count or not later.count:
             evidence = f"{full}, and too few are answered to say whether more would bring more"
@@ -328,10 +330,15 @@ def _busy_client(window: Window) -> Found | None:
 def _limits(window: Window, share: float) -> Found:
     held = [use for use in window.limits if use.held]
     if not held:
-        return Cause.LIMIT, "a rate limit", f"calls wait for their grant in {share:.0%} of samples"
+        return (
+            Cause.LIMIT,
+            "a rate limit",
+            f"calls wait for their grant in {100 * share:.0f} % of samples",
+        )
     near = [use for use in held if _is_near(use, held[0], window.end_s)]
     what = " and ".join(use.name for use in near)
-    waiting = f"{window.waiting:,.0f} calls wait for {'it' if len(near) == 1 else 'them'}"
+    calls = counted(max(1, round(window.waiting)), "call waits", "calls wait")
+    waiting = f"{calls} for {'it' if len(near) == 1 else 'them'}"
     used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
     return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
 

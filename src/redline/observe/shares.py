@@ -78,8 +78,7 @@ def _sentence(shares: Sequence[Share]) -> str:
         return "nothing was recorded"
     first = shares[0]
     for_ = f"for {100 * first.share:.0f} % of the time"
-    if first.cause is Cause.NOTHING:
-        return f"bound by nothing {for_}"
     if first.cause is Cause.UNDETERMINED:
         return f"undetermined {for_}"
-    return f"bound by {first.what} {for_}"
+    end = "," if ", " in first.what else ""
+    return f"bound by {first.what}{end} {for_}"

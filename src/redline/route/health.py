@@ -61,7 +61,8 @@ class Breaker:
     usual: returns, for this breaker, the recent share of calls that fail elsewhere. is_probed: it
     has a health page that is read. calls, failures: recent ones. epoch: changes when the endpoint
     is degraded, and when it warms up. Results of calls that began in an earlier epoch are ignored.
-    again_s: no call begins before this time while it is degraded.
+    again_s: no call begins before this time while it is degraded. failing_s: how long it had been
+    degraded when it failed last.
     """
 
     def __init__(self, usual: Callable[[Breaker], float], *, is_probed: bool = False) -> None:
@@ -74,7 +75,9 @@ class Breaker:
         self.failures = 0.0
         self.epoch = 0
         self.again_s = -math.inf
+        self.failing_s = 0.0
         self.evidence = 0.0
+        self._degraded_s = -math.inf
         self._pause_s = FIRST_PAUSE_S
         self._in_flight = 0  # begun in this epoch, unless it is ready
         self._warm = 0  # successes of the warm-up
@@ -146,6 +149,7 @@ class Breaker:
         if self.state is not Health.READY and not self._ended(epoch):
             return False
         if self.state is Health.DEGRADED:
+            self.failing_s = now_s - self._degraded_s
             return False
         if not is_down:
             usual = self._usual(self)
@@ -153,7 +157,7 @@ class Breaker:
             if self.evidence < (EVIDENCE if self.state is Health.READY else EVIDENCE_WARMING):
                 return False
         self._turns(Health.DEGRADED)
-        self.evidence = 0.0
+        self.evidence, self._degraded_s = 0.0, now_s
         self._pause(now_s)
         return True
 
@@ -164,12 +168,13 @@ class Breaker:
             if self.state is Health.STARTING:
                 return self._bad_pages == 1
             if self.state is Health.DEGRADED:
-                self._is_held = True
+                self._is_held, self.failing_s = True, now_s - self._degraded_s
                 return False
             if self._bad_pages != BAD_PAGES:
                 return False
             self._turns(Health.DEGRADED)
             self.evidence, self.again_s = 0.0, now_s
+            self._degraded_s = now_s
             return True
         was_held, was_down = self._is_held, self._bad_pages >= BAD_PAGES
         self._is_held, self._bad_pages = False, 0
@@ -196,6 +201,7 @@ class Breaker:
         self.state = state
         self.epoch += 1
         self._in_flight = self._warm = 0
+        self.failing_s = 0.0
         self._is_held = self._is_probed and state is Health.DEGRADED
 
     def _pause(self, now_s: float) -> None:

@@ -63,6 +63,7 @@ from redline.route.traffic import Traffic
 from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
+_MOVED = "the endpoints have changed"
 _READY = Health.READY
 
 
@@ -72,7 +73,7 @@ class Pool:
     strategy: chooses among those that could take a call. most: calls at all of them together, at
     most; None for the sum of what each allows. listener: notified of endpoints that are out. seed:
     of the random draws. may_be_empty: endpoints are added and removed; while there are none, calls
-    wait for one.
+    wait for one. moves: how often `move` was called.
     Raises ConfigError for two endpoints of one name, or, unless it may be empty, for none.
     """
 
@@ -114,6 +115,7 @@ class Pool:
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
         self._all_degraded = False
+        self.moves = 0
         for seat in seats:
             self.add(seat)
 
@@ -168,8 +170,8 @@ class Pool:
     def has_room(self, now_s: float, coming: int = 0, avoid: Collection[str] = frozenset()) -> bool:
         """A call that avoids these endpoints would not wait, after `coming` others that will come.
 
-        True as well if no endpoint is left and none may come: the call ends at once. After a no,
-        what `held_by` has set is called when there may be room.
+        True as well if no other endpoint is left and none may come: the call does not wait for one.
+        After a no, what `held_by` has set is called when there may be room.
         """
         if self._unwatched:
             self._watch()
@@ -185,7 +187,7 @@ class Pool:
                     self._close(member, now_s)
         # From now on the end of each call is observed, which the fast path does not do.
         self._is_awaited, self._usual = True, None
-        return self._is_lost
+        return self._lost(avoid) is not None
 
     def slots(self, now_s: float) -> int:
         """The maximum number of calls in flight at its endpoints at present; 0 if it is unknown.
@@ -206,6 +208,15 @@ class Pool:
     def waits_s(self) -> Iterator[float]:
         """How long each waiting call has waited for an endpoint."""
         return self._queue.waits_s(self._clock.now_s())
+
+    def move(self) -> None:
+        """Ends every call that waits, or would wait again, with Withdrawn.
+
+        Other endpoints may have its model now. Calls that endpoints answer are not affected.
+        """
+        self.moves += 1
+        for ticket in self._queue.take_all():
+            _fail(ticket, Withdrawn(_MOVED))
 
     async def remove(self, name: str) -> None:
         """Takes an endpoint out, and returns when the calls that it had have ended.
@@ -258,15 +269,15 @@ class Pool:
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        usual, spare = self._usual, self._spare
+        usual, spare, moves = self._usual, self._spare, self.moves
         if usual is None or call.avoid or not spare:
-            return await self._send(request, call, sink)
+            return await self._send(request, call, sink, moves)
         # The fast path for nearly all calls: an endpoint that certainly has room is not asked, and
         # of an answer only its arrival and its latency are recorded.
         member = soonest(next(usual))
         in_flight = member.in_flight
         if in_flight >= member.steady:
-            return await self._send(request, call, sink, member)
+            return await self._send(request, call, sink, moves, member)
         self._spare = spare - 1
         member.in_flight = in_flight + 1
         member.expected_s += member.call_s
@@ -282,7 +293,7 @@ class Pool:
             member.expected_s -= member.call_s
             member.fresh_s.append(outcome.latency_s)
         elif not self._is_over(member, outcome, request, call, epoch):
-            outcome = await self._send(request, call, sink)
+            outcome = await self._send(request, call, sink, moves)
         return outcome
 
     async def ask(self, member: PoolMember, request: Request, call: Call) -> Outcome:
@@ -309,15 +320,21 @@ class Pool:
         request: Request,
         call: Call,
         sink: Sink | None,
+        moves: int,
         member: PoolMember | None = None,
     ) -> Outcome:
-        """The outcome of a call, on as many endpoints as it needs. member: the first, if chosen."""
+        """The outcome of a call, on as many endpoints as it needs.
+
+        moves: the value of `self.moves` when the call came. member: its first endpoint, if chosen.
+        """
         ticket: Ticket | None = None
         facts = self._facts
         asked = _ASKED if facts is None else facts.of(request)
         if self._unwatched:
             self._watch()
         while True:
+            if moves != self.moves:
+                return failed(Withdrawn(_MOVED))
             if self._queue.tickets or not self._spare:
                 member = None
             elif member is None or not member.is_open(self._clock.now_s(), self._all_degraded):
@@ -330,7 +347,7 @@ class Pool:
                     ticket = self._queue.ticket(call, self._clock.now_s(), asked)
                 try:
                     member = await self._turn(ticket)
-                except (TimedOut, NoEndpoint, Refused, Unpaid) as error:
+                except (TimedOut, NoEndpoint, Refused, Unpaid, Withdrawn) as error:
                     return failed(error)
             breaker = member.breaker
             epoch = breaker.epoch
@@ -449,10 +466,12 @@ class Pool:
     async def _turn(self, ticket: Ticket) -> PoolMember:
         """The endpoint that takes the call, once its turn comes.
 
-        Raises TimedOut at the call's deadline, or the error that took the last endpoint out.
+        Raises TimedOut at the call's deadline, Withdrawn after `move`, or the error that took the
+        last endpoint out.
         """
         call, queue = ticket.call, self._queue
-        self._check_left()
+        if (error := self._lost(call.barred)) is not None:
+            raise copy.copy(error)
         self._usual = None
         turn = queue.add(ticket)
         if call.avoid:
@@ -564,7 +583,7 @@ class Pool:
             breaker.cancelled(epoch)
             call.refused += 1
             self._lose(member, error)
-            return self._is_alone(member)
+            return not self._is_elsewhere(member, call.barred, now_s)
         is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
         if isinstance(error, NoEndpoint | Retryable):
             self._distrust(member)
@@ -580,14 +599,15 @@ class Pool:
         elif breaker.succeeded(epoch):
             self._improved(member)
         if isinstance(error, NoEndpoint):
-            if self._is_elsewhere(member, now_s, but={Health.GONE}):
+            if self._is_elsewhere(member, call.barred, now_s, but={Health.GONE}):
                 return False
             if (of := len(self._members)) > 1:
                 error.what = f"no endpoint of {of} is left, {member.name} as the last: {error.what}"
-            self._refuse_all(error)
+            self._refuse_waiting(member, error, now_s, but={Health.GONE})
             return True
         if is_down:
-            return not self._is_elsewhere(member, now_s, but={Health.GONE, Health.DEGRADED})
+            down = {Health.GONE, Health.DEGRADED}
+            return not self._is_elsewhere(member, call.barred, now_s, but=down)
         self._pass_by(member, now_s)
         self._avoid(member, call, now_s)
         return True
@@ -612,25 +632,28 @@ class Pool:
         """
         unfit, is_found = set[str](), False
         for one in self._members:
+            if one.name in call.barred:
+                continue
             load = one.backend.load(now_s, request)
             if load.room_s == math.inf:
                 unfit.add(one.name)
             else:
                 is_found |= not one.is_out and load.state is not Health.GONE
         if is_found:
-            call.avoid = call.unfit = frozenset(unfit)
+            call.unfit = frozenset(unfit)
+            call.avoid = call.unfit | call.barred
         return is_found
 
     def _still_avoids(self, call: Call) -> frozenset[str]:
-        """What a call still avoids that avoids all working endpoints: those too small for it.
+        """What a call still avoids that avoids all working endpoints.
 
-        Nothing if every endpoint that is not gone is too small.
+        Those that it must never use, and those too small for it unless all that are not gone are.
         """
-        now_s = self._clock.now_s()
+        now_s, avoided = self._clock.now_s(), call.unfit | call.barred
         for one in self._members:
-            if one.name not in call.unfit and one.health(now_s) is not Health.GONE:
-                return call.unfit
-        return frozenset()
+            if one.name not in avoided and one.health(now_s) is not Health.GONE:
+                return avoided
+        return call.barred
 
     def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
         """Makes the call avoid the endpoint from now on, if another one works.
@@ -638,7 +661,7 @@ class Pool:
         The call is then retried as soon as the other endpoint has room, without further waits.
         """
         avoided = call.avoid | {member.name}
-        call.avoid = avoided if self._working(now_s) - avoided else frozenset()
+        call.avoid = avoided if self._working(now_s) - avoided else call.barred
 
     def _working(self, now_s: float) -> set[str]:
         """The endpoints that work and are not parked."""
@@ -654,46 +677,59 @@ class Pool:
             one.breaker for one in self._members if one.breaker is not breaker and not one.is_out
         )
 
-    def _is_alone(self, member: PoolMember) -> bool:
-        return all(one is member or one.is_out for one in self._members)
-
-    def _is_elsewhere(self, member: PoolMember, now_s: float, but: set[Health]) -> bool:
-        """Whether another endpoint is neither out nor in one of these states."""
+    def _is_elsewhere(
+        self,
+        member: PoolMember,
+        barred: frozenset[str],
+        now_s: float,
+        but: Collection[Health] = (),
+    ) -> bool:
+        """Whether another endpoint is neither barred, nor out, nor in one of these states."""
         return any(
-            one is not member and not one.is_out and one.backend.load(now_s).state not in but
+            one is not member
+            and one.name not in barred
+            and not one.is_out
+            and one.backend.load(now_s).state not in but
             for one in self._members
         )
 
     def _lose(self, member: PoolMember, error: CallError) -> None:
-        """Takes an endpoint out for good; if it was the last one, fails every waiting call."""
-        is_news = member.error is None
+        """Takes an endpoint out for good; fails the waiting calls for which it was the last one."""
+        if member.error is not None:
+            return
         self._drop(member)
         member.lose(error)
         self._weigh()
-        if is_news:
-            left = sum(not one.is_out for one in self._members)
-            now_s, of = self._clock.now_s(), len(self._members)
-            self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
-        if all(one.is_out for one in self._members):
-            self._refuse_all(error)
-            self._tell_holder()
+        left = sum(not one.is_out for one in self._members)
+        now_s, of = self._clock.now_s(), len(self._members)
+        self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
+        self._refuse_waiting(member, error, now_s)
+        self._tell_holder()
 
-    def _refuse_all(self, error: CallError | NoEndpoint) -> None:
-        """Fails all waiting calls."""
-        for ticket in self._queue.take_all():
-            if ticket.turn is not None and not ticket.turn.done():
-                ticket.turn.set_exception(copy.copy(error))
+    def _refuse_waiting(
+        self,
+        member: PoolMember,
+        error: CallError | NoEndpoint,
+        now_s: float,
+        but: Collection[Health] = (),
+    ) -> None:
+        """Fails the waiting calls for which no other endpoint is left; see `_is_elsewhere`."""
+        is_over = {
+            barred: not self._is_elsewhere(member, barred, now_s, but)
+            for barred in {call.barred for call in self._queue.calls()}
+        }
+        for ticket in self._queue.take_all(lambda call: is_over[call.barred]):
+            _fail(ticket, copy.copy(error))
 
-    @property
-    def _is_lost(self) -> bool:
-        """Whether errors have taken out the last endpoint."""
-        members = self._members
-        return any(one.error for one in members) and all(one.is_out for one in members)
-
-    def _check_left(self) -> None:
-        """Raises the error that took the last endpoint out, if none is left."""
-        if self._is_lost:
-            raise copy.copy([one.error for one in self._members if one.error][-1])
+    def _lost(self, barred: Collection[str]) -> CallError | NoEndpoint | None:
+        """The error that took the last endpoint out which is not barred; None if one may come."""
+        error: CallError | NoEndpoint | None = None
+        for one in self._members:
+            if one.name not in barred:
+                if not one.is_out:
+                    return None
+                error = one.error or error
+        return error
 
     def _watch(self) -> None:
         """Starts reading the servers' pages."""
@@ -749,7 +785,13 @@ class Pool:
         working = self._working(self._clock.now_s())
         for call in avoiding:
             if call.avoid >= working:
-                call.avoid = self._still_avoids(call) if call.unfit else frozenset()
+                call.avoid = self._still_avoids(call) if call.unfit else call.barred
+
+
+def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:
+    """Ends the wait of a call with this error, unless its turn has come or it was cancelled."""
+    if ticket.turn is not None and not ticket.turn.done():
+        ticket.turn.set_exception(error)
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count, islice
 
 from redline.route.balance import Asked
@@ -97,10 +97,13 @@ class CallQueue:
         """How long each call has waited, in order."""
         return (now_s - ticket.since_s for ticket in self.tickets)
 
-    def take_all(self) -> list[Ticket]:
-        """Removes and returns all tickets, in order."""
-        tickets, self.tickets = self.tickets, []
-        return tickets
+    def take_all(self, which: Callable[[Call], bool] = lambda _: True) -> list[Ticket]:
+        """Removes and returns all tickets, in order. which: of the calls for which it is true."""
+        taken, left = list[Ticket](), list[Ticket]()
+        for ticket in self.tickets:
+            (taken if which(ticket.call) else left).append(ticket)
+        self.tickets = left
+        return taken
 
 
 def _place(ticket: Ticket) -> tuple[int, int]:

@@ -18,7 +18,7 @@ import msgspec
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.jsonl import LongLine, split_lines
-from redline.sources.row import Row, check_names, digest, long_row, no_rows
+from redline.sources.row import Row, check_names, long_row, no_rows
 from redline.sources.text import ByteStream, StreamRows
 
 # csv keeps its limit in a C long, which has 32 bits on some systems.
@@ -38,6 +38,9 @@ class _Feed:
         self._lines: deque[bytes | LongLine] = deque()
         self._max_row_bytes = max_row_bytes
         self.line = 0
+        # The line at which the last record with an open quote failed, and why.
+        self._failed_line = 0
+        self._problem = ""
         self.start_record()
 
     def start_record(self) -> None:
@@ -63,25 +66,37 @@ class _Feed:
         """The record's lines as `next` has given them."""
         return (str(line, "utf-8", "replace") + "\n" for line in self.taken if type(line) is bytes)
 
-    def keep(self) -> None:
-        """Keeps only the first line taken as this record; the others come again."""
+    def keep(self, problem: str = "") -> str:
+        """Keeps only the first line taken as this record, which fails; the others come again.
+
+        problem: why it fails. Returns that of an earlier record if this one fails as part of it.
+        """
+        if self.line >= self._failed_line:
+            self._failed_line, self._problem = self.line, problem
         self._lines.extendleft(reversed(self.taken))
         self.line -= len(self.taken)
         self.start_record()
         next(self)
+        return self._problem
 
     def skip_whole(self, whole: re.Pattern[bytes]) -> int:
         """Skips available lines that are each a record by itself; the number that are not blank."""
         lines, records = self._lines, 0
+        available = len(lines)
         while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
-            records += line not in (b"", b"\r")
+            records += line.strip(b"\r") != b""
             lines.popleft()
+        self.line += available - len(lines)
         return records
 
     def __iter__(self) -> _Feed:
         return self
 
     def __next__(self) -> str:
+        # An open quote here was open here in the record that failed, and fails as it did. Without
+        # this, every line of a file could be read to the end of the file.
+        if self.taken and self.line < self._failed_line:
+            raise csv.Error
         while not self._lines:
             lines = next(self._chunks, None)
             if lines is None:
@@ -169,6 +184,7 @@ class CsvRows(StreamRows):
             feed,
             delimiter=self._delimiter,
             quoting=csv.QUOTE_NONE if self._is_tsv else csv.QUOTE_MINIMAL,
+            strict=True,
         )
         return feed
 
@@ -201,21 +217,35 @@ class CsvRows(StreamRows):
         """The fields of the next record; empty for a blank line.
 
         columns: of the header, None for the header itself. Raises StopIteration at the end,
-        _TooLong, and csv.Error if it is not valid CSV.
+        _TooLong, and csv.Error if it is not valid CSV. A quote that is not closed makes its own
+        line invalid; the lines after it are read again.
         """
-        fields = next(self._reader)
         if self._is_tsv:
+            fields = next(self._reader)
             if any(field.startswith('"') for field in fields):
                 return self._quoted(feed, columns) or fields
-        elif (
-            len(feed.taken) > 1
-            and not feed.is_at_end
-            and not _is_strict(feed.texts, self._delimiter)
-        ):
-            # Its quote is closed by one that belongs to a later line.
-            feed.keep()
-            raise csv.Error("a quote is opened and not closed where its field ends")
-        return fields
+            return fields
+        try:
+            return next(self._reader)
+        except _TooLong:
+            if len(feed.taken) == 1:
+                raise
+            problem = f"a quote is opened and not closed within {self._max_row_bytes:,} bytes"
+        except csv.Error:
+            if len(feed.taken) == 1 and (fields := self._loose(*feed.texts)):
+                return fields
+            if feed.is_at_end:
+                problem = "a quote is opened and never closed"
+            else:
+                problem = "a quote is opened and not closed where its field ends"
+        raise csv.Error(feed.keep(problem))
+
+    def _loose(self, line: str) -> list[str]:
+        """The fields of a line, of which a quote may end before its field; empty if one is open."""
+        lines = iter((line, ""))
+        fields = next(csv.reader(lines, delimiter=self._delimiter))
+        # csv.reader requests another line within one record only inside a quoted field.
+        return [] if next(lines, None) is None else fields
 
     def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
         """The TSV record read with the quotes of CSV; None if they are not meant as such.
@@ -257,10 +287,7 @@ class CsvRows(StreamRows):
             if fields or problem:
                 break
         self._number += 1
-        # csv.reader requests another line within one record only inside a quoted field.
-        if feed.is_at_end:
-            problem = "a quote is opened and never closed"
-        elif not feed.is_utf8:
+        if not feed.is_utf8:
             problem = "not UTF-8"
         elif problem is None and len(fields) != len(header):
             problem = f"{counted(len(fields), 'field')} where the header names {len(header)}"
@@ -271,14 +298,4 @@ class CsvRows(StreamRows):
 
     def _long_row(self, feed: _Feed, line: int) -> Row:
         self._number += 1
-        content = feed.content if len(feed.taken) == 1 else digest(feed.content)
-        return long_row(self._number, line, content, feed.taken_bytes, self._max_row_bytes)
-
-
-def _is_strict(lines: Iterator[str], delimiter: str) -> bool:
-    """Whether the lines are one record whose quotes are closed where their fields end."""
-    try:
-        next(csv.reader(lines, delimiter=delimiter, strict=True))
-    except csv.Error:
-        return False
-    return next(lines, None) is None
+        return long_row(self._number, line, feed.content, feed.taken_bytes, self._max_row_bytes)

@@ -239,9 +239,10 @@ class Gatherer:
         if not self._ended:
             return
         ended, self._ended = self._ended, []
-        attempts = [attempt for _, _, tried in ended for attempt in tried]
-        if errors := [attempt.error for attempt in attempts if attempt.error is not None]:
+        # Errors of earlier attempts, which were tried again, were noted when they occurred.
+        if errors := [tried[-1].error for _, _, tried in ended if tried[-1].error is not None]:
             self.note_error(errors[-1].what)
+        attempts = [attempt for _, _, tried in ended for attempt in tried]
         answered = [attempt for attempt in attempts if attempt.error is None]
         self._answered += len(answered) * self._every
         if answered:

@@ -129,6 +129,8 @@ def read_timeline(path: Path) -> Timeline:
         data = path.read_bytes()
     except FileNotFoundError:
         raise
+    except NotADirectoryError as error:
+        raise FileNotFoundError(f"{path} does not exist") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     return _parsed(data, path)
@@ -215,7 +217,9 @@ class TimelineFile:
 
     def end(self, end: RunEnd) -> None:
         """Records the end of the run."""
-        self._write([msgspec.structs.replace(end, what=end.what[:_LONGEST_SHOWN])])
+        # It may quote a file's name that is not UTF-8.
+        what = end.what[:_LONGEST_SHOWN].encode("utf-8", "replace").decode()
+        self._write([msgspec.structs.replace(end, what=what)])
 
     def close(self) -> None:
         """Closes the file. May be repeated."""

@@ -4,3 +4,4 @@ from redline.waist.backend import COUNTED, Backend, Call, Chunk, Member, Outlet,
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Health, Load
 from redline.waist.outcome import Attempt, Outcome, Reply, Status, failed
+from redline.waist.surrogates import replacing_halves

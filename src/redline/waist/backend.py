@@ -14,6 +14,7 @@ from redline.clock import Clock
 from redline.errors import TimedOut
 from redline.waist.load import Load
 from redline.waist.outcome import Outcome
+from redline.waist.surrogates import replacing_halves
 
 T = TypeVar("T")
 
@@ -84,21 +85,24 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         read = self.__dict__
         if "body" not in read:
             try:
-                read["body"] = msgspec.json.decode(raw)
+                read["body"] = replacing_halves(msgspec.json.decode, raw)
             except (ValueError, RecursionError):
                 read["body"] = raw
         return read["body"]
 
     @property
     def asked(self) -> Any:
-        """The body; of undecoded JSON, only the fields that state how many answers are wanted."""
+        """The body; of undecoded JSON, only the fields that state how many answers are wanted.
+
+        None if the answers are not to be counted.
+        """
         raw, read = self.raw, self.__dict__
         if "asked" in read:
             return read["asked"]
         if raw is None or "body" in read:
             return self.body
         try:
-            return _COUNTS.decode(raw)
+            return replacing_halves(_COUNTS.decode, raw)
         except (ValueError, RecursionError):
             return self.body
 
@@ -113,9 +117,12 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
 
     @classmethod
     def read(cls, raw: bytes, url: str, model: str | None) -> Request:
-        """Returns a request with this JSON as its body. model: as the JSON names it, or None."""
+        """Returns a request with this JSON as its body, whose answers are not counted.
+
+        Not every server gives as many as a client asks for. model: as the JSON names it, or None.
+        """
         request = cls(raw=raw, url=url)
-        request.__dict__["model"] = model
+        request.__dict__.update(model=model, asked=None)
         return request
 
     def carrying(self, raw: bytes, asked: Mapping[str, Any] | None) -> Request:
@@ -134,15 +141,16 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             found = body.get("model") if isinstance(body, dict) else None
             return found if isinstance(found, str) else None
         try:
-            return _NAMED.decode(raw).get("model")
+            return replacing_halves(_NAMED.decode, raw).get("model")
         except (ValueError, RecursionError):
             return None
 
     def with_fields(self, **fields: Any) -> Request:
         """Returns the request with these fields of its JSON object replaced or added.
 
-        With `raw`, all other values keep their bytes; if a name occurs twice, its last value is
-        kept. A body that is not an object is unchanged.
+        With `raw`, all other values keep their bytes, except halves of surrogate pairs, which
+        become U+FFFD; if a name occurs twice, its last value is kept. A body that is not an object
+        is unchanged.
         """
         if self.raw is None:
             body = _body_of(self)
@@ -150,10 +158,13 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
                 return self
             return msgspec.structs.replace(self, body={**body, **fields})
         try:
-            values = _RAW_FIELDS.decode(self.raw)
+            values = replacing_halves(_RAW_FIELDS.decode, self.raw)
         except (ValueError, RecursionError):
             return self
-        return msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
+        changed = msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
+        if "asked" in self.__dict__ and self.asked is None:
+            changed.__dict__["asked"] = None
+        return changed
 
     def __eq__(self, other: object) -> bool:
         """Whether it is the same call, given with a body or with raw JSON."""
@@ -183,7 +194,8 @@ class Call(msgspec.Struct, kw_only=True):
 
     deadline_s: monotonic time after which no attempt starts or continues.
     priority: lower goes first. tenant: the one whose budget pays. avoid: endpoints not to use.
-    unfit: endpoints whose limits are too small for it.
+    unfit: endpoints whose limits are too small for it. barred: endpoints that it must never use,
+    such as those that do not have its model; `avoid` includes them.
     committed: the first chunk of the answer has been passed on, so nothing may be retried.
     attempts: attempts started. requests: how many times the current request was written. sent_s:
     when the one in flight was written, None between attempts. refused: requests of this attempt
@@ -201,6 +213,7 @@ class Call(msgspec.Struct, kw_only=True):
     tenant: str = ""
     avoid: frozenset[str] = frozenset()
     unfit: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()
     committed: bool = False
     attempts: int = 0
     requests: int = 0
@@ -211,6 +224,11 @@ class Call(msgspec.Struct, kw_only=True):
     on_write: Callable[[], None] | None = None
     on_wait: Callable[[], None] | None = None
     again_s: float = -math.inf
+
+    def bar(self, barred: frozenset[str]) -> None:
+        """Sets the endpoints that it must never use, in place of all that it avoids."""
+        self.avoid = self.barred = barred
+        self.unfit = frozenset()
 
     async def in_time(self, waiting: Awaitable[T], clock: Clock, hint: str = "") -> T:
         """Awaits `waiting` and returns its result. Raises TimedOut at the deadline."""

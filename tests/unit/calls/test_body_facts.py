@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -73,6 +74,7 @@ def test_an_estimate_is_the_same_by_the_facts_as_by_the_whole_body(body: dict[st
         said(1),
         said("a", tools=[]),
         said("a", n=2),
+        said("a", n=1.5),
         said("a", max_tokens=0),
         b"[]",
         b"",
@@ -83,6 +85,12 @@ def test_an_estimate_is_the_same_by_the_facts_as_by_the_whole_body(body: dict[st
 )
 def test_what_may_be_more_than_texts_is_no_chat_as_most_are(raw: bytes) -> None:
     assert not isinstance(facts_of(raw), Chat)
+
+
+@pytest.mark.parametrize("more", [{"service_tier": "flex"}, {"service_tier": "flex", "stream": 7}])
+def test_half_a_surrogate_pair_hides_no_fact(more: dict[str, Any]) -> None:
+    facts = facts_of(said("a\ud800", **more))
+    assert (facts.model, facts.service_tier) == ("m", "flex")
 
 
 @pytest.mark.parametrize("wrong", [b"\xff", rb"\ud800"])
@@ -131,6 +139,8 @@ def test_a_body_that_asks_for_a_stream_is_sent_as_it_is(
         ({"max_tokens": -1}, None),
         ({"max_tokens": -(10**9)}, None),
         ({"max_tokens": 10**15}, 1_000_000),
+        ({"max_tokens": 1, "max_completion_tokens": 5}, 5),
+        ({"max_tokens": -1, "max_completion_tokens": 5}, 5),
     ],
 )
 def test_a_maximum_is_a_number_of_tokens_that_an_answer_may_have(
@@ -139,3 +149,38 @@ def test_a_maximum_is_a_number_of_tokens_that_an_answer_may_have(
     assert (
         facts_of(json.dumps({"model": "m", "messages": [], **fields}).encode()).most_tokens == most
     )
+
+
+@pytest.mark.parametrize(
+    ("fields", "answers"),
+    [
+        ({}, 1),
+        ({"n": 1}, 1),
+        ({"n": 3}, 3),
+        ({"n": "3"}, 3),
+        ({"n": 3, "max_tokens": "many"}, 3),
+        ({"n": 3, "best_of": 5}, 5),
+        ({"n": 3, "prompt": ["a", "b"]}, 6),
+        ({"n": 3, "max_tokens": "many", "prompt": ["a", "b"]}, 6),
+        ({"n": 3, "prompt": [[1, 2], [3]]}, 6),
+        ({"n": 3, "prompt": [1, 2]}, 3),
+        ({"n": 3, "prompt": "[a]"}, 3),
+        ({"n": 3, "prompt": []}, 3),
+        ({"n": []}, 1),
+    ],
+)
+def test_the_number_of_billed_answers_is_a_fact(fields: dict[str, Any], answers: int) -> None:
+    assert facts_of(said("a", **fields)).drafts == answers
+
+
+@pytest.mark.parametrize("prompt", ["\u00e9" * 20_000, [[*range(500)]] * 40, [*range(20_000)]])
+def test_facts_keep_no_copy_of_a_prompt(prompt: Any) -> None:
+    raw = json.dumps({"model": "m", "prompt": prompt}).encode()
+    tracemalloc.start()
+    try:
+        facts = facts_of(raw)
+        size_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert facts.model == "m"
+    assert size_bytes < len(raw) // 10

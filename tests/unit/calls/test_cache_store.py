@@ -113,6 +113,23 @@ async def test_closing_ends_lookups_that_nobody_waits_for(tmp_path: Path) -> Non
     await asyncio.sleep(0)
 
 
+async def test_a_closed_store_finds_and_stores_nothing(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    await written(store, [1])
+    closing = asyncio.create_task(store.aclose())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(30):
+        assert await store.look_up(key(1)) is None
+        store.put(key(2), value(2))
+        await closing
+        assert await store.look_up(key(1)) is None
+        store.put(key(3), value(3))
+        await store.flush()
+    again = store_in(tmp_path)
+    assert await found_in(again, (1, 2, 3)) == {1: value(1), 2: None, 3: None}
+    await again.aclose()
+
+
 def size_of(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if path.suffix == ".sqlite3")
 

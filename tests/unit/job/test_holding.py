@@ -31,6 +31,10 @@ READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
         ("slots", [FULL, FULL, LIMITED], READY),
         ("client", [FREE, LIMITED], {**READY, "in_flight": 1}),
         ("slots", [FREE, FREE], {**READY, "queued": 3}),
+        # All rows are taken, and some calls still wait for any of the endpoints.
+        ("slots", [FREE, FREE], {"is_over": True, "in_hand": 9, "queued": 3}),
+        ("limit", [FREE, LIMITED], {"is_over": True, "in_hand": 9, "queued": 3}),
+        ("slots", [FREE, LIMITED], {**READY, "queued": 3, "is_full_together": True}),
         ("slots", [FREE, FREE], {**READY, "is_full_together": True}),
         ("rest", [FREE, FREE], {"is_over": True, "in_hand": 4, "is_full_together": True}),
         ("input", [FREE], {"is_starved": True}),

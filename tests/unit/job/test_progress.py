@@ -380,6 +380,20 @@ def test_failures_in_a_row_end_with_any_answer() -> None:
     assert (tally.failures_in_a_row, tally.failing_since_s) == (0, math.inf)
 
 
+def test_the_last_error_is_shown_whether_its_row_is_tried_again_or_not() -> None:
+    clock, seen = ManualClock(), view(100)
+    meter = Meter(seen, clock)
+    windows = [
+        Window(begin_s=0.0, end_s=1.0, errors={"rejected": 1}, error="HTTP 400"),
+        Window(begin_s=1.0, end_s=2.0),
+    ]
+    seen.sampler.windows += windows
+    seen.tally.started()
+    seen.tally.ended(0.5, 0.1, "rejected")
+    found = meter.read()
+    assert (found.errors, found.last_error) == ({"rejected": 1}, "HTTP 400")
+
+
 def test_json_lines_hold_the_snapshot() -> None:
     stream = io.StringIO()
     shown(JsonProgress(stream), view(), 21.0)

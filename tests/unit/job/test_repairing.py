@@ -194,19 +194,6 @@ def test_nothing_is_repaired_while_a_run_writes(output: Output) -> None:
     assert repair(output)[0].damaged == 1
 
 
-@pytest.mark.parametrize("name", ["labels.jsonl", "labels.json", "labels"])
-def test_a_failures_file_is_repaired_with_its_results_only(tmp_path: Path, name: str) -> None:
-    """By itself it would not be under the lock of its run."""
-    output = Output(path=tmp_path / name)
-    output.path.write_bytes(GOOD[0])
-    output.failed_path.write_bytes(GOOD[1] + b"notes\n")
-    with pytest.raises(ConfigError, match="holds the failures of") as caught:
-        repair(Output(path=output.failed_path))
-    assert caught.value.hint == f"redline repair {output.path} repairs both"
-    assert [done.kept for done in repair(output)] == [1, 1]
-    assert output.failed_path.read_bytes() == GOOD[1]
-
-
 @pytest.mark.parametrize("foreign", [b"my notes\n", b"", b'{"a": 1}\n', b"\0" * 100])
 def test_a_file_that_is_none_of_redlines_is_left_alone(tmp_path: Path, foreign: bytes) -> None:
     path = tmp_path / "labels.jsonl"

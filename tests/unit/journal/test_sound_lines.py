@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from redline.journal import read_stretches
+from redline.errors import JournalError
+from redline.journal import Journal, Output, read_results, read_stretches
 
 
 @pytest.fixture
@@ -173,3 +174,39 @@ def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(tmp_path: Path) -
         first = next(stretches)
         file.write(line(2))
         assert [first.share, *(stretch.share for stretch in stretches)] == [1.0, 1.0]
+
+
+DEEP = "[" * 3000 + "]" * 3000
+KEYED = '{"v":1,"hash":"0000000000000007","custom_id":"a","row":1'
+
+
+def nested(text: str) -> bytes:
+    """A sound line of this JSON, in which `...` stands for a value that is nested too deeply."""
+    body = text.replace("...", DEEP)[:-1].encode()
+    return b'%b,"crc":"%08x"}\n' % (body, zlib.crc32(body))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_sound"),
+    [
+        (KEYED + ',"output":...,"finish_reason":"length"}', True),
+        (KEYED + ',"output":"x","input":{"custom_id":"a","text":...}}', True),
+        ('{"v":1,"output":...,"hash":"0000000000000007"}', False),
+    ],
+)
+def test_lines_that_are_nested_too_deeply_end_no_reader(
+    tmp_path: Path, text: str, is_sound: bool
+) -> None:
+    output = Output(path=tmp_path / "out.jsonl")
+    output.path.write_bytes(nested(text))
+    assert read(output.path) == [(0, nested(text), 7 if is_sound else None)]
+    if is_sound:
+        journal = Journal(output, lambda rows: None)
+        journal.let_go()
+        assert journal.has_succeeded(7)
+        assert journal.answers.flaws.total() == 0
+    else:
+        with pytest.raises(JournalError, match=r"line 1 of .* is damaged"):
+            Journal(output, lambda rows: None)
+    with pytest.raises(JournalError, match=r"a line of .* is (damaged|nested too deeply)"):
+        list(read_results(output.path, dict))

@@ -86,7 +86,7 @@ def test_a_function_of_lists_gets_lists() -> None:
     answer = asked(of_lists, "a", "b", batch_size=4)
     assert (answer.weight, answer.output_tokens) == (2, 10)
     short = asked(returns_one, "a", "b", batch_size=4)
-    assert short.example == "ValueError: it returned 1 answers to 2 requests"
+    assert short.example == "ValueError: it returned 1 answer to 2 requests"
 
 
 def test_what_a_function_raises_is_a_failure_by_its_type() -> None:

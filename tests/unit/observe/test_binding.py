@@ -240,6 +240,9 @@ def test_the_limit_that_holds_calls_is_named_and_two_that_are_near_are_named_tog
     (found,) = bindings([one.__class__(**{**fields(one), "limits": (one.limits[0], loose)})])
     assert (found.cause, found.what) == (Cause.LIMIT, "tokens")
     assert "12 calls wait for it" in found.evidence
+    tight = (LimitUse("tokens", 9, 98, 100, 60.0),)
+    (found,) = bindings([window(90, {"limit": 10}, limits=tight, waiting=1.2)])
+    assert found.evidence.startswith("1 call waits for it, in 100 % of samples")
     (found,) = bindings([window(90, {"limit": 10}, limits=limits(tokens=9, requests=7))])
     assert found.what == "tokens and requests"
     used = (LimitUse("tokens", 9, 98, 100, 60.0), LimitUse("requests", 2, 97, 100, 1.0))
@@ -285,6 +288,19 @@ def test_the_summary_has_shares_of_the_time_that_add_up() -> None:
     assert found.sentence == "bound by rpm for 90 % of the time"
     assert [one.share for one in found.shares] == pytest.approx([0.9, 0.1])
     assert summary_of([]).sentence == "nothing was recorded"
+
+
+def test_a_job_with_the_batch_api_is_said_to_wait_for_it() -> None:
+    found = summary_of(bindings([window(second, {"batch": 10}) for second in range(9)]))
+    assert found.sentence == "bound by the Batch API for 100 % of the time"
+
+
+def test_a_clause_of_what_bound_ends_before_its_share() -> None:
+    down = Binding(
+        cause=Cause.DOWN, what="the endpoint, which is down", evidence="", begin_s=0.0, end_s=9.0
+    )
+    sentence = "bound by the endpoint, which is down, for 100 % of the time"
+    assert summary_of([down]).sentence == sentence
 
 
 def test_the_time_by_phase_is_the_sum_of_all_windows() -> None:

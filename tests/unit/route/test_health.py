@@ -235,6 +235,24 @@ class TestHealthPages:
         assert not breaker.probed(101.0, is_well=False)
         assert not breaker.allows(101.0)
 
+    def test_it_is_known_for_how_long_calls_and_pages_have_failed(self) -> None:
+        breaker = breaker_of(is_probed=True)
+        breaker.probed(0.0, is_well=True)
+        fails_until_degraded(breaker, 10.0)
+        assert not breaker.failing_s
+        breaker.probed(30.0, is_well=False)
+        assert breaker.failing_s == 20.0
+        breaker.probed(40.0, is_well=True)
+        call(breaker, 50.0, is_success=False)
+        assert breaker.failing_s == 40.0
+        call(breaker, 60.0, is_success=True)
+        assert not breaker.failing_s
+        for _ in range(BAD_PAGES):
+            breaker.probed(70.0, is_well=False)
+        assert breaker.state is Health.DEGRADED
+        breaker.probed(90.0, is_well=False)
+        assert breaker.failing_s == 20.0
+
 
 def seen(results: Sequence[tuple[int, int]]) -> list[Breaker]:
     """Ready breakers that have seen these numbers of calls and failures."""

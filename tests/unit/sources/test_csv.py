@@ -8,7 +8,7 @@ import gzip
 import os
 import sys
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from redline.errors import ConfigError
-from redline.sources import CorruptInput, Row, open_source
+from redline.sources import CorruptInput, Row, open_source, row_counts
 from redline.sources import text as source_bytes
 
 BANKING77 = Path(__file__).parents[4] / "shared" / "data" / "banking77" / "test.csv"
@@ -58,6 +58,23 @@ def field_limit() -> Iterator[int]:
     csv.field_size_limit(before)
 
 
+@pytest.fixture
+def lines_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A one for each line that a csv.reader takes."""
+    read: list[int] = []
+    reader = csv.reader
+
+    def noted(line: str) -> str:
+        read.append(1)
+        return line
+
+    def counting(lines: Iterable[str], **options: Any) -> Iterator[list[str]]:
+        return reader(map(noted, lines), **options)
+
+    monkeypatch.setattr(csv, "reader", counting)
+    return read
+
+
 class TestCsv:
     def test_a_row_is_the_header_with_its_fields(self, tmp_path: Path) -> None:
         rows = rows_in(tmp_path, b'a,b\n1,"x, ""y"""\n2,\n')
@@ -68,6 +85,13 @@ class TestCsv:
         rows = rows_in(tmp_path, b'a,b\n\n1,"two\nlines"\n\n2,y\n')
         assert [(r.number, r.line) for r in rows] == [(1, 3), (2, 6)]
         assert rows[0].data == {"a": "1", "b": "two\nlines"}
+
+    def test_a_line_of_carriage_returns_is_blank(self, tmp_path: Path) -> None:
+        rows = rows_in(tmp_path, b"a,b\r\n1,x\r\n\r\r\n2,y\r\n")
+        assert [r.data for r in rows] == [{"a": "1", "b": "x"}, {"a": "2", "b": "y"}]
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 2
 
     def test_crlf_and_a_bom_change_nothing(self, tmp_path: Path) -> None:
         rows = rows_in(tmp_path, b'\xef\xbb\xbfa,b\r\n1,"x"\r\n2,y\r\n')
@@ -139,10 +163,24 @@ class TestBadCsvRows:
         assert before.data == {"a": "1", "b": "2", "c": "3"}
         assert (after.number, after.line, after.data) == (3, 4, {"a": "4", "b": "5", "c": "6"})
 
-    def test_a_quote_that_is_never_closed(self, tmp_path: Path) -> None:
-        rows = rows_in(tmp_path, b'a,b\n1,x\n2,"y\n3,z\n')
-        assert [r.problem for r in rows] == [None, "a quote is opened and never closed"]
-        assert (rows[1].line, rows[1].content) == (3, b'2,"y\n3,z')
+    @pytest.mark.parametrize("end", [b"", b"\n"])
+    def test_a_quote_that_is_never_closed_fails_its_own_line_alone(
+        self, tmp_path: Path, end: bytes
+    ) -> None:
+        problem = "not CSV: a quote is opened and never closed"
+        rows = rows_in(tmp_path, b'a,b\n1,x\n2,"y\n\n3,z\n4,z' + end)
+        assert [r.data for r in rows] == [
+            {"a": "1", "b": "x"},
+            None,
+            {"a": "3", "b": "z"},
+            {"a": "4", "b": "z"},
+        ]
+        assert rows[1] == Row(2, 3, None, b'2,"y', problem)
+        assert [r.line for r in rows] == [2, 3, 5, 6]
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 4
+        assert rows_in(tmp_path, b'a,b\n1,"x' + end) == [Row(1, 2, None, b'1,"x', problem)]
 
     def test_a_long_row_is_skipped(self, tmp_path: Path) -> None:
         long_line = b"1," + b"x" * 200
@@ -150,13 +188,53 @@ class TestBadCsvRows:
         assert rows[0].problem == "202 bytes long, above the limit of 100 bytes"
         assert rows[1].data == {"a": "2", "b": "y"}
 
-    def test_a_row_of_many_lines_is_bounded_too(self, tmp_path: Path) -> None:
-        content = b'a,b\n1,"' + b"x" * 60 + b"\n" + b"y" * 60 + b'"\n2,y\n'
+    @pytest.mark.parametrize("second_bytes", [60, 200])
+    def test_a_quote_that_is_open_for_too_long_fails_its_own_line_alone(
+        self, tmp_path: Path, second_bytes: int
+    ) -> None:
+        content = b'a,b\n1,"' + b"x" * 60 + b"\n2," + b"y" * second_bytes + b"\n3,z\n"
         rows = rows_in(tmp_path, content, max_row_bytes=100)
-        assert [r.problem is None for r in rows] == [False, True]
-        assert rows[0].problem == "125 bytes long, above the limit of 100 bytes"
-        other = rows_in(tmp_path, content.replace(b"y" * 60, b"z" * 60), max_row_bytes=100)
-        assert other[0].content != rows[0].content
+        assert rows[0].problem == "not CSV: a quote is opened and not closed within 100 bytes"
+        assert (rows[1].line, rows[1].data is None) == (3, second_bytes > 100)
+        assert (rows[2].line, rows[2].data) == (4, {"a": "3", "b": "z"})
+
+    @pytest.mark.parametrize("name", ["in.csv", "in.tsv"])
+    @pytest.mark.parametrize("line", [b'"7","cut', b'7","cut', b'7","cut,x'])
+    @pytest.mark.parametrize("last", [b"", b'7"', b'"7"cut'])
+    def test_lines_with_open_quotes_are_read_a_few_times_and_not_to_the_end_each(
+        self, tmp_path: Path, lines_read: list[int], name: str, line: bytes, last: bytes
+    ) -> None:
+        content = b"a,b\n" + (line + b"\n") * 200 + last
+        rows = rows_in(tmp_path, content.replace(b",", b"\t" if "tsv" in name else b","), name)
+        assert rows
+        assert sum(lines_read) < 1000
+
+    def test_a_quote_closed_within_a_later_field_fails_its_own_line_alone(
+        self, tmp_path: Path
+    ) -> None:
+        problem = "not CSV: a quote is opened and not closed where its field ends"
+        rows = rows_in(tmp_path, b'a,b\n1,"x\n2,y\n3,"z\rw\n4,"q\n"\n')
+        assert rows[0] == Row(1, 2, None, b'1,"x', problem)
+        assert [r.data for r in rows[1:]] == [{"a": "2", "b": "y"}, None, {"a": "4", "b": "q\n"}]
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 4
+
+    def test_lines_within_a_record_that_fails_may_have_open_quotes_of_their_own(
+        self, tmp_path: Path
+    ) -> None:
+        rows = rows_in(tmp_path, b'a,b\n1,"x\n2","y\n3,z\n4,"q\n5,"q\n"\n')
+        assert [(r.line, r.data) for r in rows] == [
+            (2, None),
+            (3, None),
+            (4, {"a": "3", "b": "z"}),
+            (5, None),
+            (6, {"a": "5", "b": "q\n"}),
+        ]
+        assert len({r.problem for r in rows}) == 2
+        counts = row_counts(tmp_path / "in.csv")
+        assert counts is not None
+        assert sum(counts) == 5
 
     def test_a_field_above_the_default_limit_of_csv_is_read(
         self, tmp_path: Path, field_limit: int
@@ -175,8 +253,8 @@ class TestBadCsvRows:
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-        assert rows[0].problem == "1.0 MB long, above the limit of 1 MB"
-        assert rows[1].data is not None
+        assert rows[0].problem is not None
+        assert len(rows) == 30_001
         # The input itself is 3 MB and stands in memory once, as do the rows after the bad one.
         assert peak < 10 * len(content)
 
@@ -198,6 +276,9 @@ class TestCsvHeader:
 
     def test_a_header_that_cannot_be_parsed(self, tmp_path: Path) -> None:
         assert "is not a CSV header: new-line" in error_of(tmp_path, b"a,b\r1,2\r").what
+
+        error = error_of(tmp_path, b'"a,b\n1,2\n')
+        assert "is not a CSV header: a quote is opened and never closed" in error.what
 
     def test_a_binary_file_is_refused(self, tmp_path: Path) -> None:
         error = error_of(tmp_path, b"PK\x03\x04\x00\x00")

@@ -47,7 +47,7 @@ def test_nothing_compared_is_nothing_right() -> None:
 
 
 def test_the_matrix_reads_back_from_its_csv() -> None:
-    found = agreement([("a, b", "a, b"), ("a, b", 'c "d"'), ('c "d"', "line\nbreak")])
+    found = agreement([("a, b", "a, b"), ("a, b", 'c "d"'), ('c "d"', "line\rbreak")])
     read = list(csv.reader(io.StringIO(found.as_csv())))
     assert read[0] == ["gold \\ said", *found.labels]
     assert [row[0] for row in read[1:]] == found.labels

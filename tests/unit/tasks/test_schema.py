@@ -173,10 +173,12 @@ def test_strict_is_what_names_and_requires_all(given: Any, is_strict: bool) -> N
         ({"type": "object", "properties": []}, "not a JSON Schema: "),
         ({"properties": {"a": {"$ref": "https://127.0.0.1/x"}}}, "the schema refers to https://"),
         ({"properties": {"a": {"$ref": "#/$defs/A"}}}, "the schema refers to #/$defs/A, which it"),
+        ({"properties": {"a": {"$ref": "#A"}}}, "the schema refers to #A, which it does not have"),
+        ({"properties": {"a": {"$dynamicRef": "#A"}}}, "the schema refers to #A, which it does"),
         *(
             (
-                {"properties": {"a": {"$ref": f"#/$defs/list/{step}"}}, "$defs": {"list": [ONE]}},
-                f"the schema refers to #/$defs/list/{step}, which it does not have",
+                {"properties": {"a": {"$ref": f"#/oneOf/{step}"}}, "oneOf": [ONE]},
+                f"the schema refers to #/oneOf/{step}, which it does not have",
             )
             for step in ("1", "-1", "00", "-", "١", "enum")
         ),
@@ -218,6 +220,83 @@ def test_an_anchor_is_not_the_root() -> None:
         }
     )
     assert schema.checked({"part": {"level": "LOW"}}) == ({"part": {"level": "LOW"}}, [])
+
+
+def with_anchor(draft: str, part: dict[str, Any], **more: Any) -> dict[str, Any]:
+    definitions = "definitions" if "draft-0" in draft else "$defs"
+    return {
+        "$schema": draft,
+        "properties": {"part": {"$ref": "#part"}},
+        definitions: {"part": part},
+        **more,
+    }
+
+
+DRAFT_4, DRAFT_7 = (f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 7))
+DRAFT_2020 = "https://json-schema.org/draft/2020-12/schema"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        with_anchor(DRAFT_4, {"id": "#part", "type": "string"}),
+        with_anchor(DRAFT_7, {"$id": "#part", "type": "string"}),
+        with_anchor(DRAFT_2020, {"$anchor": "part", "type": "string"}),
+        with_anchor(DRAFT_2020, {"$dynamicAnchor": "part", "type": "string"}),
+        with_anchor(
+            DRAFT_2020, {"$anchor": "part", "type": "string"}, **{"$id": "https://a.example/tag"}
+        ),
+    ],
+)
+def test_an_anchor_of_the_schemas_draft_is_known(given: dict[str, Any]) -> None:
+    assert Schema(given).checked({"part": "a"})[1] == []
+    assert len(Schema(given).checked({"part": 1})[1]) == 1
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        with_anchor(DRAFT_7, {"$anchor": "part"}),
+        with_anchor(DRAFT_2020, {"id": "#part"}),
+        with_anchor(DRAFT_2020, {"enum": [{"$anchor": "part"}]}),
+        with_anchor(
+            DRAFT_2020, {"$id": "https://a.example/x", "$defs": {"x": {"$anchor": "part"}}}
+        ),
+    ],
+)
+def test_an_anchor_that_is_none_in_the_schemas_draft_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="the schema refers to #part, which it does not have"):
+        Schema(given)
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
+    given: dict[str, Any] = {"type": "object"}
+    for _ in range(300):
+        given = {"properties": {"a": given}}
+    with pytest.raises(ConfigError, match="the schema is nested too deeply"):
+        Schema(given)
+
+
+def deep(levels: int) -> Any:
+    value: Any = None
+    for _ in range(levels):
+        value = {"child": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"$ref": "#/$defs/N", "$defs": {"N": {"properties": {"child": {"anyOf": [
+            {"type": "null"}, {"$ref": "#/$defs/N"}]}}}}}, deep(199)),
+        ({"properties": {"a": {"$ref": "#/properties/a"}}}, {"a": 1}),
+        ({"properties": {"a": {"multipleOf": 0.5}}}, {"a": 10**400}),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_checked_is_not_valid(given: Any, value: Any) -> None:
+    _, problems = Schema(given).checked(value)
+    assert len(problems) == 1
+    assert problems[0].startswith("it cannot be checked: ")
 
 
 def test_a_schema_that_refers_to_itself_ends() -> None:

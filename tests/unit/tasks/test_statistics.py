@@ -137,6 +137,13 @@ def test_a_very_long_comparison_takes_the_normal_approximation() -> None:
     assert even.p == 1
 
 
+def test_many_numbers_of_answers_do_not_overflow() -> None:
+    # The common denominator has 475 digits.
+    shares = [(Fraction(1, 2), Fraction(n // 2 + n % 2, n)) for n in range(1, 1100)]
+    assert 1e-4 < paired(Counter(shares)).p < 1e-3
+    assert paired(Counter(shares + [(other, one) for one, other in shares])).p == 1
+
+
 def test_many_pairs_do_not_overflow() -> None:
     outcomes = [(True, False)] * 5_000 + [(False, True)] * 5_150
     assert 0.05 < paired(Counter(outcomes)).p < 0.5

@@ -15,7 +15,19 @@ from redline.errors import ConfigError, JournalError
 from redline.tasks.tag import check_path, write_table
 from support.tagged_files import tagged
 
-TEXTS = ["plain", 'a "quote", a comma', "two\nlines", "=SUM(A1)", "-1", "é 漢 😀", "", " ends "]
+TEXTS = [
+    "plain",
+    'a "quote", a comma',
+    "two\nlines",
+    "two\rlines",
+    "two\r\nlines",
+    "end\r",
+    "=SUM(A1)",
+    "-1",
+    "é 漢 😀",
+    "",
+    " ends ",
+]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

@@ -61,7 +61,14 @@ def test_shots_may_be_an_object_or_anywhere_on_this_machine(
             "fields[0] must be text, not a whole number",
             "",
         ),
-        ("gold =", "gold", "cannot read the task: ", ""),
+        *(
+            (old, new, f"capitals.toml is not valid TOML: {why}", "see https://toml.io")
+            for old, new, why in (
+                ("gold =", "gold", "Expected"),
+                ("shots = 2", f"shots = {'[' * 5000}", "lists are nested too deeply"),
+                ("shots = 2", f"shots = {'2' * 5000}", "a number is too long"),
+            )
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, old: str, new: str, what: str, hint: str) -> None:

@@ -8,6 +8,7 @@ import statistics
 
 import pytest
 
+from redline.errors import RateLimited, Rejected, ServerFailed
 from redline.timeline import Counters, Gatherer, Sample, Totals, Window
 from redline.waist import Attempt
 
@@ -126,3 +127,23 @@ def test_calls_between_others_without_attempts_count_once() -> None:
     assert window.answered == pytest.approx(40_000, rel=0.05)
     assert window.calls == 80_000
     assert window.phases.client_s == pytest.approx(40_000 * 1e-4, rel=0.01)
+
+
+def test_the_last_error_of_a_window_is_one_of_its_own() -> None:
+    gatherer, before = Gatherer(), ServerFailed("HTTP 503", status=503)
+    gatherer.begin(0.0, Counters())
+    gatherer.note_error(before.what)
+    gatherer.window(1.0, Counters(errors={"server_failed": 1}), Totals())
+
+    # A call whose first attempt failed a window ago, beside one that fails for the first time.
+    tried = (Attempt("e", before, 0.0, 0.1, 0.1), Attempt("e", None, 1.1, 1.2, 1.3))
+    gatherer.took(1, (0.0, 1.3, tried))
+    gatherer.note_error(RateLimited("HTTP 429").what)
+    errors = {"server_failed": 1, "rate_limited": 1}
+    window = gatherer.window(2.0, Counters(errors=errors, calls=1), Totals())
+    assert (window.errors, window.error) == ({"rate_limited": 1}, "HTTP 429")
+
+    # The last attempt of a call is not tried again, so that only its outcome has the error.
+    gatherer.took(2, (2.0, 2.2, (Attempt("e", Rejected("HTTP 400"), 2.1, 2.2, 2.2),)))
+    window = gatherer.window(3.0, Counters(errors={**errors, "rejected": 1}, calls=2), Totals())
+    assert (window.errors, window.error) == ({"rejected": 1}, "HTTP 400")

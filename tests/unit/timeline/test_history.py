@@ -34,6 +34,14 @@ def window(second: int) -> Window:
     )
 
 
+def test_an_end_may_quote_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.jsonl"
+    record(path, 1, RunEnd(at_s=1.0, how="stopped", what="cannot write full\udce9.jsonl"))
+    (run,) = read_timeline(path).runs
+    assert run.end is not None
+    assert run.end.what == "cannot write full?.jsonl"
+
+
 def record(path: Path, seconds: int, end: RunEnd | None = None, at: float = 0.0) -> TimelineFile:
     file = TimelineFile(path)
     file.begin(RunFacts(v=TIMELINE_VERSION, at=at, pid=7))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redline.waist import Request
+from redline.waist import Call, Request
 
 PLAIN: dict[str, Any] = {"model": "a", "messages": [{"role": "user", "content": "hi"}], "n": 2}
 VALUES = st.recursive(
@@ -34,6 +34,24 @@ def test_what_is_not_json_is_its_own_body(raw: bytes) -> None:
     request = Request(raw=raw)
     assert request.body == raw
     assert request.with_fields(model="b") is request
+
+
+@pytest.mark.parametrize(
+    ("raw", "read"),
+    [
+        (rb"a\ud83d", "a\ufffd"),
+        (rb"\uDE00\uD83D", "\ufffd\ufffd"),
+        (rb"\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
+        # The backslash is escaped, and the next character is no escape.
+        (rb"\\ud83d\ud83d\\\\ude00\n", "\\ud83d\ufffd\\\\ude00\n"),
+    ],
+)
+def test_half_a_surrogate_pair_is_read_as_a_replacement_character(raw: bytes, read: str) -> None:
+    request = Request(raw=b'{"text":"%b","model":"a","n":2}' % raw)
+    assert (request.model, request.asked) == ("a", {"n": 2})
+    assert request.body == {"text": read, "model": "a", "n": 2}
+    rewritten = request.with_fields(model="b")
+    assert rewritten.body == {"text": read, "model": "b", "n": 2}
 
 
 def test_another_body_takes_the_place_of_the_json() -> None:
@@ -145,3 +163,10 @@ def test_what_says_the_number_of_answers_is_read(raw: bytes, asked: Any) -> None
 
 def test_a_body_that_was_given_is_what_is_asked() -> None:
     assert Request(body={"text": 3}).asked == {"text": 3}
+
+
+def test_a_call_forgets_what_other_pools_have_found_out_about_it() -> None:
+    call = Call(avoid=frozenset("abc"), unfit=frozenset("b"), barred=frozenset("c"), tenant="one")
+    call.bar(frozenset("d"))
+    assert (call.avoid, call.unfit, call.barred) == ({"d"}, set(), {"d"})
+    assert call.tenant == "one"

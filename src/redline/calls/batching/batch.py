@@ -181,6 +181,7 @@ def _joint_call(members: Sequence[Member], writing: _Writing) -> Call:
         tenant=first.tenant if len(tenants) == 1 else "",
         avoid=first.avoid,
         unfit=first.unfit,
+        barred=first.barred,
         once=any(member.call.once for member in members),
         on_write=writing,
         on_wait=writing.wait,

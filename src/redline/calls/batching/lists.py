@@ -90,7 +90,8 @@ def part_of(request: Request, call: Call) -> Part | None:
     kind, items = found
     rest = tuple(sorted((name, bytes(value)) for name, value in fields.items()))
     headers = tuple(sorted(request.headers.items()))
-    key = (request.url, headers, request.output_path, kind, rest, call.avoid, call.unfit)
+    barring = call.avoid, call.unfit, call.barred
+    key = (request.url, headers, request.output_path, kind, rest, *barring)
     return Part(request, key, len(items), len(raw), tuple(items), answers)
 
 

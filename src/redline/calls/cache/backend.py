@@ -162,8 +162,8 @@ class Cached:
             self._use.count("miss")
             return await self._inner.send(request, call, sink)
         self._use.count("hit")
-        # The caller of a sink that relays passes a reply without a text on by itself.
-        if isinstance(outcome.output, str) or not sink.relays:
+        # The caller of a sink that relays passes the reply on by itself: it has no headers here.
+        if not sink.relays:
             call.committed = True
             await sink.begin(outcome.reply.status, {})
             await sink.put(whole_chunk(outcome.reply, outcome.reply.body))

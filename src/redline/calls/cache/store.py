@@ -94,6 +94,7 @@ class AnswerStore:
         self._used: set[bytes] = set()
         self._writing: asyncio.Task[None] | None = None
         self._is_due = asyncio.Event()
+        self._is_closed = False
 
     def open(self) -> None:
         """Opens or creates the file. Blocks. Raises ConfigError if nothing can be stored."""
@@ -111,10 +112,10 @@ class AnswerStore:
             raise _unusable(self.folder, self.notes[-1])
 
     def look_up(self, key: bytes) -> Lookup:
-        """Returns the answer stored under `key`; None if there is none."""
+        """Returns the answer stored under `key`; None if there is none, or the store is closed."""
         future: Lookup = asyncio.get_running_loop().create_future()
         value = self._pending.get(key)
-        if value is not None:
+        if value is not None or self._is_closed:
             future.set_result(value)
             return future
         self._wanted.append((key, future))
@@ -123,9 +124,9 @@ class AnswerStore:
         return future
 
     def put(self, key: bytes, value: bytes) -> None:
-        """Stores `value` under `key`, as long as there is room. Never waits."""
+        """Stores `value` under `key`, as long as there is room and it is open. Never waits."""
         size = len(value)
-        if size > self._max_bytes // _LARGEST_SHARE:
+        if self._is_closed or size > self._max_bytes // _LARGEST_SHARE:
             return
         if self._pending_bytes + size > _MOST_PENDING_BYTES:
             self._files.note(
@@ -141,6 +142,7 @@ class AnswerStore:
 
     async def aclose(self) -> None:
         """Writes pending answers and closes the file. Lookups not yet begun result in None."""
+        self._is_closed = True
         self._answer(self._wanted, {})
         self._wanted = []
         if self._reading is not None:

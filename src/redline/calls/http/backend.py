@@ -544,7 +544,7 @@ class HttpBackend:
 
     def _read_faulty(self, request: Request, answer: Answer) -> Reply:
         """Reads an answer leniently, with secrets masked. Raises the error that it contains."""
-        url, path, asked, headers = request.url, request.output_path, request.body, answer.headers
+        url, path, asked, headers = request.url, request.output_path, request.asked, answer.headers
         wall_s = self.clock.wall_s()
         # A request with headers of its own needs a mask of its own.
         return self._mask_of(request).read(

@@ -25,13 +25,11 @@ from redline.apis import (
 from redline.apis import replies as apis
 from redline.calls.http.chunk_relay import ChunkRelay
 from redline.calls.http.masking import NO_SECRETS, Mask
-from redline.calls.tokens import kept_facts
+from redline.calls.tokens import TRUE, kept_facts
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint
 from redline.waist import Call, Chunk, Reply, Request, Sink
 
-# What servers that are lenient about types take for true.
-_TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 # Stop learning forms of a server that writes each event in another way.
 _MOST_FORMS = 8
 _PARTIAL = frozenset({"stream", "background"})
@@ -92,7 +90,7 @@ def _is_true(value: Any, url: str) -> bool:
 
     A plain endpoint may use a field of the same name for something else.
     """
-    return value is True or (str(value).lower() in _TRUE and api_of(url) is not PLAIN)
+    return value is True or (str(value).lower() in TRUE and api_of(url) is not PLAIN)
 
 
 class StreamReader:

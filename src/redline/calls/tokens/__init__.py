@@ -1,7 +1,14 @@
 """Token counts and estimates: what a request will use, and the most it can use."""
 
 from redline.calls.tokens.asked import keep_facts, kept_facts
-from redline.calls.tokens.body_facts import MOST_OUTPUT_TOKENS, NOT_JSON, BodyFacts, Chat, facts_of
+from redline.calls.tokens.body_facts import (
+    MOST_OUTPUT_TOKENS,
+    NOT_JSON,
+    TRUE,
+    BodyFacts,
+    Chat,
+    facts_of,
+)
 from redline.calls.tokens.estimate import (
     UNFOLLOWED,
     Sending,

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import re
+from typing import Annotated, Any, Literal
 
 import msgspec
 
+from redline.apis import drafts
 from redline.calls.tokens.prompt import DATA, MOST_VALUES
+from redline.waist import replacing_halves
 
 # Above the output limit of any model: a larger usage or maximum is taken for an error.
 MOST_OUTPUT_TOKENS = 1_000_000
 LONGEST_NAME = 256
+# What servers that are lenient about types take for true.
+TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
+# The beginning of a list of prompts; that of one prompt in token ids begins with a number.
+_PROMPTS = re.compile(rb"\[\s*[^\s\d-]")
 _QUOTED_DATA = b'"' + DATA.encode()
 
 _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
 
 class BodyFacts(msgspec.Struct):
-    """The fields that redline reads from any body; the others are the endpoint's."""
+    """The fields that redline reads from any body; the others are the endpoint's.
+
+    prompt: its JSON as it is in the body.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -27,15 +37,30 @@ class BodyFacts(msgspec.Struct):
     max_completion_tokens: int | None = None
     max_output_tokens: int | None = None
     service_tier: str | None = None
+    n: Any = None
+    best_of: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    background: Any = None
+
+    @property
+    def is_deferred(self) -> bool:
+        """The answer is fetched later; only /v1/responses has such answers."""
+        return str(self.background).lower() in TRUE and not self.stream
 
     @property
     def most_tokens(self) -> int | None:
-        """The maximum of the answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
+        """The maximum of one answer in tokens, 1 to MOST_OUTPUT_TOKENS; None if there is none.
 
-        Some servers take -1 for no maximum.
+        Some servers take -1 for no maximum. Servers differ in which of two maxima they take.
         """
-        most = self.max_tokens or self.max_completion_tokens or self.max_output_tokens
-        return min(most, MOST_OUTPUT_TOKENS) if most is not None and most > 0 else None
+        stated = (self.max_tokens, self.max_completion_tokens, self.max_output_tokens)
+        most = max((one for one in stated if one is not None), default=0)
+        return min(most, MOST_OUTPUT_TOKENS) if most > 0 else None
+
+    @property
+    def drafts(self) -> int:
+        """The number of answers that are billed."""
+        return drafts({"n": self.n, "best_of": self.best_of, "prompt": _prompts(self.prompt)})
 
 
 class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
@@ -49,7 +74,7 @@ class _Message(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
-    """A usual chat: each message is a text, and nothing but the messages becomes tokens.
+    """A usual chat: each message is a text, nothing else becomes tokens, and one answer is asked.
 
     The fields from temperature on change neither the prompt nor the number of answers.
     """
@@ -58,6 +83,10 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)] | None = None
     max_tokens: _Most | None = None
     max_completion_tokens: _Most | None = None
+    n: Literal[1] | None = None
+    best_of: None = None
+    prompt: None = None  # type: ignore[assignment]  # or absent
+    background: None = None
     temperature: Any = None
     top_p: Any = None
     frequency_penalty: Any = None
@@ -66,6 +95,10 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     stop: Any = None
     user: Any = None
 
+    @property
+    def drafts(self) -> int:
+        return 1
+
     def texts(self) -> list[str]:
         """Returns the messages' texts; "" for an invalid one, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]
@@ -73,10 +106,18 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
 
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_text = msgspec.json.Decoder(str).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_ANY = msgspec.json.Decoder(msgspec.Raw)
 _FACTS = msgspec.json.Decoder(BodyFacts)
 _FIELDS = msgspec.structs.fields(BodyFacts)
 _STATED = msgspec.json.Decoder(
-    msgspec.defstruct("_Stated", [(field.name, Any, None) for field in _FIELDS])
+    msgspec.defstruct(
+        "_Stated",
+        [
+            (field.name, field.type if field.type is msgspec.Raw else Any, field.default)
+            for field in _FIELDS
+        ],
+    )
 )
 
 
@@ -106,7 +147,7 @@ def facts_of(raw: bytes) -> BodyFacts:
     if chat is not None:
         return chat
     try:
-        return _FACTS.decode(raw)
+        return replacing_halves(_FACTS.decode, raw)
     except msgspec.ValidationError:
         return _valid_facts(raw)
     except (ValueError, RecursionError):
@@ -117,19 +158,26 @@ def _valid_facts(raw: bytes) -> BodyFacts:
     """Reads the fields that have the right types, from a body in which not all have."""
     try:
         # All of it: the next reader stops where a body begins that is not an object.
-        msgspec.json.decode(raw, type=msgspec.Raw)
-        stated = _STATED.decode(raw)
+        replacing_halves(_ANY.decode, raw)
+        stated = replacing_halves(_STATED.decode, raw)
     except msgspec.ValidationError:
         return BodyFacts()
     except (ValueError, RecursionError):
         return NOT_JSON
     found: dict[str, Any] = {}
     for field in _FIELDS:
+        value = getattr(stated, field.name)
         try:
-            found[field.name] = msgspec.convert(getattr(stated, field.name), field.type)
+            found[field.name] = msgspec.convert(value, field.type)
         except msgspec.ValidationError:
-            continue
+            if field.name == "stream":
+                found[field.name] = str(value).lower() in TRUE
     return BodyFacts(**found)
+
+
+def _prompts(prompt: msgspec.Raw) -> list[msgspec.Raw] | None:
+    """The prompts of a list, as JSON; None for one prompt: a text, or token ids."""
+    return _decode_list(prompt) if _PROMPTS.match(prompt) else None
 
 
 def _text(content: msgspec.Raw) -> str:

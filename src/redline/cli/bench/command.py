@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from redline._version import __version__
+from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
@@ -325,4 +326,4 @@ def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
         fields["knee"] = msgspec.to_builtins(knee)
     else:
         fields["figures"] = found[-1].as_dict()
-    return msgspec.json.format(msgspec.json.encode(fields), indent=2) + b"\n"
+    return msgspec.json.format(loose_json.encoded(fields), indent=2) + b"\n"

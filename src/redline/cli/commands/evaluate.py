@@ -96,8 +96,9 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
     given = read_flags(ctx, _OWN)
     evaluation = _evaluation(words, given)
     if "data" not in given:
+        task = f"--task {given['task']}" if "task" in given else evaluation.name
         raise ConfigError(
-            "an evaluation needs its questions", hint=f"redline eval {evaluation.name} --data FILE"
+            "an evaluation needs its questions", hint=f"redline eval {task} --data FILE"
         )
     raise Exit(_carry_out(Session(ctx), evaluation, given))
 

@@ -81,7 +81,8 @@ def _page(where: str) -> str:
         answer = connection.getresponse()
         raw = answer.read()
     except (OSError, http.client.HTTPException) as error:
-        what = f"no fleet answers at {host}:{port}: {error}"
+        why = getattr(error, "strerror", None) or error
+        what = f"no fleet answers at {host}:{port}: {why}"
         raise RedlineError(what, where=shown, hint=_HINT) from None
     finally:
         connection.close()

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 from click import Context
 
+from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import notes_of, open_results, priced
@@ -71,7 +72,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
             data = page_of(found, (one, two), table, scores).encode("utf-8", "replace")
             replace_file(page, lambda fd: write_all(fd, [data]))
         if "json" in given:
-            say_json(msgspec.json.encode(found.as_fields()))
+            say_json(loose_json.encoded(found.as_fields()))
             return
         notes = [*_notes(one, first), *_notes(two, second)]
         if problem:
@@ -186,9 +187,10 @@ def _pairs(found: Comparison, width: int) -> Iterator[str]:
     for kind, words in KINDS.items():
         count, examples = found.pairs[kind], found.examples.get(kind, [])
         if count and kind != "equal":
-            names = ", ".join(one.name for one in examples)
-            more = ", ..." if count > len(examples) else ""
-            yield from folded(f"{words}: {count:,}, {names}{more}", width, 3)
+            names = [one.name for one in examples]
+            if names and count > len(names):
+                names.append("...")
+            yield from folded(", ".join([f"{words}: {count:,}", *names]), width, 3)
 
 
 def _scores(found: Comparison, one: Opened, two: Opened) -> str:

@@ -43,7 +43,7 @@ def open_results(name: str) -> Iterator[Opened]:
     """Yields the output at a path or URL. Raises a ConfigError that explains a wrong name."""
     url = url_of(name)
     if url is None:
-        with opened(_output_of(name)) as found:
+        with opened(Output.at(results_path(name))) as found:
             yield found
         return
     # Imported here: a local file does not need object stores.
@@ -55,18 +55,6 @@ def open_results(name: str) -> Iterator[Opened]:
         with opened(copy) as found:
             problem = found.problem.replace(f"{copy.path.parent}/", url.beside("").name)
             yield msgspec.structs.replace(found, name=url.name, problem=problem)
-
-
-def _output_of(name: str) -> Output:
-    path = Path(name)
-    for ending in (".redline", "-redline"):
-        stem = path.name.removesuffix(ending)
-        if path.is_dir() and stem != path.name:
-            owners = (path.with_name(f"{stem}.jsonl"), path.with_name(stem))
-            owner = next((each for each in owners if each.is_file()), None)
-            if owner is not None:
-                raise ConfigError(f"{path} holds the state of {owner}", hint=f"name {owner}")
-    return Output.at(results_path(name))
 
 
 def notes_of(found: Opened, name: str) -> list[str]:

@@ -18,6 +18,9 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
 
     The timeline has at least one run. Raises ConfigError if none was recorded.
     """
+    if output.path.is_dir():
+        # Raises a ConfigError; a path such as `.` has no files beside it.
+        results_path(output.name)
     path = output.state_path / NAME
     try:
         timeline = read_timeline(path)

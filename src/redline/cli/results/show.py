@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 from click import Context
 
+from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import notes_of, open_results, priced
@@ -77,7 +78,7 @@ def show(ctx: Context, results: str) -> None:
             tariff, problem = priced()
             figures = figures_of(found, tariff)
             if "json" in given:
-                say_json(msgspec.json.encode(_fields(found, figures)))
+                say_json(loose_json.encoded(_fields(found, figures)))
             else:
                 say(_text(found, figures, results, problem))
             return
@@ -289,10 +290,10 @@ def cost_text(figures: Figures) -> str:
         parts.append(f"{dollars_text(cost.picodollars)}{of}")
     if unpriced:
         first = next(iter(cost.unpriced))
-        number = f"of {counted(unpriced, 'answer')}, " if cost.priced else ""
+        number = f" for {counted(unpriced, 'answer')}" if cost.priced else ""
         parts.append(
-            f"unknown {number}by {' and '.join(cost.unpriced)}: the table "
-            f'[prices."{first}"] of redline.toml states it'
+            f"unknown{number}: no price is known for {' and '.join(cost.unpriced)} "
+            f'(set [prices."{first}"] in redline.toml)'
         )
     if cost.unstated:
         parts.append(f"{counted(cost.unstated, 'answer states', 'answers state')} no tokens")
@@ -347,7 +348,7 @@ def _head(line: Line) -> str:
 def _short_row(row: Found, width: int) -> list[str]:
     line = row.line
     if line is None:
-        return ["a line written by an unknown version"]
+        return ["a line that is nested too deeply, or written by an unknown version"]
     lines = folded(_head(line), width, 2)
     if asked := line.input_text():
         lines += folded(asked, width, _MESSAGE_LINES, "  | ")

@@ -24,7 +24,10 @@ from redline.process import counted, duration, three_digits
 
 PARAMS = (
     Word("results", "OUT", "The results file of a run, or its URL."),
-    switch("watch", "Show it again each second until the job ends."),
+    switch(
+        "watch",
+        "Show it again until the job ends: each second, or every 10 s as text without a terminal.",
+    ),
     switch("json", "Print it as JSON, one line each time."),
 )
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
@@ -98,7 +101,7 @@ def _state(found: Status) -> str:
     after = f"at {when}, after {duration(found.elapsed_s)}"
     if found.state == "finished":
         return f"finished {after}"
-    why = f": {found.stopped}" if found.stopped else ""
+    why = f": {found.stopped.rstrip('.')}" if found.stopped else ""
     return f"{found.state} {after}{why}; the same command continues"
 
 

@@ -12,7 +12,7 @@ from redline.cli.session import say
 from redline.errors import ConfigError, nearest
 from redline.job.outputs import Verification
 from redline.job.outputs import verify as check
-from redline.journal import Output
+from redline.journal import Output, owner_of_failures
 from redline.store import ObjectUrl, local_path, url_of
 
 PARAMS = (
@@ -55,13 +55,32 @@ def _verify_object(url: ObjectUrl, rows: str | None, limit: int | None) -> Verif
 def results_path(name: str) -> Path:
     """Returns the path of an existing results file.
 
-    Raises ConfigError, with the nearest name in its folder, if there is no such file.
+    Raises ConfigError if there is no such file, with the nearest name in its folder, and for the
+    state or the failures of an output.
     """
     path = local_path(name)
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
+        if (owner := _owner_of_state(path)) is not None:
+            raise ConfigError(f"{path} holds the state of {owner}", hint=f"name {owner}")
         raise ConfigError(f"{path} {what}", hint=_near(path) or "name the file after -o of the run")
+    failed = owner_of_failures(path)
+    if failed is not None and failed.path.exists():
+        raise ConfigError(
+            f"{path} holds the failures of {failed.path}",
+            hint=f"name {failed.path}: its failures belong to it",
+        )
     return path
+
+
+def _owner_of_state(path: Path) -> Path | None:
+    """Returns the results file whose state is in this folder, if it is such a folder."""
+    for ending in (".redline", "-redline"):
+        stem = path.name.removesuffix(ending)
+        if path.is_dir() and stem != path.name:
+            owners = (path.with_name(f"{stem}.jsonl"), path.with_name(stem))
+            return next((each for each in owners if each.is_file()), None)
+    return None
 
 
 def _near(path: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from redline.apis import loose_json
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
@@ -110,7 +111,7 @@ class Notes:
     def tell(self, kind: str, line: str = "", /, **fields: Any) -> None:
         """Writes the line, if it is not empty; as JSON, always an object of kind and fields."""
         if self.is_json:
-            line = msgspec.json.encode({"event": kind, **fields}).decode()
+            line = loose_json.encoded({"event": kind, **fields}).decode()
         if line:
             tell(f"{line}\n")
 

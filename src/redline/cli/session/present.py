@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from redline.apis import loose_json
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.session.output import Notes
 from redline.errors import ConfigError, RedlineError
@@ -126,7 +127,7 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     if report.output is not None and report.output.url is not None:
         fields["kept_in"] = str(report.output.path)
         fields["not_uploaded"] = error_fields(report.not_uploaded)
-    return msgspec.json.encode(fields).decode() + "\n"
+    return loose_json.encoded(fields).decode() + "\n"
 
 
 def _input_fields(report: Report) -> dict[str, object] | None:
@@ -227,7 +228,7 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
     if plan.first_request is not None:
-        shown = msgspec.json.format(msgspec.json.encode(plan.first_request), indent=2).decode()
+        shown = msgspec.json.format(loose_json.encoded(plan.first_request), indent=2).decode()
         lines.append(f"the first request:\n{shown}")
     return "\n".join(lines) + "\n"
 

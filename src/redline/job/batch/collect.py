@@ -207,15 +207,15 @@ class Collector:
             return
         world.tally.batch_answered(outcome.reply)
         await world.runner.take(picked, outcome)
+        if picked.key in world.held:
+            (world.held.succeeded if outcome.is_success else world.held.failed).add(picked.key)
 
     def _is_open(self, part: Part, picked: Picked) -> bool:
         """Whether the row still gets its outcome from this part."""
         key, held = picked.key, self._world.held
         if part.moved is not None and key in part.moved:
             return False
-        if part.moved is not None and key in held.changed:
-            # The input contained the row again, and counted it. The answer for that may be here.
-            if key not in held.ended:
-                self._world.runner.offer(-1)
-            return False
+        if key in held.changed:
+            # The answer for its new content may be here already.
+            return not held.holds(key, picked.mark)
         return not self.has_line(key, picked.mark)

@@ -96,6 +96,7 @@ class Filler:
             self.is_read = True
             return None
         runner.offer(1)
+        self._world.begin(picked)
         request = await runner.request_of(picked)
         if isinstance(request, Request):
             try:

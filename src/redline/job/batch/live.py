@@ -9,18 +9,20 @@ from itertools import islice
 from pathlib import Path
 
 from redline.job.batch.spool import drop, rows_at
-from redline.job.work import Picked, Runner, Supply
+from redline.job.batch.world import World
+from redline.job.work import Picked, Supply
 
 _ROWS_AT_ONCE = 256
 
 
 class _Rows:
-    """The base of both: they continue with another supply, whose rows they count."""
+    """The base of both: they hand out rows of the input, and count those read."""
 
-    def __init__(self, supply: Supply) -> None:
+    def __init__(self, world: World) -> None:
         # Always empty: each row is asked for.
         self.ready: deque[Picked] = deque()
-        self._supply = supply
+        self._world = world
+        self._supply: Supply = world.feed
 
     @property
     def rows_read(self) -> int:
@@ -32,12 +34,18 @@ class _Rows:
     def leave(self) -> None:
         self._supply.leave()
 
+    async def _next(self) -> Picked | None:
+        picked = await self._supply.next()
+        if picked is not None:
+            self._world.begin(picked)
+        return picked
+
 
 class FirstRows(_Rows):
-    """The first `most_rows` rows of another supply; a Supply. handed: rows handed out so far."""
+    """The first `most_rows` rows of the input; a Supply. handed: rows handed out so far."""
 
-    def __init__(self, supply: Supply, most_rows: int) -> None:
-        super().__init__(supply)
+    def __init__(self, world: World, most_rows: int) -> None:
+        super().__init__(world)
         self._most_rows = most_rows
         self.handed = 0
 
@@ -46,21 +54,23 @@ class FirstRows(_Rows):
             return None
         # Counted before it is waited for: other workers ask meanwhile.
         self.handed += 1
-        picked = await self._supply.next()
+        picked = await self._next()
         if picked is None:
             self.handed -= 1
         return picked
 
 
 class LeftRows(_Rows):
-    """Rows that batches have left without an outcome, then those of another supply; a Supply.
+    """The rows of the input, then those that batches have left without an outcome; a Supply.
 
-    The run has counted the former as offered when it took them in hand for a batch.
+    In this order, because a row that the input has contained with other content is left out; for
+    an input of unknown length, which may not end, the other way round. The run has counted the
+    latter as offered when it took them in hand for a batch.
     """
 
-    def __init__(self, supply: Supply, runner: Runner) -> None:
-        super().__init__(supply)
-        self._runner = runner
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._is_first = world.feed.read_fraction() is None
         self._left: deque[tuple[Path, array[int]]] = deque()
         self._paths: list[Path] = []
         self._own: deque[Picked] = deque()
@@ -81,20 +91,26 @@ class LeftRows(_Rows):
         drop(self._paths)
 
     async def next(self) -> Picked | None:
-        async with self._turn:
-            if not self._own and self._left and not self._is_closed:
-                self._own.extend(await asyncio.to_thread(self._read))
-            if self._own and not self._is_closed:
-                return self._hand()
-        return None if self._is_closed else await self._supply.next()
+        first, then = self._next, self._next_left
+        if self._is_first:
+            first, then = then, first
+        return await first() or (None if self._is_closed else await then())
 
     def close(self) -> None:
         self._is_closed = True
         super().close()
 
-    def _hand(self) -> Picked:
-        self._runner.offer(-1)
-        return self._own.popleft()
+    async def _next_left(self) -> Picked | None:
+        async with self._turn:
+            while not self._own and self._left and not self._is_closed:
+                self._own.extend(await asyncio.to_thread(self._read))
+            if not self._own or self._is_closed:
+                return None
+            picked = self._own.popleft()
+            self._world.runner.offer(-1)
+            # From here on, it counts by itself: also if the input then contains other content.
+            self._world.held.ended.add(picked.key)
+            return picked
 
     def _read(self) -> list[Picked]:
         path, offsets = self._left[0]
@@ -102,4 +118,9 @@ class LeftRows(_Rows):
         del offsets[: len(found)]
         if not offsets:
             self._left.popleft()
-        return found
+        held = self._world.held
+        return [
+            picked
+            for picked in found
+            if picked.key not in held.changed or not held.holds(picked.key, picked.mark)
+        ]

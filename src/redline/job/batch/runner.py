@@ -61,7 +61,7 @@ class BatchRunner:
         self._store = PartStore(ledger, world.journal, api, self._use, world.job.retry.max_retries)
         self._collector = Collector(world, ledger, api)
         self._filler = Filler(world, ledger, self._store)
-        self._left = LeftRows(world.feed, world.runner)
+        self._left = LeftRows(world)
         # The provider takes no further batch until one is over.
         self._is_full = False
 
@@ -106,7 +106,7 @@ class BatchRunner:
     async def _probe(self) -> None:
         """Runs the first rows live, and records their pace."""
         runner, tally = self._world.runner, self._world.tally
-        first = FirstRows(self._world.feed, PROBE_ROWS)
+        first = FirstRows(self._world, PROBE_ROWS)
         begun_s = SYSTEM.now_s()
         await runner.run(first)
         if runner.is_draining or not first.handed:

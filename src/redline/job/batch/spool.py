@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,7 +112,9 @@ class PartWriter:
 
     def drop(self) -> None:
         """Removes the file: its rows are to be read again."""
-        self._file.close()
+        # Closing writes the rest of the buffer, which a full disk does not take.
+        with suppress(OSError):
+            self._file.close()
         self.path.unlink(missing_ok=True)
 
 

@@ -6,21 +6,27 @@ from dataclasses import dataclass
 
 from redline.calls.cost import Metered
 from redline.job.settings import Job
-from redline.job.work import Backpressure, Feed, Runner, Tally
+from redline.job.work import Backpressure, Feed, Picked, Runner, Tally
 from redline.journal import Journal, KeySet
 
 
 class HeldRows:
     """Rows in parts from earlier runs, which need not be in the input.
 
-    changed: those whose content is another one now. ended: those that had their line at the start.
+    changed: those that the input has contained with other content. ended: those that had their line
+    at the start, or that were left and are asked live. succeeded, failed: those whose batch has
+    given them an outcome in this run.
     """
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self) -> None:
         self.changed: set[int] = set()
-        self.ended: set[int] = set()
+        self.ended = KeySet()
+        self.succeeded = KeySet()
+        self.failed = KeySet()
         self._keys = KeySet()
-        self._journal = journal
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._keys
 
     def add(self, key: int, mark: int) -> bool:
         """Records that a part holds the row; False if another part holds it already."""
@@ -30,16 +36,8 @@ class HeldRows:
         return True
 
     def holds(self, key: int, mark: int) -> bool:
-        """Whether a part holds the row with this content.
-
-        A row that has changed since is not held: the batch's answer for it is ignored.
-        """
-        if self._keys.matches(key, mark):
-            return True
-        if key in self._keys:
-            self.changed.add(key)
-            self._journal.outdate(key)
-        return False
+        """Whether a part from an earlier run holds the row with this content. Thread-safe."""
+        return self._keys.matches(key, mark)
 
 
 @dataclass(frozen=True)
@@ -55,3 +53,23 @@ class World:
     metered: Metered | None
     slots: int
     held: HeldRows
+
+    def begin(self, picked: Picked) -> None:
+        """Takes a row of the input in hand.
+
+        If a part holds it with other content, its batch's answer for that no longer counts. The row
+        was counted with the part.
+        """
+        key, held = picked.key, self.held
+        if key not in held or held.holds(key, picked.mark):
+            return
+        held.changed.add(key)
+        self.journal.outdate(key, has_failed=key in held.failed)
+        if key not in held.ended:
+            self.runner.offer(-1)
+        if key in held.succeeded:
+            # From here on, its line is as one of an earlier run.
+            self.tally.rows_saved(-1, 0, {})
+            self.journal.answers.adopt()
+        elif key in held.failed:
+            self.tally.rows_saved(0, -1, {})

@@ -138,13 +138,13 @@ _BATCH_LINE, _KIND = msgspec.json.Decoder(_BatchLine), msgspec.json.Decoder(_Kin
 def read_line(data: bytes) -> Line | None:
     """Returns the line of a results or failures file; None if it cannot be read.
 
-    Such a line is of an unknown version, for instance.
+    Such a line is of an unknown version or nested too deeply, for instance.
     """
     try:
         if not data.startswith(_BATCH):
             return _LINE.decode(data)
         line = _BATCH_LINE.decode(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     if line.response is not None:
         _read_body(line, bytes(line.response.body))
@@ -180,9 +180,10 @@ def _canonical(output: msgspec.Raw) -> bytes:
     return _SORTED.encode(msgspec.json.decode(data)) if b"{" in data[:2] else data
 
 
-def _without_ids(calls: Any) -> Any:
-    if isinstance(calls, list):
-        return [_without_ids(call) for call in calls]
+def _without_ids(calls: Any, lists: int = 2) -> Any:
+    """Returns the calls of an answer, or the lists of calls of several, without their ids."""
+    if isinstance(calls, list) and lists:
+        return [_without_ids(call, lists - 1) for call in calls]
     if isinstance(calls, dict):
         return {name: value for name, value in calls.items() if name not in ("id", "index")}
     return calls

@@ -15,7 +15,7 @@ from redline.errors import ConfigError, JournalError
 from redline.job.inspect.cost import Billing, Tariff
 from redline.job.inspect.current import CurrentLines, current_lines
 from redline.job.outputs import read_spent
-from redline.journal import Manifest, Output, has_sound_line, is_held, owner_of_failures
+from redline.journal import Manifest, Output, has_sound_line, is_held
 from redline.journal import manifest as manifests
 
 # The first bytes of gzip, zstd and zip files.
@@ -106,12 +106,6 @@ def _manifest(output: Output) -> tuple[Manifest | None, str]:
 def _check(output: Output) -> None:
     """Raises ConfigError if the output is not a results file, and states what it is instead."""
     path = output.path
-    owner = owner_of_failures(path)
-    if owner is not None and owner.path.exists():
-        raise ConfigError(
-            f"{path} holds the failures of {owner.path}",
-            hint=f"name {owner.path}: its failures are read with it",
-        )
     if manifests.path_of(output).exists() or has_sound_line(path):
         return
     hint = f"no line of it is, and there is no {manifests.path_of(output)}"

@@ -120,11 +120,13 @@ def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
         if not any(mark in place.line for mark in marks):
             continue
         line = read_line(place.line)
-        if line is None:
-            continue
-        custom_id = line.custom_id or ""
-        if line.row == number or custom_id == row or _is_sample_of(custom_id, row):
+        if line is None or _is_of_row(line, row, number):
             yield place
+
+
+def _is_of_row(line: Line, row: str, number: int | None) -> bool:
+    custom_id = line.custom_id or ""
+    return line.row == number or custom_id == row or _is_sample_of(custom_id, row)
 
 
 def _is_sample_of(name: str, row: str) -> bool:

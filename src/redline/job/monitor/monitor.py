@@ -28,6 +28,11 @@ class Watch(msgspec.Struct, frozen=True):
         """The notifications that did not reach the webhook, and why; None if all did."""
         return None if self.webhook is None else self.webhook.failure
 
+    @property
+    def waited_s(self) -> float:
+        """For how long the end of the run has waited for the webhook."""
+        return 0.0 if self.webhook is None else self.webhook.waited_s
+
 
 def watch_of(job: Job) -> Watch:
     """Returns a watch for the rules of the job, none of which is breached yet."""

@@ -26,7 +26,10 @@ _AGAIN = frozenset({408, 425, 429})
 
 
 class Webhook:
-    """Sends alerts to a URL, from a task of its own: `put` neither waits nor fails."""
+    """Sends alerts to a URL, from a task of its own: `put` neither waits nor fails.
+
+    waited_s: for how long the end of the job has waited for it.
+    """
 
     def __init__(self, url: str, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -40,6 +43,7 @@ class Webhook:
         self._task: asyncio.Task[None] | None = None
         self._lost = 0
         self._reason = ""
+        self.waited_s = 0.0
 
     @property
     def failure(self) -> str | None:
@@ -65,9 +69,11 @@ class Webhook:
     async def aclose(self) -> None:
         """Gives notifications in transit LAST_S; then abandons them."""
         if (task := self._task) is not None:
+            begun_s = self._clock.now_s()
             await asyncio.wait([task], timeout=LAST_S)
             task.cancel()
             await asyncio.wait([task])
+            self.waited_s = self._clock.now_s() - begun_s
         while self._waiting:
             self._waiting.popleft()
             self._lose(self._reason or "the job has ended")

@@ -20,7 +20,6 @@ from redline.journal import (
     Output,
     OutputLock,
     has_sound_line,
-    owner_of_failures,
     read_stretches,
     take_out,
 )
@@ -48,15 +47,9 @@ def repair(output: Output) -> list[Repair]:
 
     Repeated failures stay: a run itself drops all but the last of a row. The rows of lines that
     were damaged have no line afterwards, so the next run does them again.
-    Raises ConfigError if there is no results file of redline, if it is another output's failures,
-    or while a run writes to it, JournalError if a file cannot be read or written.
+    Raises ConfigError if there is no results file of redline, or while a run writes to it,
+    JournalError if a file cannot be read or written.
     """
-    owner = owner_of_failures(output.path)
-    if owner is not None and owner.path.exists():
-        raise ConfigError(
-            f"{output.path} holds the failures of {owner.path}",
-            hint=f"redline repair {owner.path} repairs both",
-        )
     if not manifests.path_of(output).exists() and not has_sound_line(output.path):
         raise ConfigError(
             f"{output.path} is not a results file of redline",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -81,11 +82,10 @@ def verify(output: Output, rows: object = None, limit: int | None = None) -> Ver
     manifest = manifests.load(output)
     if manifest is None:
         manifest = _without_folder(output, is_input_named=rows is not None)
-    rows = rows if rows is not None else manifest.input or None
-    if rows is None:
-        raise ConfigError(
-            f"{output.path} was not made from a file", hint="name the input with --input"
-        )
+    rows = rows if rows is not None else manifest.input
+    if not rows or (rows == manifest.input and "\ufffd" in rows and not os.path.exists(rows)):
+        made = f"from a file whose name is not UTF-8: {rows}" if rows else "not from a file"
+        raise ConfigError(f"{output.path} was made {made}", hint="name the input with --input")
     verification = Verification()
     succeeded = _scan(output.path, verification)
     failed = _scan(output.failed_path, verification)

@@ -16,7 +16,7 @@ _STATES = {
     "finished": "finished",
     "interrupted": "interrupted",
     "stopped": "stopped by an error",
-    "dead": "died: its process was killed",
+    "dead": "died",
 }
 CAUSES = {cause.value: cause.value for cause in Cause} | {
     "limit": "rate limit",
@@ -38,8 +38,7 @@ def state_text(report: JobReport) -> str:
         ran += f" in {counted(len(report.runs), 'run')}"
     if report.state == "running":
         return f"still running {ran}; as of {when(report.seen)}"
-    stopped = f": {last.stopped}" if last.stopped else ""
-    return f"{_STATES[report.state]} {when(report.seen)}, {ran}{stopped}"
+    return f"{_STATES[report.state]} {when(report.seen)}, {ran}{_why(last)}"
 
 
 def nothing_text(report: JobReport) -> str:
@@ -51,7 +50,13 @@ def nothing_text(report: JobReport) -> str:
 
 def run_text(run: RunLine) -> str:
     """Returns how one run ended, in words."""
-    return _STATES[run.state] + (f": {run.stopped}" if run.stopped else "")
+    return f"{_STATES[run.state]}{_why(run)}"
+
+
+def _why(run: RunLine) -> str:
+    """Returns why the run ended early, after a colon; empty if there is no reason."""
+    why = "its process was killed" if run.state == "dead" else run.stopped
+    return f": {why}" if why else ""
 
 
 def when(at: float) -> str:

@@ -77,13 +77,14 @@ def _rule(name: str, stated: object, where: str) -> Rule:
 def _threshold(name: str, stated: object, where: str) -> float:
     known = KNOWN_RULES[name]
     value, is_percent = values.as_share(stated), str(stated).strip().endswith("%")
+    what = ""
     if not 0 < value <= _MOST or (is_percent and not known.is_share):
+        what = f"{name} is not a number above 0: {stated}"
+    elif known.is_part and value >= 1:
+        what = f"{name} must be below 100 %, not {stated}"
+    if what:
         example = '0.2, or "20%"' if known.is_share else "20"
-        raise ConfigError(
-            f"{name} is not a number above 0: {stated}",
-            where=where,
-            hint=f"write it like {example}",
-        )
+        raise ConfigError(what, where=where, hint=f"write it like {example}")
     return value
 
 

@@ -29,9 +29,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{path.name} is not valid TOML: {error}", where=str(path), hint="see https://toml.io"
-        ) from error
+        raise _invalid(path, str(error)) from error
+    except ValueError as error:
+        raise _invalid(path, "a number is too long") from error
+    except RecursionError as error:
+        raise _invalid(path, "lists are nested too deeply") from error
+
+
+def _invalid(path: Path, why: str) -> ConfigError:
+    what = f"{path.name} is not valid TOML: {why}"
+    return ConfigError(what, where=str(path), hint="see https://toml.io")
 
 
 def reason_of(error: Exception) -> str:

@@ -210,7 +210,7 @@ def _batches(snapshot: Snapshot) -> list[Field]:
     states = ", ".join(f"{count:,} {_plain(state)}" for state, count in use.states.items())
     found = [
         _field(0, states or f"{counted(use.running, 'batch', 'batches')} running"),
-        _field(1, f"{use.rows:,} rows there"),
+        _field(1, f"{counted(use.rows, 'row')} there"),
         _field(2, f"{use.finished:,} of them finished"),
     ]
     if snapshot.look_in_s is not None:

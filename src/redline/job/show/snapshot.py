@@ -117,6 +117,7 @@ class _Lately(msgspec.Struct):
     seen_s: float = 0.0
     estimate: Estimate = Estimate(None, False)
     bound: Bound | None = None
+    error: str = ""
     limits: tuple[LimitUse, ...] = ()
     p50_s: float | None = None
     p95_s: float | None = None
@@ -221,7 +222,7 @@ class Meter:
             found_limits=tuple(view.found_limits()) if self._are_found else (),
             bound=lately.bound,
             errors={kind: n for kind, n in tally.errors.most_common() if kind != "cancelled"},
-            last_error=tally.last_error,
+            last_error=lately.error,
             flawed=view.flawed(),
             notices=found,
             spent=spent.text,
@@ -268,6 +269,7 @@ class Meter:
             seen_s=now_s,
             estimate=estimate(windows),
             bound=self._bounds.read(windows),
+            error=next((one.error for one in reversed(windows) if one.error), ""),
             limits=last.limits,
             p50_s=latency.quantile_s(0.5),
             p95_s=latency.quantile_s(0.95),

@@ -81,16 +81,18 @@ def holder_of(moment: Moment) -> Holder:
 
 def _at_endpoints(moment: Moment) -> Holder | None:
     """Returns how endpoints hold back the next call; None if one has room, or none is used."""
-    found = [_holder_at(load, moment.now_s) for load in moment.loads]
+    # An endpoint for which calls wait has room for a moment only.
+    is_wanted = moment.queued and not moment.is_full_together
+    free: Holder | None = "slots" if is_wanted else None
+    found = [_holder_at(load, moment.now_s) or free for load in moment.loads]
     if not found or None in found:
         # The endpoints have room, but not all of them together.
-        is_full = moment.queued or moment.is_full_together
-        return "slots" if is_full and (moment.has_ready or not moment.is_over) else None
+        has_row = moment.has_ready or moment.queued or not moment.is_over
+        return "slots" if moment.is_full_together and has_row else None
     working = [held for held in found if held not in ("parked", "down")]
     if not working:
-        is_wanted = moment.in_hand or moment.has_ready
         held: Holder = "parked" if "parked" in found else "down"
-        return held if is_wanted else None
+        return held if moment.in_hand or moment.has_ready else None
     if 2 * working.count("limit") >= len(working):
         return "limit"
     queued = moment.queued or any(load.queued for load in moment.loads)

@@ -136,8 +136,7 @@ class Tally(Attempts):
         super().__init__()
         self.retrying = 0
         self.repeated = 0
-        self.last_error = ""  # in words, of an attempt that failed
-        self._new_error = ""
+        self._new_error = ""  # in words, of an attempt that is tried again
         self.succeeded = 0
         self.failed = 0
         self.flawed: Counter[str] = Counter()  # of those that succeeded
@@ -274,7 +273,7 @@ class Tally(Attempts):
     def on_event(self, event: Event) -> None:
         if isinstance(event, RetryScheduled):
             self.retrying += 1
-            self.last_error = self._new_error = event.what
+            self._new_error = event.what
         elif isinstance(event, RetryStarted):
             self.retrying -= 1
         elif isinstance(event, RequestRepeated):
@@ -292,7 +291,7 @@ class Tally(Attempts):
             self.out[event.endpoint] = event
 
     def take_error(self) -> str:
-        """Returns the last error's message since the previous call; empty if there was none."""
+        """Returns the message of the last error that is tried again, if any since the last call."""
         error, self._new_error = self._new_error, ""
         return error
 

@@ -27,6 +27,8 @@ LOOKED_AT = 10_000
 # After a replica could not be started, none is started for this long, then twice as long.
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 60.0
+# A replica that still fails after it has been degraded for as long does not recover by itself.
+HUNG_S = 300.0
 FAILURES = 100
 
 
@@ -59,7 +61,8 @@ class Fleet:
 
     pool: holds no other endpoints; made with `may_be_empty`. A replica that is stopped ends the
     calls that it has first. failures: the last ones, the oldest first. failed_starts: those since a
-    replica was last started. again_s: no replica is started before this time (monotonic).
+    replica was last started, or the fleet was stopped for want of calls. again_s: no replica is
+    started before this time (monotonic).
     """
 
     def __init__(
@@ -111,6 +114,9 @@ class Fleet:
                 while True:
                     self._replace_lost(tasks)
                     decision = self._autoscaler.decide(self.sample())
+                    if not decision.replicas:
+                        # The next call finds out whether a replica can be started.
+                        self._pause_s, self.failed_starts, self.again_s = FIRST_PAUSE_S, 0, 0.0
                     self._grow(decision.replicas, tasks)
                     self._shrink(decision.replicas, tasks)
                     await asyncio.sleep(self._settings.tick_s)
@@ -151,10 +157,14 @@ class Fleet:
     def _replace_lost(self, tasks: asyncio.TaskGroup) -> None:
         now_s = self._clock.now_s()
         for member in self.ready:
-            if member.health(now_s) is Health.GONE:
+            if member.breaker.failing_s >= HUNG_S:
+                why: object = f"its calls have failed for {HUNG_S:g} s"
+            elif member.health(now_s) is Health.GONE:
                 why = member.backend.load(now_s).binds if member.error is None else member.error
-                self._fail(f"{member.name} was lost: {why}")
-                self._take(member.name, tasks)
+            else:
+                continue
+            self._fail(f"{member.name} was lost: {why}")
+            self._take(member.name, tasks)
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
         """Starts missing replicas. Those that are ending their calls count against the maximum."""

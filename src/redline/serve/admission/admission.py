@@ -2,7 +2,7 @@
 
 A call of a class may start when all three hold:
 
-no call of its class or a higher class is waiting, or this call is the next one to start;
+no call of its class or a higher class that could start is waiting before it;
 the endpoints have room for it;
 the lower classes have not used up the slots that each higher class leaves to them.
 
@@ -24,7 +24,7 @@ from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
-from redline.serve.admission.fair_queue import FairQueue, Step, Waiter
+from redline.serve.admission.fair_queue import FairQueue, Fits, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import ClassLoad
 from redline.waist import Load, Request
@@ -37,6 +37,8 @@ UNUSED_S = 600.0
 REVIEW_S = 0.25
 # Used until a queue has drained long enough to measure its rate.
 _USUAL_WAIT_S = 1.0
+# Sets of endpoints, without calls that wait for them, of which a class remembers the rate.
+_MOST_IDLE = 64
 
 
 class Room(Protocol):
@@ -62,7 +64,7 @@ class Line:
     def __init__(self, settings: ClassSettings, now_s: float, flights: Flights | None) -> None:
         self.settings = settings
         self.queue = FairQueue()
-        self.drain = Drain()
+        self._drains: dict[frozenset[str], Drain] = {}
         self.flights = flights
         self.in_flight = 0
         self.admitted = 0
@@ -90,6 +92,31 @@ class Line:
         """The calls of this class in flight in all processes."""
         return self.in_flight if self.flights is None else self.flights.count
 
+    def drain(self, avoid: frozenset[str]) -> Drain:
+        """The rate at which waiting calls start that may not use these endpoints."""
+        found = self._drains.get(avoid)
+        if found is None:
+            if len(self._drains) >= _MOST_IDLE:
+                waiting = self.queue.avoided
+                self._drains = {one: it for one, it in self._drains.items() if one in waiting}
+            found = self._drains[avoid] = Drain()
+        return found
+
+    def add(self, waiter: Waiter, now_s: float) -> None:
+        """Queues a call."""
+        if waiter.avoid not in self.queue.avoided:
+            self.drain(waiter.avoid).begins(now_s)
+        self.queue.add(waiter)
+
+    def take(self, fits: Fits, now_s: float) -> Waiter | None:
+        """Starts and returns the next waiting call; None if no call fits."""
+        waiter = self.queue.take(fits)
+        if waiter is not None:
+            self.begin()
+            self.drain(waiter.avoid).started(now_s, waiter.tokens)
+            self._left(waiter, now_s)
+        return waiter
+
     def begin(self) -> None:
         """Counts a call that starts."""
         self.in_flight += 1
@@ -106,8 +133,7 @@ class Line:
     def remove(self, waiter: Waiter, step: Step, now_s: float) -> None:
         """Removes and counts a waiting call that will not start. step: the reason."""
         self.queue.remove(waiter)
-        if not self.queue.waiting:
-            self.drain.ends(now_s)
+        self._left(waiter, now_s)
         if step is Step.LATE:
             self.refuse("late")
         waiter.turns(step)
@@ -127,6 +153,10 @@ class Line:
             refused=dict(self.refused),
             oldest_wait_s=now_s - oldest_s,
         )
+
+    def _left(self, waiter: Waiter, now_s: float) -> None:
+        if waiter.avoid not in self.queue.avoided:
+            self.drain(waiter.avoid).ends(now_s)
 
 
 class Admission:
@@ -159,6 +189,7 @@ class Admission:
         self.waiting = 0
         self.in_flight = 0
         self.coming = 0
+        self._coming_alike = Counter[frozenset[str]]()  # by the endpoints that they may not use
         self.is_held_by_coming = False
 
     def line(self, klass: str) -> Line:
@@ -198,15 +229,11 @@ class Admission:
 
     def enter(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
         """Starts a new call if it may start at once; returns whether it did."""
-        if self.waiting:
-            for one in self._lines:
-                if one.queue.waiting:
-                    return False
-                if one is line:
-                    break
         if now_s >= self._review_s:
             self._review(now_s)
-        if not (self._is_free(line) and self._room.has_room(now_s, self.coming, avoid)):
+        if (self.waiting and self._is_behind(line, now_s, avoid)) or not self._is_free(line):
+            return False
+        if not self._room.has_room(now_s, self.coming, avoid):
             return False
         self.in_flight += 1
         line.begin()
@@ -221,11 +248,9 @@ class Admission:
             line.refuse("wait")
             raise Overloaded(
                 f"the call would wait for {wait_s or 0.0:.1f} s, and may for {most_s:.1f} s",
-                retry_after_s=self._again_s(line, wait_s and wait_s - most_s, now_s),
+                retry_after_s=self._again_s(line, waiter, wait_s and wait_s - most_s, now_s),
             )
-        if not line.queue.waiting:
-            line.drain.begins(now_s)
-        line.queue.add(waiter)
+        line.add(waiter, now_s)
         self.waiting += 1
 
     def next(self, now_s: float) -> Waiter | None:
@@ -247,21 +272,21 @@ class Admission:
             if not self._is_free(line):
                 # Even more slots are kept free of the lower classes.
                 return None
-            waiter = line.queue.take(fits)
+            waiter = line.take(fits, now_s)
             if waiter is not None:
-                line.begin()
-                line.drain.started(now_s, waiter.tokens)
-                if not line.queue.waiting:
-                    line.drain.ends(now_s)
                 self.waiting -= 1
                 self.in_flight += 1
                 self.coming += 1
+                self._coming_alike[waiter.avoid] += 1
                 return waiter
         return None
 
-    def arrived(self) -> bool:
+    def arrived(self, waiter: Waiter) -> bool:
         """Counts a started call that has reached the pool; whether only it held back others."""
         self.coming -= 1
+        self._coming_alike[waiter.avoid] -= 1
+        if not self.coming:
+            self._coming_alike.clear()
         was_held, self.is_held_by_coming = self.is_held_by_coming, False
         return was_held
 
@@ -286,16 +311,19 @@ class Admission:
         wait_s = self._wait_s(line, waiter, now_s)
         return Overloaded(
             f"the call has waited for {now_s - waiter.since_s:.1f} s, the longest that is allowed",
-            retry_after_s=self._again_s(line, wait_s, now_s),
+            retry_after_s=self._again_s(line, waiter, wait_s, now_s),
         )
 
     def _wait_s(self, line: Line, waiter: Waiter, now_s: float) -> float | None:
-        """Seconds until this call would start if it came now; None if unknown."""
-        rate = line.drain.tokens_per_s(now_s)
+        """Seconds until this call would start if it came now; None if unknown.
+
+        Measured of the calls that may use the same endpoints: those of others start at other rates.
+        """
+        rate = line.drain(waiter.avoid).tokens_per_s(now_s)
         parked_s = self._parked_until_s - now_s
         if rate is None:
             return parked_s if parked_s > 0 else None
-        return max(parked_s, line.queue.ahead(waiter.flow, waiter.tokens) / rate)
+        return max(parked_s, line.queue.ahead(waiter) / rate)
 
     def classes(self, now_s: float) -> list[ClassLoad]:
         """The state of each class, the highest first."""
@@ -323,6 +351,18 @@ class Admission:
                 return False
         return True
 
+    def _is_behind(self, line: Line, now_s: float, avoid: frozenset[str]) -> bool:
+        """Whether a waiting call of this class or a higher one goes before a call that comes now.
+
+        One that waits for another endpoint does not.
+        """
+        lines = self._lines[: self._lines.index(line) + 1]
+        waiting = [avoided for one in lines for avoided in one.queue.avoided]
+        # Calls about to start may use another endpoint, unless they may use the same ones.
+        return any(avoided <= avoid for avoided in waiting) or any(
+            self._room.has_room(now_s, self._coming_alike[avoided], avoided) for avoided in waiting
+        )
+
     def _in_flight_in_all(self) -> int:
         """The calls of all classes in flight in all processes."""
         if not self._is_shared:
@@ -342,7 +382,7 @@ class Admission:
         wait_s = self._wait_s(line, waiter, now_s)
         raise QueueFull(
             f"{waiting} calls of {reason} {name} are waiting, the most allowed",
-            retry_after_s=self._again_s(line, wait_s, now_s),
+            retry_after_s=self._again_s(line, waiter, wait_s, now_s),
         )
 
     def _review(self, now_s: float) -> None:
@@ -353,9 +393,9 @@ class Admission:
         self._slots = self._room.slots(now_s) or math.inf
         self._parked_until_s = self._room.load(now_s).parked_until_s
 
-    def _again_s(self, line: Line, wait_s: float | None, now_s: float) -> float:
+    def _again_s(self, line: Line, waiter: Waiter, wait_s: float | None, now_s: float) -> float:
         """Seconds until a retry: at least until one more call could have started."""
         if wait_s is None:
             return _USUAL_WAIT_S
-        rate = line.drain.calls_per_s(now_s)
+        rate = line.drain(waiter.avoid).calls_per_s(now_s)
         return max(wait_s, 1 / rate if rate else 0.0)

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Set
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
@@ -64,7 +64,7 @@ class Flow:
 
     used: tokens of its ended calls, divided by its weight. pending: estimated tokens of its calls
     in flight; charged: the number of these calls. place: the virtual time by which the queue has
-    sorted the tenant.
+    sorted the tenant. tokens: of its waiting calls, by the endpoints that they may not use.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class Flow:
         self.place = 0.0
         self.charged = 0
         self.waiting = 0
-        self.tokens = 0.0
+        self.tokens: dict[frozenset[str], float] = {}
         # Keyed by the endpoints that calls may not use: a full endpoint does not hold back other
         # calls.
         self._lines: dict[frozenset[str], OrderedDict[Waiter, None]] = {}
@@ -93,15 +93,15 @@ class Flow:
     def add(self, waiter: Waiter) -> None:
         self._lines.setdefault(waiter.avoid, OrderedDict())[waiter] = None
         self.waiting += 1
-        self.tokens += waiter.tokens
+        self.tokens[waiter.avoid] = self.tokens.get(waiter.avoid, 0.0) + waiter.tokens
 
     def remove(self, waiter: Waiter) -> None:
         line = self._lines[waiter.avoid]
         del line[waiter]
-        if not line:
-            del self._lines[waiter.avoid]
         self.waiting -= 1
-        self.tokens = self.tokens - waiter.tokens if self.waiting else 0.0
+        self.tokens[waiter.avoid] -= waiter.tokens
+        if not line:
+            del self._lines[waiter.avoid], self.tokens[waiter.avoid]
 
     def begin(self, tokens: float) -> None:
         """A call starts."""
@@ -135,24 +135,36 @@ class Flow:
         return found
 
 
+class _Alike:
+    """The waiting calls that may use the same endpoints.
+
+    waiting: their number. tokens: their sum. weights: the sum for tenants with such calls.
+    """
+
+    __slots__ = ("tokens", "waiting", "weights")
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self.tokens = 0.0
+        self.weights = 0.0
+
+
 class FairQueue:
     """Waiting calls, served fairly between tenants.
 
-    waiting: the number of waiting calls. weights: the sum for tenants with waiting calls. tokens:
-    the sum for all waiting calls.
+    waiting: the number of waiting calls. weights: the sum for tenants with waiting calls.
     """
 
     def __init__(self) -> None:
         self.waiting = 0
         self.weights = 0.0
-        self.tokens = 0.0
         self._flows: dict[str, Flow] = {}
         self._busy = 0  # tenants with waiting calls
         # Waiting tenants by virtual time. An entry whose time differs from `Flow.place` is
         # outdated.
         self._order: list[tuple[float, int, Flow]] = []
         # The waiting calls, keyed by the endpoints that they may not use.
-        self._avoided = Counter[frozenset[str]]()
+        self._alike: dict[frozenset[str], _Alike] = {}
         self._floor = 0.0  # the usage at which a new or idle tenant starts
         self._time = 0.0  # virtual time of the tenant whose call started last
         self._number = 0
@@ -172,6 +184,8 @@ class FairQueue:
         if weight != flow.weight:
             if flow.waiting:
                 self.weights += weight - flow.weight
+            for avoid in flow.tokens:
+                self._alike[avoid].weights += weight - flow.weight
             flow.weight = weight
             self._put(flow)
         return flow
@@ -180,6 +194,11 @@ class FairQueue:
         """The tenants with waiting calls."""
         return (flow for flow in self._flows.values() if flow.waiting)
 
+    @property
+    def avoided(self) -> Set[frozenset[str]]:
+        """The endpoints that waiting calls may not use: what each of them avoids."""
+        return self._alike.keys()
+
     def waiters(self) -> list[Waiter]:
         """The waiting calls, in the order of their arrival."""
         waiters = (waiter for flow in self.flows() for waiter in flow.waiters())
@@ -187,7 +206,7 @@ class FairQueue:
 
     def weights_for(self, endpoint: str) -> float:
         """The sum of weights of tenants with a waiting call that may use this endpoint."""
-        usable = [endpoint not in avoid for avoid in self._avoided]
+        usable = [endpoint not in avoid for avoid in self._alike]
         if not any(usable):
             return 0.0
         if all(usable):
@@ -198,11 +217,15 @@ class FairQueue:
         """Queues the call behind its tenant's other calls."""
         flow = waiter.flow
         waiter.number = self._number = self._number + 1
+        if (alike := self._alike.get(waiter.avoid)) is None:
+            alike = self._alike[waiter.avoid] = _Alike()
+        self.waiting += 1
+        alike.waiting += 1
+        alike.tokens += waiter.tokens
+        if waiter.avoid not in flow.tokens:
+            alike.weights += flow.weight
         is_first = not flow.waiting
         flow.add(waiter)
-        self.waiting += 1
-        self.tokens += waiter.tokens
-        self._avoided[waiter.avoid] += 1
         if is_first:
             self._busy += 1
             self.weights += flow.weight
@@ -214,7 +237,7 @@ class FairQueue:
 
         fits: returns whether a call could start that may not use the given endpoints.
         """
-        if not any(map(fits, self._avoided)):
+        if not any(map(fits, self._alike)):
             return None
         order, passed = self._order, list[tuple[float, int, Flow]]()
         found = None
@@ -235,12 +258,15 @@ class FairQueue:
     def remove(self, waiter: Waiter) -> None:
         """Removes a waiting call."""
         flow = waiter.flow
+        alike = self._alike[waiter.avoid]
         flow.remove(waiter)
         self.waiting -= 1
-        self.tokens -= waiter.tokens
-        self._avoided[waiter.avoid] -= 1
-        if not self._avoided[waiter.avoid]:
-            del self._avoided[waiter.avoid]
+        alike.waiting -= 1
+        alike.tokens -= waiter.tokens
+        if waiter.avoid not in flow.tokens:
+            alike.weights -= flow.weight
+        if not alike.waiting:
+            del self._alike[waiter.avoid]
         if not flow.waiting:
             self._busy -= 1
             self.weights -= flow.weight
@@ -252,13 +278,20 @@ class FairQueue:
         flow.end(estimate, tokens)
         self._put(flow)
 
-    def ahead(self, flow: Flow, tokens: float) -> float:
-        """Tokens of waiting calls that would start before a call of this tenant that came now."""
+    def ahead(self, waiter: Waiter) -> float:
+        """Tokens of waiting calls that would start before this call if it came now.
+
+        Only calls that may use the same endpoints count.
+        """
+        alike = self._alike.get(waiter.avoid)
+        if alike is None:
+            return 0.0
+        flow, waiting = waiter.flow, waiter.flow.tokens.get(waiter.avoid, 0.0)
         lead = max(flow.used, self._floor) + flow.pending / flow.weight - self._time
-        own = flow.tokens + tokens + max(0.0, lead * flow.weight)
-        others = self.weights - flow.weight if flow.waiting else self.weights
-        of_others = min(own * others / flow.weight, self.tokens - flow.tokens)
-        return flow.tokens + max(0.0, of_others)
+        own = waiting + waiter.tokens + max(0.0, lead * flow.weight)
+        others = alike.weights - flow.weight if waiting else alike.weights
+        of_others = min(own * others / flow.weight, alike.tokens - waiting)
+        return waiting + max(0.0, of_others)
 
     def _start(self, waiter: Waiter) -> None:
         flow = waiter.flow
@@ -284,8 +317,8 @@ class FairQueue:
         """Clears the usage of all tenants: with an empty queue, no tenant is owed anything."""
         self._flows.clear()
         self._order.clear()
-        self._avoided.clear()
-        self.weights = self.tokens = self._floor = self._time = 0.0
+        self._alike.clear()
+        self.weights = self._floor = self._time = 0.0
 
     def _forget(self) -> None:
         """Forgets tenants without waiting calls.

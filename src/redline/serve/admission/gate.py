@@ -58,7 +58,7 @@ class Gate:
     room: the pool. All calls to it pass this gate, or the gate of another process. classes: see
     ClassSettings. flights: returns, for the name of a class, its calls in flight in all processes
     with a gate to the room; None if this gate is the only one. want: called whenever a call has to
-    wait, so that the other processes learn of the demand.
+    wait, so that the other processes learn of the demand. moves: how often `move` was called.
     Raises ConfigError if there is no class, or if two are indistinguishable.
     """
 
@@ -75,6 +75,7 @@ class Gate:
         self._want = want
         self._clock = clock
         self._timer: asyncio.TimerHandle | None = None
+        self.moves = 0
         room.held_by(self._look)
 
     def class_of(self, priority: int) -> str:
@@ -120,7 +121,7 @@ class Gate:
         self._look()
         if waiter.step is Step.WAITING:
             await self._turn(line, waiter, until_s)
-        self._arrived()
+        self._arrived(waiter)
         return Place(self, line, waiter.flow, tokens)
 
     def move(self) -> None:
@@ -128,6 +129,7 @@ class Gate:
 
         The endpoints that have its model may be behind another gate now.
         """
+        self.moves += 1
         self._admission.move(self._clock.now_s())
         self._look()
 
@@ -162,7 +164,7 @@ class Gate:
         except BaseException:
             if waiter.step is Step.STARTED:
                 # The call was allowed to start at the same moment.
-                self._arrived()
+                self._arrived(waiter)
                 # The call has used no tokens.
                 line.queue.ended(waiter.flow, waiter.tokens, 0.0)
                 self._left(line)
@@ -185,9 +187,9 @@ class Gate:
         self._admission.remove(line, waiter, step, self._clock.now_s())
         self._look()
 
-    def _arrived(self) -> None:
+    def _arrived(self, waiter: Waiter) -> None:
         """Counts a call that reaches the pool in this turn of the loop."""
-        if self._admission.arrived() and self._admission.waiting:
+        if self._admission.arrived(waiter) and self._admission.waiting:
             asyncio.get_running_loop().call_soon(self._look)
 
     def _left(self, line: Line) -> None:

@@ -13,9 +13,10 @@ from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
 class Gated:
     """Sends each call in the class of its priority and in the name of its tenant.
 
-    gate: the gate in front of the pool that `backend` leads to. tokens_of: estimates the usage of a
-    request. weight_of: returns the weight of a tenant. Both are called only for calls that have to
-    wait. A reply with usage replaces the estimate.
+    gate: the gate in front of the pool that `backend` leads to; once it moves its calls, calls here
+    fail with Moved. tokens_of: estimates the usage of a request. weight_of: returns the weight of a
+    tenant. Both are called only for calls that have to wait. A reply with usage replaces the
+    estimate.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class Gated:
     ) -> None:
         self._backend = backend
         self._gate = gate
+        self._moves = gate.moves
         self._tokens_of = tokens_of
         self._weight_of = weight_of
         self._clock = clock
@@ -38,6 +40,8 @@ class Gated:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         gate, since_s = self._gate, None
+        if gate.moves != self._moves:
+            return failed(Moved())
         klass = gate.class_of(call.priority)
         place = gate.try_enter(klass, call.avoid)
         if place is None:
@@ -54,6 +58,9 @@ class Gated:
             except (QueueFull, Overloaded, Moved) as error:
                 return failed(error)
         with place:
+            if gate.moves != self._moves:
+                # They were moved after its turn had come.
+                return failed(Moved())
             outcome = await self._backend.send(request, call, sink)
             reply = outcome.reply
             if reply is not None and not (reply.input_tokens is reply.output_tokens is None):

@@ -5,14 +5,16 @@ before its answer had begun     goes to another endpoint that works, at most MOS
                                 the retry budget allows it
 and no other endpoint works     ends with that endpoint's own answer, which says when to ask again
 after its answer had begun      ends
+after the endpoints changed     is withdrawn, since they may not have its model any more
 """
 
 from __future__ import annotations
 
 from redline.calls.client import RetryBudget, RetryPolicy
 from redline.clock import SYSTEM
-from redline.errors import Retryable
-from redline.waist import Backend, Call, Load, Outcome, Request, Sink
+from redline.errors import Retryable, Withdrawn
+from redline.route import Pool
+from redline.waist import Call, Load, Outcome, Request, Sink, failed
 
 MOST = 2
 
@@ -23,7 +25,7 @@ class Failover:
     pool: records in `Call.avoid` that another endpoint works. failovers: so far.
     """
 
-    def __init__(self, pool: Backend) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self._budget = RetryBudget(RetryPolicy(max_retries=MOST))
         self._calls = 0
@@ -35,16 +37,20 @@ class Failover:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
         call.attempts += 1
+        moves = self.pool.moves
         outcome = await self.pool.send(request, call, sink)
         if outcome.error is None:
             return outcome
         for _ in range(MOST):
             if not self._may_repeat(outcome, call):
                 break
-            self.failovers += 1
-            call.attempts += 1
             tried = outcome.tried
-            outcome = await self.pool.send(request, call, sink)
+            if moves != self.pool.moves:
+                outcome = failed(Withdrawn("the endpoints have changed"))
+            else:
+                self.failovers += 1
+                call.attempts += 1
+                outcome = await self.pool.send(request, call, sink)
             outcome.tried = tried + outcome.tried
         outcome.attempts = call.attempts
         return outcome

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from redline.apis.messages import COUNT_TOKENS
-from redline.calls import Call, Health, Outcome, Request, Sink
+from redline.calls import Attempt, Call, Health, Outcome, Request, Sink
 from redline.calls.tokens import BodyFacts, facts_of
 from redline.clock import SYSTEM
 from redline.errors import Withdrawn
@@ -133,7 +133,7 @@ class Gateway(Door):
     async def _answer_other(self, exchange: Exchange) -> None:
         if exchange.path in self._dashboard.paths:
             await self._dashboard.answer(exchange)
-        elif exchange.path.startswith(_MODELS) and exchange.method in ("GET", "HEAD"):
+        elif f"{exchange.path}/".startswith(f"{_MODELS}/") and exchange.method in ("GET", "HEAD"):
             await self._show_models(exchange)
         else:
             await super()._answer_other(exchange)
@@ -189,12 +189,8 @@ class Gateway(Door):
             return
         try:
             target = target_of(self.lineup, tenant, facts, raw)
-            call = Call(
-                priority=self.gates.priorities[asking.klass],
-                avoid=target.unfit,
-                unfit=target.unfit,
-                tenant=tenant.name,
-            )
+            call = Call(priority=self.gates.priorities[asking.klass], tenant=tenant.name)
+            call.bar(target.barred)
             started = self._started(tenant, facts, len(raw))
         except Refusal as refusal:
             self.totals.refused(asking, refusal)
@@ -244,6 +240,7 @@ class Gateway(Door):
 
         Raises Refusal if no endpoint has its model any more, or if the gateway closes first.
         """
+        tried: tuple[Attempt, ...] = ()
         while True:
             backend = target.anew if asking.is_anew else target.backend
             try:
@@ -252,17 +249,22 @@ class Gateway(Door):
                 # The time for calls in flight is over.
                 self.totals.answered(asking, CUT)
                 raise
+            outcome.tried = tried = tried + outcome.tried
             if not isinstance(outcome.error, Withdrawn):
                 break
             found = self.lineup.target(asking.asked)
             if found is None:
+                self._settle(started, asking, outcome)
                 raise missing(self.lineup, asking.tenant, asking.asked or "")
             target = found
-            call.avoid = call.unfit = target.unfit
-        used = self._meter.used(asking.asked, outcome)
-        started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
+            call.bar(target.barred)
+        self._settle(started, asking, outcome)
         self._count(asking, outcome)
         return outcome
+
+    def _settle(self, started: Started, asking: Asking, outcome: Outcome) -> None:
+        used = self._meter.used(asking.asked, outcome)
+        started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""

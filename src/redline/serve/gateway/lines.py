@@ -63,16 +63,19 @@ class Lines:
         self, request: Request, call: Call, sink: Sink | None, facts: BodyFacts, raw: bytes
     ) -> Outcome:
         """The outcome of a call, sent to the endpoints that have its model now."""
-        avoid, unfit = call.avoid, call.unfit
+        failed_at = call.avoid - call.barred
         while True:
             try:
                 target = self._target(call, facts, raw)
             except Refusal as refusal:
                 return _rejected(refusal)
-            call.avoid, call.unfit = avoid | target.unfit, unfit | target.unfit
+            call.bar(target.barred)
+            call.avoid |= failed_at
             outcome = await target.lines.send(request, call, sink)
             if not isinstance(outcome.error, Withdrawn):
                 return outcome
+            # The endpoints that have its model now may be others.
+            failed_at = frozenset()
 
     async def aclose(self) -> None:
         """Does nothing: the owner of the endpoints closes them."""

@@ -41,28 +41,33 @@ class Target(msgspec.Struct, frozen=True):
     """The backends that answer calls for a model.
 
     backend: for interactive calls. anew: the same without the cache. lines: for lines of batches,
-    which are retried elsewhere. unfit: endpoints of the pool that do not have the model.
+    which are retried elsewhere. barred: endpoints of the pool that do not have the model.
     waits_for_slots: returns whether a call waits for a slot of theirs.
     """
 
     backend: Backend
     anew: Backend
     lines: Backend
-    unfit: frozenset[str] = frozenset()
+    barred: frozenset[str] = frozenset()
     waits_for_slots: Callable[[], bool] = bool
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Endpoints that form a pool. unfit: by model name, the endpoints that do not have it.
+    """Endpoints that form a pool. barred: by model name, the endpoints that do not have it.
 
     is_open: they also have every model that no other group names. name: equal in all workers, and
     kept while endpoints join and leave; different from that of every other group.
     """
 
     endpoints: tuple[Endpoint, ...]
-    unfit: dict[str, frozenset[str]]
+    barred: dict[str, frozenset[str]]
     is_open: bool = False
     name: str = ""
+
+    @property
+    def labels(self) -> set[str]:
+        """The names of its endpoints."""
+        return {one.label for one in self.endpoints}
 
 
 class Way(NamedTuple):
@@ -96,12 +101,12 @@ def _shares(some: frozenset[str], others: frozenset[str]) -> bool:
 
 def _group(endpoints: Sequence[Endpoint]) -> Group:
     known = {one.label: _names(one) for one in endpoints}
-    unfit = {
+    barred = {
         name: frozenset(label for label, names in known.items() if name not in names)
         for name in frozenset[str]().union(*known.values())
     }
-    name = min(unfit, default="")
-    return Group(endpoints=tuple(endpoints), unfit=unfit, is_open=not unfit, name=name)
+    name = min(barred, default="")
+    return Group(endpoints=tuple(endpoints), barred=barred, is_open=not barred, name=name)
 
 
 def _check(endpoints: Sequence[Endpoint]) -> None:
@@ -237,9 +242,15 @@ class Lineup:
             self._way(group) if old is None else old._replace(group=group)
             for group, old in followed
         ]
+        new_of = {way.pool: way.group for way in self.ways}
+        for way in before:
+            new = new_of.get(way.pool)
+            # A waiting call may avoid for now all endpoints but one that leaves.
+            if new is None or new.barred != way.group.barred or way.group.labels - new.labels:
+                way.gate.move()
+                way.pool.move()
         self._aim()
         # All removals come first, since an endpoint may leave one pool and join another.
-        new_of = {way.pool: way.group for way in self.ways}
         for way in before:
             new, pool = new_of.get(way.pool), way.pool
             removals = [
@@ -254,10 +265,6 @@ class Lineup:
             for one in group.endpoints:
                 if old is None or one not in old.group.endpoints:
                     self._join(way.pool, one, group)
-        for way in before:
-            new = new_of.get(way.pool)
-            if new is None or new.unfit != way.group.unfit:
-                way.gate.move()
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
@@ -303,8 +310,8 @@ class Lineup:
             anew = self.gates.gated(failover, gate)
             lines = self.gates.gated(pool, gate)
             backend = self._remembering(anew, group)
-            for name, unfit in group.unfit.items():
-                self._targets[name] = Target(backend, anew, lines, unfit, gate.waits_for_slots)
+            for name, barred in group.barred.items():
+                self._targets[name] = Target(backend, anew, lines, barred, gate.waits_for_slots)
             if group.is_open:
                 self._open = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
@@ -418,7 +425,7 @@ def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group,
             name = old.group.name
         else:
             others = (f"{group.name} {number}" for number in count(2))
-            names = chain([group.name], sorted(group.unfit), others)
+            names = chain([group.name], sorted(group.barred), others)
             name = next(name for name in names if name not in taken)
             taken.add(name)
         named.append((msgspec.structs.replace(group, name=name), old))
@@ -430,12 +437,12 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
 
     It has a model in common with the group, otherwise an endpoint.
     """
-    models, labels = set(group.unfit), {one.label for one in group.endpoints}
+    models = set(group.barred)
     for way in ways:
-        if models & set(way.group.unfit) or (group.is_open and way.group.is_open):
+        if models & set(way.group.barred) or (group.is_open and way.group.is_open):
             return way
     for way in ways:
-        if any(one.label in labels for one in way.group.endpoints):
+        if group.labels & way.group.labels:
             return way
     return None
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import msgspec
 
 from redline.apis import read_usage
-from redline.calls.cost import Price, Prices
+from redline.calls.cost import DOLLAR, Price, Prices
 from redline.calls.tokens import MOST_OUTPUT_TOKENS, BodyFacts, facts_of, kept_facts
 from redline.waist import Outcome, Request
 
 # Bytes per token of an English prompt with its JSON: an estimate, replaced when the answer comes.
 _BYTES_PER_TOKEN = 4
 _FIRST_OUTPUT = 256
+# Above the cost of any call: workers sum the reservations of all calls in 64 bits.
+_MOST_PICODOLLARS = 1000 * DOLLAR
 # The mean length of answers is taken over about this many of the latest ones.
 _MEMORY = 64
 
@@ -57,10 +59,12 @@ class Meter:
         read = size_bytes // _BYTES_PER_TOKEN + 1
         most = facts.most_tokens
         written = int(self._output) if most is None else most
+        answers = facts.drafts
         price = self._prices.find(facts.model)
+        cost = None if price is None else price.input * read + price.output * written * answers
         return Estimate(
-            read + min(written, int(2 * self._output)),
-            None if price is None else price.input * read + price.output * written,
+            read + min(written, int(2 * self._output)) * answers,
+            None if cost is None else min(cost, _MOST_PICODOLLARS),
         )
 
     def used(self, model: str | None, outcome: Outcome) -> Used:
@@ -77,8 +81,9 @@ class Meter:
             return Used(None, None)
         written = reply.output_tokens
         if written:
-            # Of several choices, or of a server that counts wrongly, more may be stated.
-            self._output += (min(written, MOST_OUTPUT_TOKENS) - self._output) / _MEMORY
+            # A server that counts wrongly may state more.
+            each = min(written / len(reply.finish_reasons), MOST_OUTPUT_TOKENS)
+            self._output += (each - self._output) / _MEMORY
         price: Price | None = self._prices.at(outcome.endpoint, model)
         return Used(
             (reply.input_tokens or 0) + (written or 0), None if price is None else price.of(usage)

@@ -1,7 +1,8 @@
 """A gateway from start to end: made from its settings, which it reads again on SIGHUP.
 
 state     from     a call
-serving   start    is answered; on SIGHUP the settings are read again, and no call is lost
+starting  start    is not accepted; after SIGHUP the settings are read again once it serves
+serving   ready    is answered; on SIGHUP the settings are read again, and no call is lost
 draining  SIGTERM  new ones are refused, those in flight have `drain_s`; a second signal ends them
 """
 
@@ -11,6 +12,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +176,18 @@ def serve_gateway(
             stop.set()
 
         on_signals(close)
+        is_outdated = asyncio.Event()
+        _on_hangup(is_outdated.set)
         if worker is not None:
             worker.on_orphaned(stop.set)
         raise_limit_fully()
         async with gateway_of(_worked(settings, worker), worker) as served:
             # All workers read the same settings: only one reports the notes.
             told = on_note if worker is None or worker.is_first else lambda _: None
-            _on_hangup(lambda: _reread(served, lambda: _worked(reread(), worker), told))
+            change = partial(_reread, served, lambda: _worked(reread(), worker), told)
+            _on_hangup(change)
+            if is_outdated.is_set():
+                change()
             on_url(served.gateway.base_url)
             await stop.wait()
             who = "" if worker is None else f"{worker.name}: "

@@ -29,7 +29,7 @@ from redline.errors import CallError, NoEndpoint, Retryable
 from redline.httpserver import JSON, Exchange, header_lines
 from redline.serve.http.event_stream import STREAM_HEADERS, ClientStream
 from redline.serve.http.refusals import Refusal, new_request_id, own_status, refusal_of
-from redline.serve.http.replies import body_of
+from redline.serve.http.replies import CACHED, body_of
 from redline.serve.http.requests import Asked
 
 # Sends the chat request, and its stream to the sink if there is one.
@@ -101,17 +101,19 @@ class _Answer:
         assert reply is not None
         try:
             if self.stream is None:
-                await self._respond(reply)
+                await self._respond(reply, is_cached=outcome.is_cached)
             else:
                 await self.stream.finish(None if self.stream.has_begun else self._whole(reply))
         except CallError as error:
             raise refusal_of(error) from error
 
-    async def _respond(self, reply: Reply) -> None:
+    async def _respond(self, reply: Reply, *, is_cached: bool) -> None:
         message = message_of(
             self._whole(reply), model=self._model, stop_sequences=self._stop_sequences
         )
         fields = JSON + header_lines({"request-id": _id_of(reply.headers, self._request_id)})
+        if is_cached:
+            fields += CACHED
         self._exchange.respond(200, msgspec.json.encode(message), fields)
         # In flight until its client has taken it.
         await self._exchange.drained()

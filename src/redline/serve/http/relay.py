@@ -10,7 +10,7 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from redline.apis import EventParser, is_usage_event
+from redline.apis import EventParser, is_usage_event, responses
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint, Retryable
@@ -19,10 +19,10 @@ from redline.serve.http.door import Door, Page
 from redline.serve.http.event_stream import AT_ONCE, ClientStream
 from redline.serve.http.messages import Send, answer_messages
 from redline.serve.http.refusals import Refusal, own_status, refusal_of
+from redline.serve.http.replies import CACHED
 from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
 from redline.serve.http.routes import Routes
 
-_CACHED = header_lines({"content-type": "application/json", "x-redline-cache": "hit"})
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
@@ -144,6 +144,12 @@ async def pass_on(
     if exchange.path in MESSAGES_CALLS:
         await answer_messages(exchange, raw, send, request_id=request_id)
         return
+    if exchange.path == responses.API.path and facts.is_deferred:
+        raise Refusal(
+            "The answer would be fetched later, which this server does not pass on: remove "
+            "`background`, or ask for a stream.",
+            param="background",
+        )
     request = Request.read(raw, exchange.path, facts.model)
     keep_facts(request, facts)
     stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
@@ -167,7 +173,7 @@ async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> No
         assert reply is not None
         fields = _fields(reply.headers, stream.request_id)
         if outcome.is_cached:
-            fields += _CACHED
+            fields += JSON + CACHED
         exchange.respond(reply.status, reply.body, fields)
         # In flight until its client has taken it.
         await exchange.drained()

@@ -18,9 +18,12 @@ from redline.apis import (
 )
 from redline.calls import Reply
 from redline.clock import SYSTEM
+from redline.httpserver import header_lines
 from redline.serve.http.refusals import Refusal
 from redline.serve.http.requests import Asked
 
+# The header line of a stored answer.
+CACHED = header_lines({"x-redline-cache": "hit"})
 # redline's own words for ends that the API calls `stop`.
 _STOPS = frozenset({None, "empty", "refusal"})
 _FORMS = {chat.API.path: chat.FORM, completions.API.path: completions.FORM}

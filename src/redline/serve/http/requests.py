@@ -15,6 +15,7 @@ from redline.apis.messages import COUNT_TOKENS, MESSAGES
 from redline.calls import Request
 from redline.httpserver import BodyError, Exchange, HttpBounds
 from redline.serve.http.refusals import Refusal, no_model
+from redline.waist import replacing_halves
 
 # The paths of Anthropic's API, and those of all calls.
 MESSAGES_CALLS = (MESSAGES, COUNT_TOKENS)
@@ -116,7 +117,7 @@ def not_json(raw: bytes) -> Refusal:
     """The refusal of a body whose facts are NOT_JSON, with the reason."""
     why: object = "it is nested too deeply"
     try:
-        msgspec.json.decode(raw)
+        replacing_halves(msgspec.json.decode, raw)
     except (ValueError, RecursionError) as error:
         why = error
     return Refusal(f"The body of the request could not be read as JSON: {why}")

@@ -256,11 +256,15 @@ class TenantLimits:
     def _windows(
         self, kind: str, rates: Iterable[Rate], before: Sequence[CountedWindow]
     ) -> tuple[CountedWindow, ...]:
-        """A window for each rate, with what counted in those before it."""
+        """A window for each rate, with what counted in those before it.
+
+        Of several rates of one length, only the lowest can bind.
+        """
+        lowest = {rate.window_s: rate for rate in sorted(rates, key=lambda rate: -rate.count)}
         old = {window.rate.window_s: window for window in before}
         longest = max(before, key=lambda window: window.rate.window_s, default=None)
         made = []
-        for rate in rates:
+        for rate in lowest.values():
             window = old.pop(rate.window_s, None)
             if window is not None:
                 window.reshape(rate)

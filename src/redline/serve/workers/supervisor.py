@@ -52,6 +52,8 @@ async def supervise(
     the command line. A signal after the first one ends all at once, and this process. Raises
     ConfigError.
     """
+    # Until there are workers, SIGHUP changes nothing: they read the settings when they start.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     table = SharedTable.make(workers)
     folder = tempfile.mkdtemp(prefix="redline-")
     try:
@@ -81,9 +83,12 @@ class _Child:
         self.worker = worker
         self._process: Process | None = None
         self._is_ending = False
+        self._is_serving = False
+        self._is_outdated = False  # the settings have changed since it was begun
 
     async def start(self) -> str:
         """The worker's base URL once it listens; empty if it ended before that."""
+        self._is_serving = self._is_outdated = False
         self._process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             stdin=PIPE,
@@ -96,7 +101,11 @@ class _Child:
         if self._is_ending:
             self.tell(signal.SIGTERM)
         assert self._process.stdout is not None
-        return (await self._process.stdout.readline()).decode().strip()
+        url = (await self._process.stdout.readline()).decode().strip()
+        self._is_serving = bool(url)
+        if self._is_serving and self._is_outdated:
+            self.tell(signal.SIGHUP)
+        return url
 
     async def wait(self) -> int:
         """The worker's exit status; 128 plus the signal's number if a signal ended it."""
@@ -107,6 +116,12 @@ class _Child:
             # The worker had not started to serve.
             return 0
         return status if status >= 0 else 128 - status
+
+    def hang_up(self) -> None:
+        """Has the worker read its settings again, once it serves: before, SIGHUP would end it."""
+        self._is_outdated = True
+        if self._is_serving:
+            self.tell(signal.SIGHUP)
 
     def end(self) -> None:
         """Asks the worker to end, once: a second signal would not let its calls finish."""
@@ -203,4 +218,4 @@ class _Supervisor:
 
     def _hang_up(self) -> None:
         for child in self._children:
-            child.tell(signal.SIGHUP)
+            child.hang_up()

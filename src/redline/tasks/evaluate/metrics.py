@@ -172,7 +172,8 @@ class _Choice(Metric):
     def read(self, gold: Any) -> str:
         """Returns the gold letter; data sets such as MMLU give its index, from 0."""
         letter = as_text(gold).strip().upper().removesuffix(".0")
-        if letter.isdecimal() and int(letter) < len(self._letters):
+        # At most 26 letters; Python refuses to read a number of thousands of digits.
+        if letter.isdecimal() and len(letter) <= 2 and int(letter) < len(self._letters):
             return self._letters[int(letter)]
         if len(letter) != 1 or letter not in self._letters:
             raise Rejected(
@@ -234,7 +235,7 @@ class _Json(Metric):
         if isinstance(gold, str):
             try:
                 gold = msgspec.json.decode(gold)
-            except msgspec.DecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise Rejected(f"the gold answer is not JSON: {_shown(gold)}") from error
         if self._fields and not isinstance(gold, Mapping):
             raise Rejected(f"the gold answer is not an object: {_shown(gold)}")

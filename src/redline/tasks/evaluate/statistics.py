@@ -167,8 +167,9 @@ def _flip_p(differences: Mapping[Fraction, int]) -> float:
     observed = abs(sum(int(d * scale) * count for d, count in differences.items()))
     number, reach = sum(terms.values()), sum(term * count for term, count in terms.items())
     if number * reach > _MOST_EXACT:
+        # As a fraction: with many numbers of answers per question, no float holds the scale.
         squares = sum(term * term * count for term, count in terms.items())
-        return math.erfc(observed / math.sqrt(2 * squares))
+        return math.erfc(math.sqrt(Fraction(observed * observed, 2 * squares)))
     # chances[s]: the probability that the positive terms add up to s.
     chances = [1.0]
     for term in (term for term, count in terms.items() for _ in range(count)):

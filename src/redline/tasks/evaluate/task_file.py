@@ -11,13 +11,12 @@ temperature = 0
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from redline.errors import ConfigError, Rejected, nearest
-from redline.job.settings import struct_in
+from redline.job.settings import read_toml, struct_in
 from redline.process import counted
 from redline.sources import first_rows
 from redline.store import local_path, url_of
@@ -30,11 +29,9 @@ def load(path: Path) -> Evaluation:
     Raises ConfigError that names the file and the key.
     """
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = read_toml(path)
     except FileNotFoundError as error:
         raise ConfigError(f"{path} does not exist", hint="a task is a TOML file") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read the task: {error}", where=str(path)) from error
     shots = table.get("shots_file")
     if isinstance(shots, str) and url_of(shots) is None:
         # Relative to the task's file, whatever the working directory.

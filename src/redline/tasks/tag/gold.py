@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections import Counter
 from collections.abc import Iterable
@@ -10,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from redline.errors import ConfigError
+from redline.tasks.tag.csv_lines import CsvLines
 
 # Distinct labels beyond those of the schema. A column with more distinct values does not contain
 # labels, and the memory for them must not grow with the rows.
@@ -58,10 +58,10 @@ class Agreement(msgspec.Struct, frozen=True):
     def as_csv(self) -> str:
         """Returns the confusion matrix as CSV, with the labels as header and first column."""
         made = io.StringIO()
-        writer = csv.writer(made, lineterminator="\n")
-        writer.writerow(["gold \\ said", *self.labels])
+        lines = CsvLines(made)
+        lines.row(["gold \\ said", *self.labels])
         for label, row in zip(self.labels, self.matrix(), strict=True):
-            writer.writerow([label, *row])
+            lines.row([label, *row])
         return made.getvalue()
 
     def confusions(self, most: int) -> list[tuple[tuple[str, str], int]]:

@@ -81,14 +81,21 @@ class Schema:
         if self._model is not None:
             value, problems = _by_model(self._model, value)
         else:
-            assert self._validator is not None
-            errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
-            problems = [_short(_words(error)) for error in errors]
+            problems = self._problems(value)
         try:
             msgspec.json.encode(value)
         except (OverflowError, ValueError) as error:
             problems.append(f"a value in it cannot be kept: {error}")
         return value, problems
+
+    def _problems(self, value: Any) -> list[str]:
+        assert self._validator is not None
+        try:
+            errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
+            return [_short(_words(error)) for error in errors]
+        except (RecursionError, ArithmeticError) as error:
+            # A recursive schema follows a value that is nested deeply; a number exceeds a float.
+            return [_short(f"it cannot be checked: {error}")]
 
     def bare(self, text: str) -> dict[str, str] | None:
         """Returns the tag of an answer that is only a label, if tags have one field; or None."""
@@ -247,32 +254,50 @@ def _validator(json_schema: dict[str, Any]) -> Any:
     """Returns the validator of a JSON Schema. Raises ConfigError if the schema is not valid."""
     jsonschema = extra("jsonschema", "schema", _NEEDED_FOR)
     referencing = extra("referencing", "schema", _NEEDED_FOR)
-    for reference in _references(json_schema):
-        if not reference.startswith("#"):
-            # Nothing is fetched: a run must not depend on another server.
-            raise ConfigError(
-                f"the schema refers to {reference}, outside of it", hint="put that under $defs"
-            )
-        if reference.startswith("#/") and _pointed(json_schema, reference) is None:
-            raise ConfigError(f"the schema refers to {reference}, which it does not have")
     kind = jsonschema.validators.validator_for(json_schema, jsonschema.Draft202012Validator)
     try:
         kind.check_schema(json_schema)
     except jsonschema.SchemaError as error:
         raise ConfigError(f"not a JSON Schema: {_short(error.message)}") from error
+    except RecursionError as error:
+        raise ConfigError("the schema is nested too deeply") from error
+    draft = referencing.jsonschema.specification_with(kind.ID_OF(kind.META_SCHEMA))
+    resolver = referencing.Registry().resolver_with_root(draft.create_resource(json_schema))
+    for reference in _texts(json_schema, "$ref", "$dynamicRef"):
+        if not reference.startswith("#"):
+            # Nothing is fetched: a run must not depend on another server.
+            raise ConfigError(
+                f"the schema refers to {reference}, outside of it", hint="put that under $defs"
+            )
+        if reference == "#" or reference.startswith("#/"):
+            is_known = _pointed(json_schema, reference) is not None
+        else:
+            is_known = _is_anchor(reference, resolver)
+        if not is_known:
+            raise ConfigError(f"the schema refers to {reference}, which it does not have")
     return kind(json_schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
 
 
-def _references(part: Any) -> Iterator[str]:
-    """Yields every `$ref` of a schema."""
+def _is_anchor(reference: str, resolver: Any) -> bool:
+    """Whether the schema has an anchor of this name, by the rules of its draft."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        resolver.lookup(reference)
+    except Unresolvable:
+        return False
+    return True
+
+
+def _texts(part: Any, *words: str) -> Iterator[str]:
+    """Yields every text that one of these keywords has in a schema."""
     if isinstance(part, dict):
-        if isinstance(part.get("$ref"), str):
-            yield part["$ref"]
+        yield from (part[word] for word in words if isinstance(part.get(word), str))
         for inner in part.values():
-            yield from _references(inner)
+            yield from _texts(inner, *words)
     elif isinstance(part, list):
         for inner in part:
-            yield from _references(inner)
+            yield from _texts(inner, *words)
 
 
 def _pointed(root: Any, reference: str) -> Any:

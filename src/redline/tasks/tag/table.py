@@ -17,7 +17,6 @@ The results are read twice, so that the columns and their types are known before
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator
 from itertools import islice
@@ -29,6 +28,7 @@ from redline.journal import read_results
 from redline.process import replace_file
 from redline.sources import extra
 from redline.tasks.evaluate import as_text
+from redline.tasks.tag.csv_lines import CsvLines
 from redline.tasks.tag.tags import Line
 
 SUFFIXES = (".csv", ".parquet")
@@ -126,11 +126,11 @@ def _text(value: Any) -> str:
 def _write_csv(fd: int, lines: Iterator[Line], columns: _Columns) -> int:
     count = 0
     with open(fd, "w", encoding="utf-8", newline="", closefd=False) as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(columns.kinds)
+        table = CsvLines(file)
+        table.row(columns.kinds)
         for line in lines:
             values = columns.of(line)
-            writer.writerow([_text(values.get(name)) for name in columns.kinds])
+            table.row([_text(values.get(name)) for name in columns.kinds])
             count += 1
     return count
 

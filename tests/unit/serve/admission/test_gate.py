@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -328,6 +328,116 @@ def test_an_endpoint_that_is_full_holds_back_only_the_calls_that_need_it() -> No
         assert on_second.result() - begun_s == pytest.approx(11.0)
         assert [one.result() - begun_s for one in on_first] == pytest.approx([10.0, 20.0, 30.0])
         assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+@pytest.mark.parametrize("waiting", [2, 3])
+def test_calls_that_wait_for_one_endpoint_have_no_call_of_another_refused(waiting: int) -> None:
+    klass = ClassSettings(name="normal", priority=10, most_waiting_each=3)
+
+    async def main() -> None:
+        pool = pool_of(servers(2, slots=1))
+        gate = Gate(pool, (klass,), clock=CLOCK)
+        first, second = frozenset({"server-1"}), frozenset({"server-0"})
+
+        async def call(work_s: float, avoid: frozenset[str]) -> None:
+            tokens = 1000 * work_s
+            with await gate.enter("normal", tenant="a", tokens=tokens, avoid=avoid):
+                await pool.send(Request(body={"work": work_s}), Call(avoid=avoid))
+
+        stuck = [asyncio.create_task(call(1000.0, first)) for _ in range(1 + waiting)]
+        await settled()
+        for _ in range(8):
+            # One starts at once. Another one waits for it, unless as many wait as may.
+            await asyncio.gather(*(call(1.0, second) for _ in range(4 - waiting)))
+        assert [one.waiting for one in gate.classes()] == [waiting]
+        for task in stuck:
+            task.cancel()
+        await asyncio.wait(stuck)
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_a_call_that_would_wait_too_long_for_one_endpoint_is_refused_at_once() -> None:
+    async def main() -> None:
+        pool = pool_of(servers(2, slots=1))
+        gate = Gate(pool, PLAIN, clock=CLOCK)
+        first, second = frozenset({"server-1"}), frozenset({"server-0"})
+
+        async def call(work_s: float, avoid: frozenset[str]) -> None:
+            with await gate.enter("normal", avoid=avoid):
+                await pool.send(Request(body={"work": work_s}), Call(avoid=avoid))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(25):
+                group.create_task(call(1.0, first))
+                group.create_task(call(2.0, second))
+            await asyncio.sleep(8.5)
+            # 16 wait for 1 s each, and 20 for 2 s.
+            begun_s = now_s()
+            refused = [
+                entering(gate, deadline_s=begun_s + 5.0, avoid=avoid) for avoid in (first, second)
+            ]
+            await asyncio.wait(refused)
+            assert now_s() == begun_s
+            waits_s = [error_of(one).retry_after_s for one in refused]
+            assert waits_s == pytest.approx([11.0, 35.0], rel=0.25)
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+class Rooms:
+    """Endpoints of which each has room for so many calls."""
+
+    def __init__(self, **free: int) -> None:
+        self.free = free
+        self.on_room: Callable[[], None] = lambda: None
+
+    def has_room(self, now_s: float, coming: int = 0, avoid: frozenset[str] = frozenset()) -> bool:
+        return sum(free for name, free in self.free.items() if name not in avoid) > coming
+
+    def slots(self, now_s: float) -> int:
+        return 0
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return Load()
+
+    def held_by(self, on_room: Callable[[], None]) -> None:
+        self.on_room = on_room
+
+
+def test_a_call_does_not_pass_a_higher_one_while_another_is_about_to_start() -> None:
+    async def main() -> None:
+        rooms = Rooms(a=0, b=0)
+        gate = Gate(rooms, PLAIN, clock=CLOCK)
+        of_a = entering(gate, "high", avoid=frozenset({"b"}))
+        of_b = entering(gate, "high", avoid=frozenset({"a"}))
+        await settled()
+        for name in rooms.free:
+            rooms.free[name] = 1
+            rooms.on_room()
+        assert gate.try_enter("low") is None
+        await asyncio.wait([of_a, of_b])
+
+    in_virtual_time(main())
+
+
+def test_a_call_about_to_start_holds_back_no_call_of_another_endpoint() -> None:
+    async def main() -> None:
+        rooms = Rooms(a=0, b=0)
+        gate = Gate(rooms, PLAIN, clock=CLOCK)
+        of_a = [entering(gate, avoid=frozenset({"b"})) for _ in range(2)]
+        await settled()
+        rooms.free["a"] = 1
+        rooms.on_room()
+        rooms.free["b"] = 2
+        assert gate.try_enter("normal", frozenset({"a"})) is not None
+        for task in of_a:
+            task.cancel()
+        await asyncio.wait(of_a)
 
     in_virtual_time(main())
 

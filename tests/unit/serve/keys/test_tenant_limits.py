@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 
 from redline.limits import Rate, parse_rate
-from redline.serve.keys import DAY_S, Refused, Started, TenantLimits, Tenants, TenantSettings
+from redline.process import SharedTable
+from redline.serve.keys import (
+    DAY_S,
+    OWN,
+    LimitStore,
+    Refused,
+    SharedStore,
+    Started,
+    TenantLimits,
+    Tenants,
+    TenantSettings,
+)
 from redline.testing import ManualClock
 
 DOLLAR = 10**12
@@ -61,6 +72,15 @@ def test_the_limit_that_holds_longest_is_told() -> None:
     told = refused(limits, 1.5, 40)
     assert "2 requests/min" in told.what
     assert told.retry_after_s == pytest.approx(58.5)
+
+
+@pytest.mark.parametrize("store", [OWN, SharedStore(SharedTable.make(1), 0)], ids=["own", "shared"])
+def test_of_two_rates_of_one_length_the_lower_one_holds(store: LimitStore) -> None:
+    rates = tuple(map(parse_rate, ["4/60s", "6/60s"]))
+    limits = TenantLimits("acme", TenantSettings(requests=rates), ManualClock(), store)
+    for _ in range(4):
+        started(limits, 1.0)
+    assert "4 requests/min" in refused(limits, 1.0).what
 
 
 def test_a_refused_call_counts_nowhere() -> None:

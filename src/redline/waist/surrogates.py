@@ -1,0 +1,43 @@
+r"""Halves of surrogate pairs in JSON, such as `"\ud83d"` from a text that was cut within an emoji.
+
+Each reader decides what such a half means (RFC 8259, 8.2): some read U+FFFD, others refuse the
+JSON, as msgspec does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+# Escapes that are none, and pairs; or half a pair.
+_HALF = re.compile(
+    rb"(?:\\\\|\\u[dD][89abAB][\da-fA-F]{2}\\u[dD][c-fC-F][\da-fA-F]{2})++"
+    rb"|(\\u[dD][89a-fA-F][\da-fA-F]{2})"
+)
+
+
+def replacing_halves(decode: Callable[[bytes], T], raw: bytes) -> T:
+    """The result of `decode` for this JSON, with U+FFFD in place of halves of surrogate pairs.
+
+    Raises what `decode` raises.
+    """
+    try:
+        return decode(raw)
+    except msgspec.ValidationError:
+        raise
+    except ValueError:
+        paired = _paired(raw)
+        if paired == raw:
+            raise
+    return decode(paired)
+
+
+def _paired(raw: bytes) -> bytes:
+    if b"\\ud" not in raw and b"\\uD" not in raw:
+        return raw
+    return _HALF.sub(lambda found: b"\\ufffd" if found[1] else found[0], raw)
