@@ -73,7 +73,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    cost: what its grant takes from token limits. in_flight: calls in flight when it was written,
+    answer: the whole of it, or its head if it was streamed; None before. cost: what its grant takes from token limits. in_flight: calls in flight when it was written,
     itself included. reader: that of a streamed answer. wait: None until it has to wait.
     """
 
@@ -86,6 +86,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     in_flight: int = 0
     reader: StreamReader | None = None
     wait: Wait | None = None
+    answer: Answer | None = None
 
     def load(self, request: Request) -> None:
         """Gets a request ready to be written: its head, its body, and what is called before.
@@ -315,6 +316,7 @@ class HttpBackend:
             except Repeat as repeat:
                 answer = await self._again(repeat, attempt, request, take, kind="")
             if answer.status != 200:
+                self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
                 self._read(request, answer, attempt, None)
             failure = None
         except CallError as error:
@@ -514,9 +516,8 @@ class HttpBackend:
         self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None
     ) -> Reply:
         """Reads an answer as a reply. Raises the error that it is or contains."""
+        attempt.answer = answer
         status, headers = answer.status, answer.headers
-        if not self.limiter.is_unlimited:
-            self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
         if status != 200 and not 200 <= status < 300:
             self._transport.check(answer)
             # Mask before a long message is cut, which could leave a part of a key in it.
@@ -577,16 +578,21 @@ class HttpBackend:
         return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
     def _conclude(self, attempt: _Attempt, sent_s: float, outcome: Outcome | None) -> None:
-        """Counts the attempt, settles its tokens, and parks the endpoint if it asked for that.
+        """Counts the attempt, tells the limits of its answer, and parks an endpoint that asks for it.
 
         outcome: None for an attempt that was cancelled. sent_s: when it was written.
         """
         attempt.call.sent_s = None
         now_s = self.clock.now_s()
         latency_s = now_s - sent_s
-        if attempt.sending is not None:
-            answer = None if outcome is None else outcome.reply
-            self._settle(attempt, attempt.sending, answer, latency_s)
+        limiter = self.limiter
+        if not limiter.is_unlimited:
+            used = None
+            if attempt.sending is not None:
+                reply = None if outcome is None else outcome.reply
+                used = self._used(attempt, attempt.sending, reply, latency_s)
+            if attempt.answer is not None:
+                self._steering.heard(attempt.answer, attempt.grant, attempt.first_byte_s, used)
         if outcome is None:
             self._attempts.ended(now_s, latency_s, "cancelled")
             return
@@ -601,7 +607,8 @@ class HttpBackend:
             self._listener.on_event(EndpointBack(now_s, self.label))
             if self.on_room is not None:
                 self.on_room()
-        if error is not None or self._finds_limits or not self.limiter.is_unlimited:
+        is_usual = error is None and not self._finds_limits
+        if not is_usual or not (limiter.is_unlimited or limiter.accepted(now_s)):
             self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
         if reply is not None:
             input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
@@ -609,31 +616,35 @@ class HttpBackend:
         elif error is not None:
             self._attempts.ended(now_s, latency_s, error.kind)
             if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
-                is_news = self.limiter.park(now_s + error.retry_after_s)
+                is_news = limiter.park(now_s + error.retry_after_s)
                 if is_news:
                     self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
 
-    def _settle(
+    def _used(
         self, attempt: _Attempt, sending: Sending, reply: Reply | None, took_s: float
-    ) -> None:
-        """Settles the tokens of an attempt that is over. reply: None if it has none."""
+    ) -> Cost | None:
+        """Learns from an attempt that is over, and returns its tokens; None if they are not known.
+
+        reply: None if it has none.
+        """
         cost = attempt.cost
         self._tokens_out -= cost.input_tokens + cost.output_tokens
         if reply is None:
             self.estimator.end(sending, None, took_s)
-            return
+            return None
         input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
         if sending is UNFOLLOWED and not 0 < input_tokens <= cost.input_tokens:
             # Its usage exceeds its bound, or is not reported.
             sending = self.estimator.begin(attempt.request, teaches=True)
         if sending is not UNFOLLOWED:
             self.estimator.end(sending, reply, took_s)
-        if attempt.grant is not None and (input_tokens > 0 or output_tokens > 0):
-            if self._charges_reserved:
-                # What was reserved is not given back; only what an estimate had missed is added.
-                input_tokens = max(input_tokens, cost.input_tokens)
-                output_tokens = max(output_tokens, cost.output_tokens)
-            attempt.grant.settle(Cost(input_tokens, output_tokens))
+        if input_tokens <= 0 and output_tokens <= 0:
+            return None
+        if self._charges_reserved:
+            # What was reserved is not given back; only what an estimate had missed is added.
+            input_tokens = max(input_tokens, cost.input_tokens)
+            output_tokens = max(output_tokens, cost.output_tokens)
+        return Cost(input_tokens, output_tokens)
 
     def _tried(
         self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float

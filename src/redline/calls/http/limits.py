@@ -13,7 +13,7 @@ import msgspec
 from redline.calls.wire import Answer, Endpoint, Outbox, ReplyMemory
 from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
-from redline.limits import Grant, RateLimiter, Slots, open_limiter
+from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
 from redline.limits.discover import AdaptiveConcurrency, FoundRates, RateSearch
 from redline.limits.rule import AUTO
 from redline.limits.server import HeaderReader, processing_s, stated_in_body
@@ -126,17 +126,23 @@ class EndpointLimits:
         if self.search is not None:
             self.search.sent(now_s)
 
-    def heard(self, answer: Answer, grant: Grant | None, first_byte_s: float | None) -> None:
-        """Records an answer: its round-trip time, and the limits that its headers state.
+    def heard(
+        self,
+        answer: Answer,
+        grant: Grant | None,
+        first_byte_s: float | None,
+        used: Cost | None = None,
+    ) -> None:
+        """Records an answer: its round-trip time, the limits that its headers state, its usage.
 
-        grant: its call's. first_byte_s: when the answer began. The body of a 429 may state the
-        limit, too.
+        grant: its call's. first_byte_s: when the answer began. used: by the call; None if it is not
+        known. The body of a 429 may state the limit, too.
         """
         if grant is None or grant.sent_s is None or first_byte_s is None:
             return
         took_s, headers = first_byte_s - grant.sent_s, answer.headers
         if tuple(headers) in self._reader.silent and answer.status != 429:
-            grant.replied(took_s)
+            grant.replied(took_s, used)
             return
         grant.replied(max(0.0, took_s - (processing_s(headers) or 0.0)))
         stated = self._reader.read(headers, self._clock.wall_s())
@@ -146,14 +152,13 @@ class EndpointLimits:
             self.limiter.heard(stated, grant)
             if not self.limiter.is_searched:
                 self.search = None
+        if used is not None:
+            # What remains, by the headers, is compared with what was reserved.
+            grant.settle(used)
 
     def ended(self, outcome: Outcome, sent_s: float, in_flight: int, now_s: float) -> None:
         """Records the outcome of a call. in_flight: calls in flight at `sent_s`, with this one."""
         limiter, error = self.limiter, outcome.error
-        if error is None and self.is_stated:
-            if not limiter.accepted(now_s):
-                limiter.answered(now_s, is_limited=False)
-            return
         is_limited = isinstance(error, RateLimited)
         if self._adaptive is not None:
             self._adapt(self._adaptive, outcome, now_s - sent_s, in_flight, now_s)

@@ -76,10 +76,12 @@ def asked_of(request: Request) -> Asked | None:
         return found
     raw = request.raw
     if raw is not None and "body" not in kept:
-        chat = kept_facts(request) or read_chat(raw)
+        chat: Chat | None = kept.get("chat") or read_chat(raw)
         if chat is not None:
-            keep_facts(request, chat)
-            found = _asked_in(chat, request.url, len(raw))
+            kept["chat"], kept["asked"] = chat, _ONE_ANSWER
+            most = chat.max_tokens or chat.max_completion_tokens
+            has_output = api_of(request.url).has_output
+            found = Asked(chat.model or "", has_output, 1, most, chat, len(raw))
     if found is None:
         body = request.body
         if not isinstance(body, dict):
@@ -106,13 +108,6 @@ def kept_facts(request: Request) -> Chat | None:
     """Returns the facts from `keep_facts`; None if the body has yet to be read."""
     chat: Chat | None = request.__dict__.get("chat")
     return chat
-
-
-def _asked_in(chat: Chat, url: str, size_bytes: int) -> Asked:
-    most = chat.max_tokens
-    if most is None:
-        most = chat.max_completion_tokens
-    return Asked(chat.model or "", api_of(url).has_output, 1, most, chat, size_bytes)
 
 
 def _most_output(body: dict[str, Any]) -> int | None:

@@ -15,7 +15,7 @@ class Issuer(Protocol):
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
     def settle(self, taken: Any, used: Cost) -> None: ...
-    def replied(self, taken: Any, took_s: float, sent_s: float) -> None: ...
+    def replied(self, taken: Any, took_s: float, sent_s: float, used: Cost | None) -> None: ...
 
 
 class Grant(msgspec.Struct, eq=False, gc=False):
@@ -59,14 +59,15 @@ class Grant(msgspec.Struct, eq=False, gc=False):
             used = Cost(input_tokens, used - input_tokens)
         self._issuer.settle(self.taken, used)
 
-    def replied(self, took_s: float) -> None:
+    def replied(self, took_s: float, used: Cost | None = None) -> None:
         """Records that the first byte of the answer came `took_s` after the write.
 
         took_s: less the server's own time if the server states that. It bounds how late the call
-        can have reached the server, from which the guard is measured (limits/rule/guard.py).
+        can have reached the server, from which the guard is measured (limits/rule/guard.py). used:
+        as for `settle`, if it is known by now.
         """
         if self.sent_s is not None:
-            self._issuer.replied(self.taken, took_s, self.sent_s)
+            self._issuer.replied(self.taken, took_s, self.sent_s, used)
 
 
 class FreeGrant(Grant):
@@ -75,4 +76,4 @@ class FreeGrant(Grant):
     def sent(self, now_s: float) -> None: ...
     def release(self) -> None: ...
     def settle(self, used: Cost | int) -> None: ...
-    def replied(self, took_s: float) -> None: ...
+    def replied(self, took_s: float, used: Cost | None = None) -> None: ...
