@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.limits import Rate
+from redline.limits import Cost, Rate
 from redline.limits.rule import Phases, Window
 from support.pacing import SERVERS, Ask, Sent, drive, rejections
 
@@ -69,7 +69,7 @@ class Held:
     def book(self, amount: int, now_s: float, late_s: float) -> Any:
         if self._chance.random() < 0.3:
             self._until_s = now_s + self._chance.choice([0.01, 0.05, 0.3])
-        if late_s == 0 and (booking := self._window.book_now(now_s, amount)) is not None:
+        if late_s == 0 and (booking := self._window.book_now(now_s, Cost(amount))) is not None:
             return booking
         return self._window.book(amount, now_s, late_s, busy_s=now_s)
 

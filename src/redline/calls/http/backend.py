@@ -73,8 +73,9 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    answer: the whole of it, or its head if it was streamed; None before. cost: what its grant takes from token limits. in_flight: calls in flight when it was written,
-    itself included. reader: that of a streamed answer. wait: None until it has to wait.
+    answer: the whole of it, or its head if it was streamed; None before. cost: what its grant takes
+    from token limits. in_flight: calls in flight when it was written, itself included. reader: that
+    of a streamed answer. wait: None until it has to wait.
     """
 
     backend: HttpBackend
@@ -578,7 +579,7 @@ class HttpBackend:
         return mask_of(self.endpoint, self._transport.proxy, request.headers)
 
     def _conclude(self, attempt: _Attempt, sent_s: float, outcome: Outcome | None) -> None:
-        """Counts the attempt, tells the limits of its answer, and parks an endpoint that asks for it.
+        """Counts the attempt, tells the limits of its answer, and parks the endpoint if it asked.
 
         outcome: None for an attempt that was cancelled. sent_s: when it was written.
         """
@@ -607,8 +608,8 @@ class HttpBackend:
             self._listener.on_event(EndpointBack(now_s, self.label))
             if self.on_room is not None:
                 self.on_room()
-        is_usual = error is None and not self._finds_limits
-        if not is_usual or not (limiter.is_unlimited or limiter.accepted(now_s)):
+        must_tell = error is not None or self._finds_limits
+        if must_tell or not (limiter.is_unlimited or limiter.accepted(now_s)):
             self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
         if reply is not None:
             input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0

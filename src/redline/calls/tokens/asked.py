@@ -32,9 +32,8 @@ class Asked(msgspec.Struct, eq=False):
 
     name: the model's; empty if it is missing or no plausible name. has_output: whether its API has
     output tokens. drafts: answers that are billed. most_output: the maximum of each in tokens, None
-    if unstated. size_bytes: bytes of a JSON body in which only texts become tokens; None for any
-    other body. tokenizer: the one that counted it last. ids: tokens that the body gives as numbers,
-    set by `amounts`.
+    if unstated. tokenizer: the one that counted it last. ids: tokens that the body gives as
+    numbers, set by `amounts`.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Asked(msgspec.Struct, eq=False):
     drafts: int
     most_output: int | None
     _body: dict[str, Any] | Chat
-    size_bytes: int | None = None
     tokenizer: Tokenizer | None = None
     ids: int = 0
     _amounts: tuple[float, ...] = ()
@@ -68,21 +66,31 @@ class Asked(msgspec.Struct, eq=False):
         return self._amounts
 
 
+def chat_of(request: Request) -> Chat | None:
+    """Reads a usual chat from the request's bytes, once; None for any other body."""
+    kept = request.__dict__
+    if "chat" in kept:
+        known: Chat | None = kept["chat"]
+        return known
+    raw = request.raw
+    chat = None if raw is None or "body" in kept else read_chat(raw)
+    kept["chat"] = chat
+    if chat is not None:
+        kept["asked"] = _ONE_ANSWER
+    return chat
+
+
 def asked_of(request: Request) -> Asked | None:
     """Reads what the request asks for, once; None for a body that is not an object."""
     kept = request.__dict__
     found: Asked | None = kept.get("asked_tokens")
     if found is not None:
         return found
-    raw = request.raw
-    if raw is not None and "body" not in kept:
-        chat: Chat | None = kept.get("chat") or read_chat(raw)
-        if chat is not None:
-            kept["chat"], kept["asked"] = chat, _ONE_ANSWER
-            most = chat.max_tokens or chat.max_completion_tokens
-            has_output = api_of(request.url).has_output
-            found = Asked(chat.model or "", has_output, 1, most, chat, len(raw))
-    if found is None:
+    chat = chat_of(request)
+    if chat is not None:
+        has_output = api_of(request.url).has_output
+        found = Asked(chat.model or "", has_output, 1, chat.most_output, chat)
+    else:
         body = request.body
         if not isinstance(body, dict):
             return None

@@ -99,6 +99,11 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     def drafts(self) -> int:
         return 1
 
+    @property
+    def most_output(self) -> int | None:
+        """The maximum of the answer that is stated, in tokens; None if none is."""
+        return self.max_tokens or self.max_completion_tokens
+
     def texts(self) -> list[str]:
         """Returns the messages' texts; "" for an invalid one, which the endpoint refuses."""
         return [_text(message.content) for message in self.messages]

@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from redline.calls.tokens.asked import Asked, asked_of
+from redline.apis import api_of
+from redline.calls.tokens.asked import Asked, asked_of, chat_of
 from redline.calls.tokens.body_facts import MOST_OUTPUT_TOKENS
 from redline.calls.tokens.kalman import Prior, Weights
 from redline.calls.tokens.pending_outputs import PendingOutputs
@@ -114,16 +115,17 @@ class _Model:
             self._most_per_byte = max(1.0, each, *texts)
             self._most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
 
-    def bound(self, asked: Asked, size_bytes: int, most: int) -> Cost | None:
+    def bound(self, size_bytes: int, most_output: int | None, most: int) -> Cost | None:
         """Returns a cost whose input is never below that of a chat with `size_bytes` of JSON.
 
-        The estimate of the chat's input is not above it either. None while the input is being
-        learned, if usage is not reported, and above `most` tokens.
+        The estimate of the chat's input is not above it either. most_output: of the answer, None if
+        unstated. None while the input is being learned, if usage is not reported, and above `most`
+        tokens.
         """
         if not (self._is_settled and self.tells_usage):
             return None
         input_tokens = self._most_beside + math.ceil(self._most_per_byte * size_bytes)
-        output_tokens, spread = self.output(asked.drafts, asked.most_output)
+        output_tokens, spread = self.output(1, most_output)
         if input_tokens + output_tokens > most:
             return None
         return Cost(input_tokens, output_tokens, spread, True)
@@ -133,7 +135,7 @@ class _Model:
 
         copies: the number of answers. most: the maximum of each in tokens, None if unstated.
         """
-        moments = self.outputs.read()
+        moments = self.outputs.moments
         known = self._output
         if known is not None and known[0] is moments and known[1] == copies and known[2] == most:
             return known[3]
@@ -213,11 +215,11 @@ class TokenEstimator:
         request whose bytes give no bound, for a model that is not known well or reports no usage to
         settle the bound by, and above `most` tokens.
         """
-        asked = asked_of(request)
-        if asked is None or asked.size_bytes is None or not asked.has_output:
+        chat, raw = chat_of(request), request.raw
+        if chat is None or raw is None or not api_of(request.url).has_output:
             return None
-        model = self._models.get(asked.name)
-        return None if model is None else model.bound(asked, asked.size_bytes, most)
+        model = self._models.get(chat.model or "")
+        return None if model is None else model.bound(len(raw), chat.most_output, most)
 
     def most(self, request: Request) -> Cost:
         """Returns the tokens charged by a provider that counts the whole maximum at admission.

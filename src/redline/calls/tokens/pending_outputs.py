@@ -17,7 +17,7 @@ _LEAST = 20
 _MEMORY = 300
 _KEPT = 1 - 1 / _MEMORY
 # Once 300 outputs are known, the moments are computed again only after this many more.
-_READ_EVERY = 8
+_FIND_EVERY = 8
 # A call that never ends holds up this many others at most.
 _MOST_WAITING = 4096
 # A lognormal output of shape 1 has a skewness of 6; more comes of single outliers.
@@ -25,7 +25,12 @@ _MOST_SKEWNESS = 6.0
 
 
 class PendingOutputs:
-    """The statistics of one model's outputs. Each call begins when it is sent, and ends once."""
+    """The statistics of one model's outputs. Each call begins when it is sent, and ends once.
+
+    moments: mean, variance and third central moment of an output; zeros until `is_known`. The mean
+    is 2 standard errors above the outputs' own: in a sum of many estimates single errors cancel
+    out, but an error of the mean does not. The same tuple as before if nothing has changed.
+    """
 
     def __init__(self) -> None:
         self._begun = 0
@@ -33,27 +38,14 @@ class PendingOutputs:
         self._over: dict[int, tuple[int, float] | None] = {}
         self._counted = 0
         self._sums = (0.0, 0.0, 0.0, 0.0)  # of weight x output^0..3
-        self._moments = (0.0, 0.0, 0.0)
-        self._read_at = _LEAST
+        self.moments = (0.0, 0.0, 0.0)
+        self._find_at = _LEAST
         self.largest = 0
 
     @property
     def is_known(self) -> bool:
         """Whether at least 20 outputs have been counted."""
         return self._counted >= _LEAST
-
-    def read(self) -> tuple[float, float, float]:
-        """Returns mean, variance and third central moment of an output; zeros until `is_known`.
-
-        The mean is 2 standard errors above the outputs' own: in a sum of many estimates single
-        errors cancel out, but an error of the mean does not. Returns the same tuple as before if
-        nothing has changed.
-        """
-        counted = self._counted
-        if counted >= self._read_at:
-            self._read_at = counted + (_READ_EVERY if counted >= _MEMORY else 1)
-            self._moments = self._found(min(counted, _MEMORY))
-        return self._moments
 
     def begin(self) -> int:
         """Records a call that is sent and returns its number, for `end`."""
@@ -94,7 +86,7 @@ class PendingOutputs:
 
     def _count(self, tokens: int, took_s: float) -> None:
         weight = took_s if took_s > 1e-3 else 1e-3
-        self._counted += 1
+        self._counted = counted = self._counted + 1
         zeroth, first, second, third = self._sums
         square, kept = tokens * tokens, _KEPT
         self._sums = (
@@ -103,3 +95,6 @@ class PendingOutputs:
             second * kept + weight * square,
             third * kept + weight * (square * tokens),
         )
+        if counted >= self._find_at:
+            self._find_at = counted + (_FIND_EVERY if counted >= _MEMORY else 1)
+            self.moments = self._found(min(counted, _MEMORY))

@@ -103,9 +103,8 @@ class Rules:
         self.guard_s = self._guard_now_s()
         # The jitter that replies show; None if they prove nothing here.
         self.learner: Jitter | None = None
-        # Of each window, how it is booked at once, what it counts of a call, None for a request,
-        # and whether that is uncertain.
-        self._takers: list[tuple[Callable[..., Booking | None], AmountOf | None, bool]] = []
+        # How each window is booked at once.
+        self._takers: list[Callable[[float, Cost], Booking | None]] = []
         # Each limit of tokens, what it counts of a call, and the most that one call may need.
         self._tokens: list[tuple[LimitLine, AmountOf, int]] = []
         self.lines: list[LimitLine] = []
@@ -141,13 +140,8 @@ class Rules:
         Also None for a bound when the limits are not free: an estimate might be granted.
         """
         taken: list[Booking] = []
-        for book_now, amount_of, is_uncertain in self._takers:
-            if amount_of is None:
-                booking = book_now(now_s)
-            elif is_uncertain:
-                booking = book_now(now_s, amount_of(cost), cost.spread)
-            else:
-                booking = book_now(now_s, amount_of(cost))
+        for book_now in self._takers:
+            booking = book_now(now_s, cost)
             if booking is None:
                 break
             taken.append(booking)
@@ -324,12 +318,7 @@ class Rules:
             if line.kind != "requests"
         ]
         self.counts_tokens = bool(self._tokens)
-        self._takers = [
-            (window.book_now, None, False)
-            if window.kind == "requests"
-            else (window.book_now, window.amount_of, window.kind != "input_tokens")
-            for window in (line.window for line in lines)
-        ]
+        self._takers = [line.window.book_now for line in lines]
         # What a server that reports its count should count is noted for each call and not corrected
         # later: a bound would overstate it.
         can_bound = self.counts_tokens and not self.is_watched

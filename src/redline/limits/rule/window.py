@@ -287,19 +287,28 @@ class Window:
             return wait_s
         return max(wait_s, self._freed_s(excess) - now_s)
 
-    def book_now(self, now_s: float, amount: int = 1, spread: Spread = CERTAIN) -> Booking | None:
-        """A booking, if the simplest rules allow the amount now; None if `wait_s` has to decide.
+    def book_now(self, now_s: float, cost: Cost) -> Booking | None:
+        """A booking, if the simplest rules allow the cost now; None if `wait_s` has to decide.
 
         As in wait_s and book, without their other cases.
         """
-        before_s, held = self._full_at_s, self._held + amount
-        if before_s - now_s > _EPSILON_S or held > self._easy:
+        before_s = self._full_at_s
+        if before_s - now_s > _EPSILON_S:
             return None
-        doubt = self._doubt
-        if spread is not CERTAIN or doubt.variance:
-            if held + doubt.margin(spread) > self._easy:
+        if self._is_plain:
+            amount, spread = 1, CERTAIN
+            held = self._held + 1
+            if held > self._easy:
                 return None
-            doubt.add(spread)
+        else:
+            amount = self.amount_of(cost)
+            spread = CERTAIN if self.kind == "input_tokens" else cost.spread
+            held, doubt = self._held + amount, self._doubt
+            margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0.0
+            if held + margin > self._easy:
+                return None
+            if spread is not CERTAIN:
+                doubt.add(spread)
         self._held = held
         paced_s = amount * self._unit_s
         self._full_at_s = (before_s if before_s > now_s else now_s) + paced_s
@@ -359,9 +368,9 @@ class Window:
         if not self._is_hard:
             self._left_bucket(booking, now_s)
             return
-        amount = booking.amount
-        if now_s <= self._open_until_s and self._records:
-            record = booking.record = self._records[-1]
+        amount, records = booking.amount, self._records
+        if records and now_s <= self._open_until_s:
+            record = booking.record = records[-1]
             record.amount += amount
             record.unproven += 1
             if now_s > record.sent_s:
@@ -375,23 +384,24 @@ class Window:
             record = booking.record = Record(number, now_s, now_s, amount)
             self._number = number + 1
             self._open_until_s = now_s + self._grain_s
-            self._records.append(record)
+            records.append(record)
         if self._keeper is not None:
             self._keeper.keep(record, amount)
         if self._phases is not None and (booking.step is None or now_s - booking.booked_s > LATE_S):
             # It counts there from when it was sent, too.
             self._amend_phases(booking, -amount, 0)
             booking.step = self._phases.add(amount, now_s)
-        if booking.spread is not CERTAIN:
+        spread = booking.spread
+        if spread is not CERTAIN:
             doubt = record.doubt
             if doubt is None:
-                record.doubt = booking.spread
+                record.doubt = spread
                 return
             if not isinstance(doubt, Doubt):
                 record.doubt = both = Doubt()
                 both.add(doubt)
                 doubt = both
-            doubt.add(booking.spread)
+            doubt.add(spread)
 
     def release(self, booking: Booking, now_s: float) -> None:
         """Gives back a booking that was never written; one that was sent stays.
