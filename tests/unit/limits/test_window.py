@@ -264,3 +264,24 @@ def test_sends_that_count_as_one_stay_as_long_as_the_last_of_them() -> None:
         send(window, 1, at_s)
     assert window.used(4096.8) == 3
     assert window.used(4097.0) == 0
+
+
+def test_calls_are_settled_after_their_window_got_another_length() -> None:
+    """Phases of one length know nothing of the steps of another."""
+    window = window_of(100, 10.0, kind="tokens", profile="any")
+    now_s, bookings = 1000.0, []
+    for rate, calls in ((Rate(100, 10.0), 8), (Rate(500, 60.0), 30)):
+        window.reshape(rate, "any", 0.05)
+        for _ in range(calls):
+            while wait_s := window.wait_s(10, now_s):
+                now_s += wait_s
+            bookings.append(send(window, 10, now_s))
+    for booking in bookings:
+        window.settle(booking, 5)
+    assert 0 < window.used(now_s) <= 5 * len(bookings)
+    window.reshape(Rate(100, 10.0), "any", 0.05)
+    for booking in bookings:
+        window.settle(booking, 4)
+    assert 0 < window.used(now_s) <= 4 * len(bookings)
+    assert window.used(now_s + 11.0) == 0
+    assert window.wait_s(100, now_s + 30.0) == 0.0

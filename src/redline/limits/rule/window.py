@@ -142,7 +142,7 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     is_proved: bool = False
     record: Record | None = None  # once sent, if the hard rule holds
     entry: Entry | None = None  # if it does not
-    step: int | None = None  # its place in Phases, if there were any when it was booked
+    step: tuple[Phases, int] | None = None  # its place in Phases, if there were any
     alone: Alone | None = None  # what the server would count of us alone
 
 
@@ -344,7 +344,7 @@ class Window:
             if not self._is_plain:
                 late_s = busy_s
             if is_crowded and self._phases is not None:
-                booking.step = self._phases.add(amount, now_s)
+                booking.step = self._phases, self._phases.add(amount, now_s)
             if late_s:
                 from_s -= min(late_s, self._catch_up_s)
             if self._full_at_s > from_s:
@@ -387,10 +387,15 @@ class Window:
             records.append(record)
         if self._keeper is not None:
             self._keeper.keep(record, amount)
-        if self._phases is not None and (booking.step is None or now_s - booking.booked_s > LATE_S):
+        phases = self._phases
+        if phases is not None and (
+            booking.step is None
+            or booking.step[0] is not phases
+            or now_s - booking.booked_s > LATE_S
+        ):
             # It counts there from when it was sent, too.
             self._amend_phases(booking, -amount, 0)
-            booking.step = self._phases.add(amount, now_s)
+            booking.step = phases, phases.add(amount, now_s)
         spread = booking.spread
         if spread is not CERTAIN:
             doubt = record.doubt
@@ -481,7 +486,7 @@ class Window:
             self._held += amount
             booking = Booking(self, amount, sent_s, CERTAIN)
             if self._phases is not None:
-                booking.step = self._phases.add(amount, sent_s)
+                booking.step = self._phases, self._phases.add(amount, sent_s)
             self.sent(booking, sent_s)
             if self._is_even:
                 full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
@@ -601,8 +606,10 @@ class Window:
         phases = self._phases
         if phases is None or not by:
             return
-        step = booking.step
-        if step is None:
+        if booking.step is not None and booking.step[0] is phases:
+            step = booking.step[1]
+        else:
+            # It was booked before there were these Phases.
             record = booking.record
             at_s = self._phases_from_s if record is None else record.sent_s
             step = phases.step_at(min(at_s, self._phases_from_s))
