@@ -473,6 +473,31 @@ def test_an_outcome_names_its_endpoint_and_its_one_attempt(
     play(in_turn(reply), story, name="gpu-2")
 
 
+class Slow(Sink):
+    """Takes twenty seconds for each part."""
+
+    async def put(self, chunk: Chunk) -> None:
+        await asyncio.sleep(20.0)
+
+
+def test_limits_that_an_answer_states_hold_while_its_sink_still_takes_it() -> None:
+    stated = {"x_ratelimit_limit_requests": "5", "x_ratelimit_remaining_requests": "4"}
+
+    async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(chat("yes"), **stated))
+
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        calls = [asyncio.create_task(backend.send(ask(), Call(), Slow()))]
+        await asyncio.sleep(10.0)
+        calls += [asyncio.create_task(backend.send(ask(), Call(), Slow())) for _ in range(40)]
+        await asyncio.sleep(9.0)
+        assert not any(call.done() for call in calls)
+        assert len(server.seen) == 5
+        await cancelled(calls)
+
+    play(handle, story, limits=Limits(requests="1000/60s", rate="auto", profile="fixed"))
+
+
 def test_a_call_whose_time_is_up_is_not_sent() -> None:
     async def story(backend: HttpBackend, server: RawServer) -> None:
         await asyncio.sleep(5.0)

@@ -73,9 +73,9 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    answer: the whole of it, or its head if it was streamed; None before. cost: what its grant takes
-    from token limits. in_flight: calls in flight when it was written, itself included. reader: that
-    of a streamed answer. wait: None until it has to wait.
+    answer: one that the limits have yet to hear of. cost: what its grant takes from token limits.
+    in_flight: calls in flight when it was written, itself included. reader: that of a streamed
+    answer. wait: None until it has to wait.
     """
 
     backend: HttpBackend
@@ -266,7 +266,8 @@ class HttpBackend:
                         answer = await self._transport.exchange(attempt)
                     except Repeat as repeat:
                         answer = await self._again(repeat, attempt, request)
-                    reply = self._read(request, answer, attempt, None)
+                    attempt.answer = answer
+                    reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
                         call.let_go()
                         # With the output, which takes about as much.
@@ -317,8 +318,9 @@ class HttpBackend:
             except Repeat as repeat:
                 answer = await self._again(repeat, attempt, request, take, kind="")
             if answer.status != 200:
-                self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
-                self._read(request, answer, attempt, None)
+                if not self.limiter.is_unlimited:
+                    self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
+                self._read(request, answer, None)
             failure = None
         except CallError as error:
             failure = error.kind
@@ -472,7 +474,10 @@ class HttpBackend:
             answer = await self._transport.exchange(attempt, reader.take)
         except Repeat as repeat:
             answer = await self._again(repeat, attempt, streamed, reader.take)
-        reply = self._read(request, answer, attempt, reader)
+        # Its sink may take long, and other calls should know the limits that it states.
+        if not self.limiter.is_unlimited:
+            self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
+        reply = self._read(request, answer, reader)
         if reader.has_begun:
             await reader.end()
         elif sink.relays:
@@ -513,11 +518,8 @@ class HttpBackend:
             # In case it was not written again.
             attempt.give_back()
 
-    def _read(
-        self, request: Request, answer: Answer, attempt: _Attempt, reader: StreamReader | None
-    ) -> Reply:
+    def _read(self, request: Request, answer: Answer, reader: StreamReader | None) -> Reply:
         """Reads an answer as a reply. Raises the error that it is or contains."""
-        attempt.answer = answer
         status, headers = answer.status, answer.headers
         if status != 200 and not 200 <= status < 300:
             self._transport.check(answer)
@@ -594,6 +596,9 @@ class HttpBackend:
                 used = self._used(attempt, attempt.sending, reply, latency_s)
             if attempt.answer is not None:
                 self._steering.heard(attempt.answer, attempt.grant, attempt.first_byte_s, used)
+            elif used is not None and attempt.grant is not None:
+                attempt.grant.settle(used)
+        attempt.answer = None
         if outcome is None:
             self._attempts.ended(now_s, latency_s, "cancelled")
             return
