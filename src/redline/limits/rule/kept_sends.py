@@ -250,10 +250,11 @@ class _Ring:
             return
         to_wall_s, pack_into = self._to_wall_s, _ENTRY.pack_into
         # The later of two that share a slot counts: the other one has left the window.
-        for number, record in sorted(changed.items()):
-            offset = number % _SLOTS * _ENTRY_BYTES
+        numbers = sorted(changed)
+        for number in numbers:
+            record, offset = changed[number], number % _SLOTS * _ENTRY_BYTES
             pack_into(entries, offset, record.sent_s + to_wall_s, record.amount)
-        (first, low), (last, high) = divmod(min(changed), _SLOTS), divmod(max(changed), _SLOTS)
+        (first, low), (last, high) = divmod(numbers[0], _SLOTS), divmod(numbers[-1], _SLOTS)
         if first != last:
             low, high = 0, _SLOTS - 1
         start = low * _ENTRY_BYTES
