@@ -7,8 +7,8 @@ The difference between a run of 1,300 rows and one of 300, in all threads, at 16
 the provider of record.SIM_COMMIT, without limits and with one that never binds. While bytecodes are
 counted, the clock goes as much slower as the run does, so that what depends on it is done about as
 often for each row as otherwise; what timers do is left out. Instructions are counted by callgrind,
-take some ten seconds a run, and leave a record; meanwhile asyncio's sleeps take as much longer as
-the run does, for the same reason.
+take some ten seconds a run, and leave a record; for the same reason redline's clock goes as much
+slower meanwhile, and asyncio's sleeps take as much longer. What the slower clock costs counts.
 COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
 most between the first and the last, and --most R makes the status 1 if the last one costs more than
 R times the first under any load; for 4294e90 the bar is 0.65 of its instructions.
@@ -87,10 +87,15 @@ with open(path, "w") as file:
 sys.exit(status)
 """
 )
-# Runs the command line, whose sleeps are longer.
-SLEEP_LONGER = f"""
-import asyncio
-sleep = asyncio.sleep
+# Runs the command line, with the clock of `redline.clock` and longer sleeps.
+IN_SLOW_TIME = f"""
+import asyncio, time
+sleep, real_s, begun_s = asyncio.sleep, time.monotonic, time.monotonic()
+def slower_s(real_s=real_s, begun_s=begun_s):
+    return begun_s + (real_s() - begun_s) / {SLOWER_IN_CALLGRIND}
+time.monotonic = slower_s
+import redline.clock
+time.monotonic = real_s
 asyncio.sleep = lambda delay_s, *result: sleep({SLOWER_IN_CALLGRIND} * delay_s, *result)
 from redline.cli import main
 main()
@@ -121,7 +126,7 @@ def opcodes(arguments: Sequence[str], folder: Path, environment: dict[str, str])
 def instructions(arguments: Sequence[str], folder: Path, environment: dict[str, str]) -> Cost:
     """Of one run of `redline` with these arguments, in `folder`."""
     path = folder / "callgrind.out"
-    command = [*callgrind.under(path), sys.executable, "-c", SLEEP_LONGER, *arguments]
+    command = [*callgrind.under(path), sys.executable, "-c", IN_SLOW_TIME, *arguments]
     run(command, folder, environment)
     return Cost(0, callgrind.counts(path))
 
