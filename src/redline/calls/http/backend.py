@@ -73,7 +73,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    answer: one that the limits have yet to hear of. cost: what its grant takes from token limits.
+    answer: one that the limits know nothing of yet. cost: what its grant takes from token limits.
     in_flight: calls in flight when it was written, itself included. reader: that of a streamed
     answer. wait: None until it has to wait.
     """
