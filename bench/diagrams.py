@@ -66,16 +66,15 @@ STEPS = (
     Step("redline.journal.journal.Journal.flush", "before_write: once for all that is due now"),
     Step("redline.calls.wire.connection.Connection.leave", "stamps the request and writes it"),
     Step("redline.calls.wire.connection.Connection.on_message_complete", "the answer is whole"),
-    Step("redline.limits.server.headers.HeaderReader.read", "reads the server's limit headers"),
     Step("redline.apis.replies.read", "the answer becomes a Reply, or an error by its status"),
-    Step("redline.calls.http.limits.EndpointLimits.ended", "limits learn from the outcome"),
+    Step("redline.calls.http.limits.EndpointLimits.heard", "limits: its headers, time and usage"),
     Step("redline.journal.journal.Journal.append", "takes the outcome as a line with a checksum"),
     Step("redline.journal.results_file.ResultsFile.flush", "writes the lines of one turn at once"),
     Step("redline.journal.results_file.ResultsFile.end_group", "fsync, in a thread, per group"),
     Step("redline.job.work.tally.Tally.rows_saved", "only now the row counts as done"),
 )
 # What one attempt is: these steps are repeated by a retry.
-ATTEMPT = ("Metered.send", "EndpointLimits.ended")
+ATTEMPT = ("Metered.send", "EndpointLimits.heard")
 
 
 class State(NamedTuple):
