@@ -23,7 +23,7 @@ SEEDS = range(1, 201)
 ENDINGS = ("itself", "drain", "abort", "cancel", "kill", "power")
 
 
-# The worker of the tests that yields to others takes three minutes for it on a slow machine.
+# The worker of the tests that yields to others takes four minutes for it on a slow machine.
 @pytest.mark.timeout(480)
 def test_whatever_fails_and_however_it_ends_every_row_has_one_outcome() -> None:
     counts: Counter[str] = Counter()

@@ -218,22 +218,11 @@ class Rules:
             if window.kind != "requests":
                 window.settle(booking, window.amount_of(used))
 
-    def replied(
-        self,
-        bookings: Iterable[Booking],
-        took_s: float,
-        sent_s: float,
-        used: Cost | None = None,
-    ) -> None:
-        """Records that a call's first byte came `took_s` after its write, less server time.
-
-        used: what the call used, if it is known by now.
-        """
+    def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
+        """Records that a call's first byte came `took_s` after its write, less server time."""
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
             prove(bookings, took_s)
-        if used is not None:
-            self.settle(bookings, used)
 
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""

@@ -127,14 +127,10 @@ class SyncLimiter:
             self.rules.settle(taken, used)
             self._wake_head()
 
-    def replied(
-        self, taken: list[Booking], took_s: float, sent_s: float, used: Cost | None
-    ) -> None:
-        """Records that a grant's reply began `took_s` after its write, and what its call used."""
+    def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
+        """Records that a grant's reply began `took_s` after its write."""
         with self._lock:
-            self.rules.replied(taken, took_s, sent_s, used)
-            if used is not None:
-                self._wake_head()
+            self.rules.replied(taken, took_s, sent_s)
 
     def _leave(self, ticket: _Ticket) -> None:
         """Removes a ticket whose thread has its grant, or has given up."""

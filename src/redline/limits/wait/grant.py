@@ -15,7 +15,7 @@ class Issuer(Protocol):
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
     def settle(self, taken: Any, used: Cost) -> None: ...
-    def replied(self, taken: Any, took_s: float, sent_s: float, used: Cost | None) -> None: ...
+    def replied(self, taken: Any, took_s: float, sent_s: float) -> None: ...
 
 
 class Grant(msgspec.Struct, eq=False, gc=False):
@@ -67,7 +67,9 @@ class Grant(msgspec.Struct, eq=False, gc=False):
         as for `settle`, if it is known by now.
         """
         if self.sent_s is not None:
-            self._issuer.replied(self.taken, took_s, self.sent_s, used)
+            self._issuer.replied(self.taken, took_s, self.sent_s)
+            if used is not None:
+                self._issuer.settle(self.taken, used)
 
 
 class FreeGrant(Grant):
