@@ -184,6 +184,27 @@ def test_the_default_of_a_fleet_is_near_the_best(results: dict[str, Any]) -> Non
     assert stale["weighted_score"]["p50_s"] > 3 * stale["p2c"]["p50_s"]
 
 
+def test_a_fixed_score_is_as_slow_as_before_there_was_a_pool(results: dict[str, Any]) -> None:
+    settings, stale = results["route"]["settings"]["stale"], results["route"]["summary"]["stale"]
+    if "before_s" not in settings:
+        pytest.skip("the record is older than this part")
+    assert settings["before_s"] == {"weighted_score": 7.5, "two choices": 2.3}
+    for who, p50_s in settings["before_s"].items():
+        assert stale[who]["p50_s"] == pytest.approx(p50_s, rel=0.1)
+
+
+def test_a_job_uses_all_that_unequal_servers_can_do(results: dict[str, Any]) -> None:
+    settings, summary = results["route"]["settings"], results["route"]["summary"]
+    if "closed" not in summary:
+        pytest.skip("the record is older than this part")
+    assert settings["closed"]["rows"] >= 20_000
+    assert settings["closed"]["speeds"] == [1, 1, 0.5, 0.25]
+    runs = [run for row in summary["closed"].values() for run in row["runs"]]
+    assert len(runs) == len(settings["closed"]["slots"]) * len(results["route"]["seeds"]["seeds"])
+    for run in runs:
+        assert run["took_s"] <= 1.03 * run["ideal_s"] + run["longest_s"]
+
+
 def test_few_calls_see_an_endpoint_that_fails(results: dict[str, Any]) -> None:
     settings, raw = results["failures"]["settings"], results["failures"]["raw"]
     bars = settings["bars"]
