@@ -213,6 +213,9 @@ def test_few_calls_see_an_endpoint_that_fails(results: dict[str, Any]) -> None:
         assert met["calls"] >= settings["calls"] >= 20_000, mode
         assert met["failed_first_attempts"] <= bars["seen"] * met["calls"], mode
         assert (met["back_s"] <= bars["back_s"], met["unanswered"]) == (True, 0), mode
+    others = (settings["servers"] - 1) * settings["slower"]
+    slow = raw["faults"]["modes"]["ten times slower"]["share"]
+    assert 0.5 / (1 + others * settings["slower"]) <= slow <= 1 / (1 + others)
     assert raw["all"]["ratio"] >= bars["throughput"]
     assert (raw["killed"]["missing"], raw["killed"]["twice"]) == (0, 0)
     assert raw["resumed"]["rejected"] == 0
