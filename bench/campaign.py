@@ -36,6 +36,7 @@ import fuzz_transport  # noqa: E402
 import limit_campaign  # noqa: E402
 import mutants  # noqa: E402
 import serve_soak  # noqa: E402
+import shrink_campaign  # noqa: E402
 import step_campaign  # noqa: E402
 import stream_campaign  # noqa: E402
 from imports import code_of, files_of  # noqa: E402
@@ -64,6 +65,7 @@ _RUN = (
     "bench/peers",
     "bench/record.py",
     "bench/serve_soak.py",
+    "bench/shrink_campaign.py",
     "bench/step_campaign.py",
     "bench/stream_campaign.py",
     "bench/vllm_campaign.py",
@@ -184,6 +186,11 @@ def redis_streams() -> list[Part]:
     return [Part(name, seed, work) for name, seed, work in stream_campaign.parts()]
 
 
+def scale_downs() -> list[Part]:
+    """50 replicas of real fleets that are stopped with calls in flight: no call is lost."""
+    return [Part(name, seed, work) for name, seed, work in shrink_campaign.parts()]
+
+
 def vllm_launcher() -> list[Part]:
     """Greedy answers of the local engine and of vLLM, started by the launcher, are equal."""
     # It needs the extra `engine`, which the others do without.
@@ -216,6 +223,7 @@ CAMPAIGNS: dict[str, Callable[[], list[Part]]] = {
     "limit-servers": limit_servers,
     "mutants": mutated_modules,
     "redis-streams": redis_streams,
+    "scale-downs": scale_downs,
     "vllm-launcher": vllm_launcher,
 }
 

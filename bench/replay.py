@@ -7,8 +7,7 @@ of 24 workers is run by every strategy, in a new order in each round, and its ca
 The first trace of each strategy is replayed, and so each of them foretells the makespans of all
 others. Two strategies differ if their mean makespans differ by more than three standard errors, and
 more than 5 %. The bar: every replay has each pair that differs in its true order. The rank
-correlation (Spearman) of the foretold and the real makespans is given, too. It leaves no record,
-unless --out names a folder for one.
+correlation (Spearman) of the foretold and the real makespans is given, too.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, default=record.RESULTS)
     args = parser.parse_args()
     settings = {
         "servers": SERVERS,
@@ -106,8 +105,7 @@ def main() -> int:
           + "  ".join(f"{replays[by]['rank_correlation']:6.2f}" for by in STRATEGIES))  # fmt: skip
     wrong = sum(len(one["wrong"]) for one in replays.values())
     print(f"{len(pairs)} pairs differ, {wrong} of {len(pairs) * len(STRATEGIES)} foretold wrongly")
-    if args.out is not None:
-        print(made.write(args.out, summary, runs))
+    print(made.write(args.out, summary, runs))
     return 0 if is_kept else 1
 
 

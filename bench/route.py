@@ -13,13 +13,21 @@ calls at once.
 The oracle knows the work of every call and the speed of every server, and joins the shortest
 remaining work, in seconds. The bar: p50 and p99 of the default, p2c with late binding, are at most
 1.1 times the lowest of all strategies with late binding and of the oracle. Against the lowest of
-all, those without late binding included, the figures are given, too.
+all, those without late binding included, the figures are given, too, and that of the means: without
+late binding calls overtake others, which lowers a median and not the mean.
 
-The last part shows the fixed score at its worst: queues and GPU use scraped every few seconds, no
-late binding, short and long calls.
+The other parts have servers of their own:
 
-Before it, calls whose prompts begin alike in groups, at servers with a prefix cache that holds a
+prefixes: calls whose prompts begin alike in groups, at servers with a prefix cache that holds a
 part of the groups: PREFIXES, in a closed loop.
+
+stale: the fixed score at its worst: queues and GPU use scraped every few seconds, no late binding,
+short and long calls. The bar: the medians of the fixed score and of two random choices by calls in
+flight differ by at most WITHIN from BEFORE_S, those that were found before there was a pool. How
+long the calls were then is not known; with STALE both medians agree.
+
+closed: a job on four servers whose capacities are 1, 1, 1/2 and 1/4. The bar: it takes at most 1.03
+times as long as the servers need if each is always full, and the longest call.
 
 --parts: keeps the runs of each scenario in this folder, and resumes from them.
 """
@@ -45,7 +53,7 @@ sys.path.insert(0, str(record.ROOT / "tests"))
 
 from redline.calls import Call, Request, Retry
 from redline.errors import CallError, ServerFailed
-from redline.route import STRATEGIES, Pool, Seat, strategy_of
+from redline.route import STRATEGIES, Asked, Figures, Pool, Seat, Strategy, strategy_of
 from redline.testing import virtual_run
 from support.fleet import CachingServer, LoopClock, ModelServer
 
@@ -55,8 +63,16 @@ SLOTS = (1, 4)
 CALLS = 2000
 SEEDS = (1, 2, 3, 4)
 DEFAULT = "p2c"
+TWO_CHOICES = "two choices"
 # Servers of one slot; 20 % of the calls are long.
-STALE = {"short_s": 1.0, "long_s": 6.0, "long_share": 0.2, "scrape_s": 2.0}
+STALE = {"short_s": 1.0, "long_s": 7.0, "long_share": 0.2, "scrape_s": 2.0}
+STALE_CALLS = 16_000
+# Medians at a load of 0.8 of 8 servers.
+BEFORE_S = {"weighted_score": 7.5, TWO_CHOICES: 2.3}
+WITHIN = 0.1
+CLOSED = {"rows": 20_000, "at_once": 64, "bar": 1.03}
+CLOSED_SPEEDS = (1.0, 1.0, 0.5, 0.25)
+CLOSED_SLOTS = (1, 4, 16)
 # Servers of four slots. A call is `work_s` of work, and `prefill_s` for each of the 7 prefixes of
 # its prompt that is not cached; a server keeps `kept` prefixes.
 PREFIXES = {"groups": 64, "kept": 100, "prefill_s": 0.1, "work_s": 0.5, "at_once": 128}
@@ -65,6 +81,7 @@ NAMED = 6
 # The default's p50 and p99 over the lowest.
 BAR = 1.1
 ORACLE = "oracle"
+FIGURES = ("mean_s", "p50_s", "p99_s")
 CLOCK = LoopClock()
 HTTP_500 = ServerFailed("HTTP 500", status=500)
 
@@ -177,13 +194,28 @@ def servers_of(scenario: Scenario, slots: int, *, bound: int, middle_s: float) -
     ]
 
 
+class TwoChoices:
+    """Of two endpoints drawn at random, the one with fewer calls of this pool."""
+
+    looks_at = 2
+    needs = frozenset[str]()
+
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
+        return min(among, key=lambda one: one.in_flight)
+
+
+def strategy_named(name: str, draw: random.Random) -> Strategy:
+    return TwoChoices() if name == TWO_CHOICES else strategy_of(name, draw)
+
+
 def pool_of(servers: Sequence[ModelServer], strategy: str, seed: int) -> Pool:
     def seat(server: ModelServer) -> Seat:
         return Seat(name=server.name, make=lambda on_room: server)
 
     # Another seed than the pool's: what the two draw must have nothing to do with each other.
     draw = random.Random(1_000 + seed)
-    return Pool([seat(one) for one in servers], strategy_of(strategy, draw), seed=seed, clock=CLOCK)
+    chosen_by = strategy_named(strategy, draw)
+    return Pool([seat(one) for one in servers], chosen_by, seed=seed, clock=CLOCK)
 
 
 async def send_all(pool: Pool, calls: Sequence[Arrival]) -> list[float]:
@@ -259,7 +291,8 @@ def measured(name: str, slots: int, calls: int, seeds: Sequence[int]) -> list[di
     def note(who: str, seed: int, latencies_s: list[float], *, is_late: bool) -> None:
         p50_s, p99_s = (round(found, 4) for found in quantiles(latencies_s))
         run = {"scenario": name, "slots": slots, "strategy": who, "late": is_late, "seed": seed}
-        runs.append({**run, "p50_s": p50_s, "p99_s": p99_s})
+        mean_s = round(statistics.mean(latencies_s), 4)
+        runs.append({**run, "mean_s": mean_s, "p50_s": p50_s, "p99_s": p99_s})
 
     for seed in seeds:
         note(ORACLE, seed, by_oracle(scenario, slots=slots, calls=calls, seed=seed), is_late=False)
@@ -278,7 +311,7 @@ def over(own: dict[str, Any], rows: Sequence[dict[str, Any]]) -> dict[str, float
 
 
 def summary_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """p50 and p99 by strategy and binding, means over the seeds, and the default's over the lowest.
+    """Figures by strategy and binding, means over the seeds, and the default's over the lowest.
 
     One part for each scenario and number of slots.
     """
@@ -286,8 +319,8 @@ def summary_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for run in runs:
         title = f"{run['scenario']}, {run['slots']} slot{'s' * (run['slots'] > 1)}"
         who = run["strategy"] + (", late" if run["late"] else "")
-        part = found.setdefault(title, {}).setdefault(who, {"p50_s": [], "p99_s": []})
-        for key in ("p50_s", "p99_s"):
+        part = found.setdefault(title, {}).setdefault(who, {key: [] for key in FIGURES})
+        for key in FIGURES:
             part[key].append(run[key])
     for rows in found.values():
         for row in rows.values():
@@ -296,6 +329,8 @@ def summary_of(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         bound = [row for who, row in rows.items() if who.endswith(", late") or who == ORACLE]
         own["over_best"] = over(own, bound)
         own["over_all"] = over(own, list(rows.values()))
+        least_s = min(row["mean_s"] for row in rows.values())
+        own["mean_over_all"] = round(own["mean_s"] / least_s, 3)
     return found
 
 
@@ -340,7 +375,7 @@ def stale(strategy: str, seed: int) -> tuple[float, float]:
         short_s, long_s, share = STALE["short_s"], STALE["long_s"], STALE["long_share"]
         per_s = LOAD * SERVERS / (share * long_s + (1 - share) * short_s)
         coming, at_s = list[Arrival](), 0.0
-        for _ in range(2 * CALLS):
+        for _ in range(STALE_CALLS):
             at_s += draw.expovariate(per_s)
             coming.append(Arrival(at_s, long_s if draw.random() < share else short_s))
         servers = servers_of(Scenario(), 1, bound=0, middle_s=math.inf)
@@ -364,6 +399,30 @@ def stale(strategy: str, seed: int) -> tuple[float, float]:
     return quantiles(virtual_run(main()))
 
 
+def closed_loop(slots: int, seed: int) -> dict[str, float]:
+    """How long the rows take, what they need if no slot is ever free, and the longest call."""
+    rows, at_once = int(CLOSED["rows"]), int(CLOSED["at_once"])
+
+    async def main() -> dict[str, float]:
+        servers = servers_of(Scenario(CLOSED_SPEEDS), slots, bound=slots, middle_s=math.inf)
+        pool, draw, begun_s = pool_of(servers, DEFAULT, seed), random.Random(seed), CLOCK.now_s()
+        works_s = [usual(draw) for _ in range(rows)]
+        left, longest_s = iter(works_s), 0.0
+
+        async def work() -> None:
+            nonlocal longest_s
+            for work_s in left:
+                outcome = await pool.send(Request(body={"work": work_s}), Call())
+                assert outcome.is_success, outcome
+                longest_s = max(longest_s, outcome.latency_s)
+
+        await asyncio.gather(*(work() for _ in range(at_once)))
+        took_s, ideal_s = CLOCK.now_s() - begun_s, sum(works_s) / (slots * sum(CLOSED_SPEEDS))
+        return {"took_s": took_s, "ideal_s": ideal_s, "longest_s": longest_s}
+
+    return {key: round(value, 3) for key, value in virtual_run(main()).items()}
+
+
 def printed(summary: dict[str, Any]) -> bool:
     """Prints the table; whether the bar is kept in each scenario."""
     is_kept = True
@@ -377,8 +436,61 @@ def printed(summary: dict[str, Any]) -> bool:
         for key, words in (("over_best", "late ones and the oracle"), ("over_all", "all")):
             p50, p99 = own[key].values()
             print(f"  {DEFAULT}, late, over the lowest of {words}: {p50:.3f}, {p99:.3f}")
+        print(f"  its mean over the lowest of all: {own['mean_over_all']:.3f}")
         print(f"  {'within' if is_within else 'NOT within'} the bar")
     return is_kept
+
+
+def prefixes_of(seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Prints and returns the seconds and the cached share of each, means over the seeds."""
+    print(f"\nprompts that begin alike: {PREFIXES}\n{'':42}   s   cached")
+    found = {}
+    for who in (DEFAULT, "prefix"):
+        pairs = zip(*(prefixes(who, seed) for seed in seeds), strict=True)
+        took_s, cached = (round(statistics.mean(values), 3) for values in pairs)
+        found[who] = {"took_s": took_s, "cached": cached}
+        print(f"  {who:40} {took_s:6.1f}   {cached:.3f}")
+    return found
+
+
+def stale_of(seeds: Sequence[int]) -> dict[str, dict[str, float]]:
+    """Prints and returns p50 and p99 with stale figures, means over the seeds."""
+    print(f"\nnot bound late, stale figures: {STALE}")
+    found = {}
+    for who in (DEFAULT, TWO_CHOICES, "weighted_score", "normalized_score"):
+        pairs = zip(*(stale(who, seed) for seed in seeds), strict=True)
+        p50_s, p99_s = (round(statistics.mean(values), 3) for values in pairs)
+        found[who] = {"p50_s": p50_s, "p99_s": p99_s}
+        print(f"  {who:40} {p50_s:6.2f}   {p99_s:6.2f}")
+    for who, p50_s in BEFORE_S.items():
+        print(f"  p50 of {who} over that of before: {found[who]['p50_s'] / p50_s:.3f}")
+    print(f"  {'reproduced' if reproduces(found) else 'NOT reproduced'} within {WITHIN:.0%}")
+    return found
+
+
+def reproduces(found: dict[str, dict[str, float]]) -> bool:
+    """The medians with stale figures are those of before."""
+    return all(abs(found[who]["p50_s"] / p50_s - 1) <= WITHIN for who, p50_s in BEFORE_S.items())
+
+
+def closed_of(seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
+    """Prints and returns the runs of the closed loop by slots, and their longest over the bar."""
+    print(f"\nclosed loop: {CLOSED}, servers of speeds {CLOSED_SPEEDS}")
+    found = {}
+    for slots in CLOSED_SLOTS:
+        title = f"{slots} slot{'s' * (slots > 1)}"
+        runs = [closed_loop(slots, seed) for seed in seeds]
+        of_bar = max(
+            run["took_s"] / (CLOSED["bar"] * run["ideal_s"] + run["longest_s"]) for run in runs
+        )
+        found[title] = {"runs": runs, "of_bar": round(of_bar, 3)}
+        print(f"  {title:40} {of_bar:.3f} of the bar")
+    return found
+
+
+def uses_all(found: dict[str, dict[str, Any]]) -> bool:
+    """Each closed loop is within its bar."""
+    return all(row["of_bar"] <= 1 for row in found.values())
 
 
 def main() -> int:
@@ -399,7 +511,8 @@ def main() -> int:
         "bar": BAR,
         "named": NAMED,
         "prefixes": PREFIXES,
-        "stale": STALE,
+        "stale": {**STALE, "calls": STALE_CALLS, "before_s": BEFORE_S, "within": WITHIN},
+        "closed": {**CLOSED, "speeds": CLOSED_SPEEDS, "slots": CLOSED_SLOTS},
     }
     versions = record.own_versions("msgspec")
     made = record.Record("route", settings, seeds={"seeds": seeds}, versions=versions)
@@ -415,20 +528,12 @@ def main() -> int:
             if kept is not None:
                 kept.parent.mkdir(parents=True, exist_ok=True)
                 kept.write_text(json.dumps(found))
-    summary = {"scenarios": summary_of(runs), "prefixes": {}, "stale": {}}
+    summary: dict[str, Any] = {"scenarios": summary_of(runs)}
     is_kept = printed(summary["scenarios"])
-    print(f"\nprompts that begin alike: {PREFIXES}\n{'':42}   s   cached")
-    for who in (DEFAULT, "prefix"):
-        pairs = zip(*(prefixes(who, seed) for seed in seeds), strict=True)
-        took_s, cached = (round(statistics.mean(values), 3) for values in pairs)
-        summary["prefixes"][who] = {"took_s": took_s, "cached": cached}
-        print(f"  {who:40} {took_s:6.1f}   {cached:.3f}")
-    print(f"\nnot bound late, stale figures: {STALE}")
-    for who in (DEFAULT, "weighted_score", "normalized_score"):
-        pairs = zip(*(stale(who, seed) for seed in seeds), strict=True)
-        p50_s, p99_s = (round(statistics.mean(values), 3) for values in pairs)
-        summary["stale"][who] = {"p50_s": p50_s, "p99_s": p99_s}
-        print(f"  {who:40} {p50_s:6.2f}   {p99_s:6.2f}")
+    summary["prefixes"] = prefixes_of(seeds)
+    summary["stale"] = stale_of(seeds)
+    summary["closed"] = closed_of(seeds)
+    is_kept = is_kept and reproduces(summary["stale"]) and uses_all(summary["closed"])
     summary["is_kept"] = is_kept
     if set(args.scenarios.split(",")) == set(SCENARIOS):
         print(made.write(args.out, summary, runs))
