@@ -423,7 +423,8 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
     [
         (TWO, ["a", "c"], "unknown endpoint: c", None),
         (TWO, ["a", "a"], "--endpoint names a twice", None),
-        (TWO, [URL, "http://127.0.0.1:9/b/v1"], "two endpoints are named 127.0.0.1:9", None),
+        (TWO, [URL, "http://127.0.0.1:9/b/v1"], "two endpoints are named 127.0.0.1:9",
+         f"the endpoints at {URL} and http://127.0.0.1:9/b/v1"),
         (TWO, ["a", URL], "the endpoints a and 127.0.0.1:9 are one server under one key", None),
         (TWO, ["a", "sim"], "sim is started for one run, and cannot be one of several endpoints",
          "--endpoint sim"),
