@@ -24,7 +24,10 @@ from typing import Any
 
 import click
 
-MODULES = ("redline", "redline.errors", "redline.limits", "redline.testing")
+MODULES = (
+    *("redline", "redline.errors", "redline.limits", "redline.testing"),
+    "redline.route.scale",
+)
 PROTOCOL = {
     *("__aenter__", "__aexit__", "__aiter__", "__anext__", "__await__", "__call__"),
     *("__contains__", "__enter__", "__exit__", "__iter__", "__len__", "__next__"),
@@ -183,7 +186,11 @@ def python() -> Iterator[str]:
     """Every public name of the public modules; then the types that these return."""
     described: dict[type, str] = {}
     for module_name in MODULES:
-        module = importlib.import_module(module_name)
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError:
+            # An earlier version does not have it.
+            continue
         listed = getattr(module, "__all__", None)
         yield f"module {module_name}: __all__ {'is stated' if listed else 'is not stated'}"
         for name in sorted(listed or _own_names(module)):

@@ -165,6 +165,12 @@ def test_flags_that_cannot_be(
             "the endpoints one and two are one server under one key",
             "",
         ),
+        (
+            "[endpoints.'127.0.0.1:9']\nbase_url = 'http://127.0.0.1:8/v1'\n"
+            "[serve]\nendpoint = ['127.0.0.1:9', 'http://127.0.0.1:9/v1']",
+            "two endpoints are named 127.0.0.1:9",
+            "the endpoints at http://127.0.0.1:8/v1 and http://127.0.0.1:9/v1",
+        ),
     ],
 )
 def test_values_of_the_file_that_cannot_be_are_named_with_their_table(

@@ -145,6 +145,35 @@ def test_an_endpoint_that_fails_is_named_and_loses_no_row(cli: Cli, rows: Rows) 
     assert len(servers[1].asked) <= 20 + 8 + 7 + 4
 
 
+@pytest.mark.parametrize("log", ["text", "json"])
+@pytest.mark.parametrize(
+    ("then", "is_billed"), [("fail", True), ("park", False), ("refuse", False)]
+)
+def test_requests_that_two_endpoints_may_have_billed_are_counted_in_words(
+    cli: Cli, rows: Rows, then: str, is_billed: bool, log: str
+) -> None:
+    servers = [MemberServer(latency_s=0.02), MemberServer(latency_s=0.02, after=20, then=then)]
+    with serving(*servers):
+        flags = [*tables(*servers), "-c", "8", "--log", log, "-o", "out.jsonl"]
+        told = cli("run", prompts(rows, 400), "--model", "m", *flags)
+    assert told.status == 0
+    # Every request that was not answered was sent again, to the other one.
+    twice = sum(len(server.asked) for server in servers) - 400
+    assert twice > 0
+    if log == "json":
+        summary = json.loads(told.err.splitlines()[-1])
+        assert summary.get("failovers", 0) == (twice if is_billed else 0)
+    else:
+        words = (
+            rf"^{twice} requests? sent to another endpoint after a failed attempt; "
+            r"may have been billed twice$"
+        )
+        assert len(re.findall(words, told.summary, re.M)) == is_billed
+        assert told.summary.count("billed") == is_billed
+    (report,) = json.loads(cli("report", "out.jsonl", "--format", "json").out)["jobs"]
+    assert report["figures"]["failovers"] == (twice if is_billed else 0)
+
+
 def test_an_endpoint_that_dies_in_mid_run_loses_no_row(cli: Cli, rows: Rows) -> None:
     servers = [MemberServer(latency_s=0.02), MemberServer(latency_s=0.02, after=30, then="die")]
     with serving(*servers):
@@ -394,7 +423,8 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
     [
         (TWO, ["a", "c"], "unknown endpoint: c", None),
         (TWO, ["a", "a"], "--endpoint names a twice", None),
-        (TWO, [URL, "http://127.0.0.1:9/b/v1"], "two endpoints are named 127.0.0.1:9", None),
+        (TWO, [URL, "http://127.0.0.1:9/b/v1"], "two endpoints are named 127.0.0.1:9",
+         f"the endpoints at {URL} and http://127.0.0.1:9/b/v1"),
         (TWO, ["a", URL], "the endpoints a and 127.0.0.1:9 are one server under one key", None),
         (TWO, ["a", "sim"], "sim is started for one run, and cannot be one of several endpoints",
          "--endpoint sim"),

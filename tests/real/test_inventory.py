@@ -69,6 +69,7 @@ def test_commands_settings_and_python_are_listed(inventory: ModuleType, tmp_path
         "python redline.Report.unfinished: property(self) -> 'int'",
         "python redline.errors.ConfigError: is redline.ConfigError",
         "python redline.testing.virtual_run(",
+        "python redline.route.scale.Launcher.start(self, name: 'str') -> 'Seat'",
     ):
         assert any(line.startswith(beginning) for line in lines), beginning
     assert not [line for line in lines if " at 0x" in line or "redline.calls." in line]

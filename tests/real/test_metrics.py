@@ -190,6 +190,9 @@ async def test_the_figures_are_those_of_the_servers(tmp_path: Path) -> None:
     assert total(found, "redline_binds") == 1
     report = job.report
     assert report is not None
+    # A 503 is tried again at the other one, as a rule.
+    retries = total(found, "redline_retries_total")
+    assert 0 < total(found, "redline_failovers_total") == report.failovers <= retries
     assert report.spent_usd is not None
     assert total(found, "redline_cost_usd_total") == pytest.approx(report.spent_usd)
     assert total(found, "redline_budget_used_ratio") == pytest.approx(report.spent_usd / 5)

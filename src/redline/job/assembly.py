@@ -174,6 +174,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             failed_before=selection.failed_before,
             untried=selection.untried,
             retries=tally.retries,
+            failovers=tally.failovers,
             repeated=tally.repeated,
             rate_limited=tally.rate_limited,
             attempts=tally.attempts,

@@ -4,6 +4,7 @@ from redline.route.balance import STRATEGIES, Asked, Figures, Strategy, strategy
 from redline.route.endpoints import (
     EndpointPool,
     check_balance,
+    check_distinct,
     check_endpoints,
     intake_of,
     seat_of,

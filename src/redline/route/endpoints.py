@@ -68,12 +68,19 @@ def check_balance(name: str) -> None:
 
 def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
     """Raises ConfigError for two indistinguishable endpoints, or a model that some lack."""
+    check_distinct(endpoints)
+    _check_models(endpoints)
+
+
+def check_distinct(endpoints: Sequence[Endpoint]) -> None:
+    """Raises ConfigError for two endpoints of one name, or of one server and key."""
     names, accounts = dict[str, Endpoint](), dict[str, str]()
     for endpoint in endpoints:
         name, account = endpoint.label, account_of(endpoint)
         if name in names:
             raise ConfigError(
                 f"two endpoints are named {name}",
+                where=f"the endpoints at {names[name].base_url} and {endpoint.base_url}",
                 hint="give each its own name: [endpoints.NAME] in redline.toml, or "
                 "Endpoint(name=...)",
             )
@@ -83,7 +90,6 @@ def check_endpoints(endpoints: Sequence[Endpoint]) -> None:
                 hint="leave one out: each would use the limits of both in full",
             )
         names[name], accounts[account] = endpoint, name
-    _check_models(endpoints)
 
 
 def _check_models(endpoints: Sequence[Endpoint]) -> None:

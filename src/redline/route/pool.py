@@ -126,10 +126,13 @@ class Pool:
 
     def add(self, seat: Seat) -> None:
         """Adds an endpoint. Raises ConfigError if its name is taken."""
-        if any(member.name == seat.name for member in self._members):
-            raise ConfigError(
-                f"two endpoints of a pool are named {seat.name}", hint="give each its own name"
-            )
+        for number, member in enumerate(self._members, 1):
+            if member.name == seat.name:
+                raise ConfigError(
+                    f"two endpoints of a pool are named {seat.name}",
+                    where=f"its endpoints {number} and {len(self._members) + 1}",
+                    hint="give each its own name",
+                )
         member = PoolMember(seat, self._look, self._usual_share)
         self._members.append(member)
         if member.pages is not None:

@@ -51,6 +51,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
     sent: int = 0
     retries: int = 0
+    failovers: int = 0
     errors: dict[str, int] = {}
     calls: int = 0
     done: int = 0
@@ -204,6 +205,7 @@ class Gatherer:
             samples=len(samples),
             sent=new.sent - old.sent,
             retries=new.retries - old.retries,
+            failovers=new.failovers - old.failovers,
             answered=self._answered,
             errors=errors,
             error=self._error if errors else "",

@@ -151,10 +151,10 @@ class Window(
     begin_s, end_s: since the run began. samples: of its state; 0 for a gap, in which the process
     could not sample.
 
-    sent: requests written; retries: those of them for a call that had failed before. answered:
-    attempts that ended with an answer. errors: attempts that failed, by kind; error: the last of
-    them in words. done, failed: rows that became durable. input_tokens, output_tokens: of the
-    answers.
+    sent: requests written; retries: those of them for a call that had failed before; failovers: for
+    one that another endpoint may have billed. answered: attempts that ended with an answer. errors:
+    attempts that failed, by kind; error: the last of them in words. done, failed: rows that became
+    durable. input_tokens, output_tokens: of the answers.
 
     in_flight, in_hand, slots, waiting, retrying: means over the samples of requests on the wire,
     rows that are begun and have no outcome yet, calls that may be in flight, calls that wait for a
@@ -181,6 +181,7 @@ class Window(
     samples: int = 0
     sent: int = 0
     retries: int = 0
+    failovers: int = 0
     answered: int = 0
     errors: dict[str, int] = {}
     error: str = ""
@@ -224,8 +225,8 @@ class Window(
 
 _SECONDS = ("late_s", "write_s", "sync_s", "stopped_s")
 _ADDED = (
-    "samples", "sent", "retries", "answered", "done", "failed", "input_tokens", "output_tokens",
-    "calls", *_SECONDS,
+    "samples", "sent", "retries", "failovers", "answered", "done", "failed", "input_tokens",
+    "output_tokens", "calls", *_SECONDS,
 )  # fmt: skip
 _PER_SAMPLE = (
     "in_flight", "in_hand", "slots", "waiting", "retrying", "feed_empty", "journal_full",

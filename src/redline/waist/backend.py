@@ -199,7 +199,8 @@ class Call(msgspec.Struct, kw_only=True):
     committed: the first chunk of the answer has been passed on, so nothing may be retried.
     attempts: attempts started. requests: how many times the current request was written. sent_s:
     when the one in flight was written, None between attempts. refused: requests of this attempt
-    that cost nothing, because an endpoint refused its key; another one takes the call.
+    that cost nothing, because an endpoint refused its key; another one takes the call. billed_at:
+    the endpoint whose failed attempt may have been billed, until another one has the request.
     held: a long answer's share of the memory for answers, until the caller releases it.
     once: it is never written twice, even if the connection that it was written on fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
@@ -218,6 +219,7 @@ class Call(msgspec.Struct, kw_only=True):
     attempts: int = 0
     requests: int = 0
     refused: int = 0
+    billed_at: str = ""
     sent_s: float | None = None
     held: Held | None = None
     once: bool = False

@@ -15,15 +15,17 @@ _OUT_OF_ORDER = frozenset({"server_failed", "disconnected", "timed_out", "bad_re
 class Attempts:
     """Counts of the attempts that were written.
 
-    retries: attempts of a request that was written before and failed. errors: failed attempts by
-    the error's kind, `cancelled` among them. ended_s: the monotonic time when an attempt last
-    ended. longest_s: the longest attempt. failures_in_a_row: failures of the endpoint since it last
-    worked; failing_since_s: when the first of them occurred.
+    retries: attempts of a request that was written before and failed. failovers: those of them
+    whose request another endpoint may have billed. errors: failed attempts by the error's kind,
+    `cancelled` among them. ended_s: the monotonic time when an attempt last ended. longest_s: the
+    longest attempt. failures_in_a_row: failures of the endpoint since it last worked;
+    failing_since_s: when the first of them occurred.
     """
 
     def __init__(self) -> None:
         self.attempts = 0
         self.retries = 0
+        self.failovers = 0
         self.in_flight = 0
         self.most_in_flight = 0
         self.input_tokens = 0
@@ -37,6 +39,10 @@ class Attempts:
     def retried(self) -> None:
         """Counts the next request as a retry: it was written before and failed."""
         self.retries += 1
+
+    def failed_over(self) -> None:
+        """Counts the next request as a failover: another endpoint may have billed it."""
+        self.failovers += 1
 
     def started(self) -> None:
         """Counts a request that was written."""

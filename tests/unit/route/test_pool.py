@@ -327,8 +327,9 @@ def test_an_error_of_a_row_is_nothing_against_its_endpoint() -> None:
 
 
 def test_names_are_unique_and_weights_positive() -> None:
-    with pytest.raises(ConfigError, match="two endpoints of a pool are named a"):
-        pool_of([ModelServer("a"), ModelServer("a")])
+    with pytest.raises(ConfigError, match="two endpoints of a pool are named a") as caught:
+        pool_of([ModelServer("b"), ModelServer("a"), ModelServer("a")])
+    assert caught.value.where == "its endpoints 2 and 3"
     with pytest.raises(ConfigError, match="the weight of endpoint a must be above 0"):
         Seat(name="a", make=lambda _: ModelServer("a"), weight=0)
 

@@ -176,7 +176,7 @@ class Retry:
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
         if call.requests:
-            call.requests = 0
+            call.requests, call.billed_at = 0, ""
         history: _History | None = None
         while True:
             attempts = call.attempts = call.attempts + 1

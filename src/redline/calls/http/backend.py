@@ -36,6 +36,7 @@ from redline.errors import (
     CallError,
     NoEndpoint,
     OverLimit,
+    RateLimited,
     Retryable,
     TimedOut,
     Withdrawn,
@@ -404,7 +405,7 @@ class HttpBackend:
             self._count_repeat(attempt, attempt.failed, sent_s)
         else:
             if call.requests:
-                self._attempts.retried()
+                self._count_retry(call)
             if attempt.cost is not _NOTHING:
                 cost, estimator = attempt.cost, self.estimator
                 begin = estimator.begin_bound if cost.is_bound else estimator.begin
@@ -416,6 +417,13 @@ class HttpBackend:
         call.sent_s = sent_s
         call.requests += 1
         self._attempts.started()
+
+    def _count_retry(self, call: Call) -> None:
+        """Counts a request that was written before, and whether another endpoint may bill it."""
+        self._attempts.retried()
+        if call.billed_at and call.billed_at != self.label:
+            self._attempts.failed_over()
+            call.billed_at = ""
 
     def _count_repeat(self, attempt: _Attempt, failed: CallError, sent_s: float) -> None:
         """Counts the end of a repeated request's first write, so that starts and ends match."""
@@ -621,6 +629,8 @@ class HttpBackend:
             self._attempts.ended(now_s, latency_s, None, input_tokens, output_tokens)
         elif error is not None:
             self._attempts.ended(now_s, latency_s, error.kind)
+            if attempt.failed is not None or _may_be_billed(error):
+                attempt.call.billed_at = self.label
             if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
                 is_news = limiter.park(now_s + error.retry_after_s)
                 if is_news:
@@ -664,6 +674,14 @@ class HttpBackend:
         first_token_s = None if reader is None else reader.first_s
         sent_s, first_byte_s = attempt.sent_s, attempt.first_byte_s
         return Attempt(self.label, error, sent_s, first_byte_s, now_s, *marks, first_token_s)
+
+
+def _may_be_billed(error: CallError | NoEndpoint) -> bool:
+    """Whether the provider may bill a request that was written and ended with this error.
+
+    Providers do not bill what they refuse: a 429, another 4xx, a key or an account.
+    """
+    return isinstance(error, Retryable) and not isinstance(error, RateLimited)
 
 
 def _forget_frames(error: BaseException) -> None:

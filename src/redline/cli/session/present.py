@@ -67,6 +67,11 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
             f"{counted(report.repeated, 'request')} sent twice, because the answer on a reused "
             "connection was missing or in doubt; the server may have processed both"
         )
+    if report.failovers:
+        lines.append(
+            f"{counted(report.failovers, 'request')} sent to another endpoint after a failed "
+            "attempt; may have been billed twice"
+        )
     if report.input_tokens or report.output_tokens:
         lines.append(f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
     if report.spent.text:
@@ -106,6 +111,8 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     }
     if report.repeated:
         fields["repeated"] = report.repeated
+    if report.failovers:
+        fields["failovers"] = report.failovers
     if report.cache is not None or report.cache_notes:
         fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
     if report.flawed:

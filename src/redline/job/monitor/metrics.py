@@ -124,6 +124,12 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
         "{request}",
     )
     yield counter(
+        "redline_failovers",
+        "Retries at another endpoint than the failed attempt, which may have been billed too.",
+        [(labels, part.failovers) for labels, part in named],
+        "{request}",
+    )
+    yield counter(
         "redline_request_errors",
         "Failed attempts, by the kind of the error.",
         [

@@ -54,8 +54,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
     rows: of the input, at least that many unless is_exact. running_s: of all runs together. What
     follows is of the runs that the timeline still has: rows_per_s (done or failed), requests,
-    retries, failed_attempts, tokens, latency, first_token_p50_s of streamed answers, spent_usd.
-    most_in_flight: the largest mean of a point.
+    retries, failovers, failed_attempts, tokens, latency, first_token_p50_s of streamed answers,
+    spent_usd. most_in_flight: the largest mean of a point.
     """
 
     rows: int = 0
@@ -68,6 +68,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     rows_per_s: float = 0.0
     requests: int = 0
     retries: int = 0
+    failovers: int = 0
     failed_attempts: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
@@ -221,6 +222,7 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
         rows_per_s=(whole.done + whole.failed) / (running_s or 1.0),
         requests=whole.sent,
         retries=whole.retries,
+        failovers=whole.failovers,
         failed_attempts=errors_of(windows).total(),
         input_tokens=whole.input_tokens,
         output_tokens=whole.output_tokens,

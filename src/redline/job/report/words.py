@@ -128,6 +128,7 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("calls in flight, busiest second", lambda one: rate(one.most_in_flight)),
     ("requests", lambda one: f"{one.requests:,}"),
     ("retries", lambda one: f"{one.retries:,}"),
+    ("failovers, maybe billed twice", lambda one: f"{one.failovers:,}" if one.failovers else "-"),
     ("failed attempts", lambda one: f"{one.failed_attempts:,}"),
     ("latency p50", lambda one: seconds(one.latency_p50_s)),
     ("latency p95", lambda one: seconds(one.latency_p95_s)),

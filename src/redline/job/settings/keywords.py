@@ -45,7 +45,7 @@ class Keywords(TypedDict, total=False):
         api_key: Default: OPENAI_API_KEY, for OpenAI and this machine; empty sends none.
         headers: Sent with every request.
         proxy: URL of an HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.
-        limits: All limits at once, as a Limits; the short forms below are added to it.
+        limits: All limits of each endpoint, as a Limits; the short forms below are added to it.
         rps: Requests per second; may be a fraction: 2.5 becomes 3 per 1.2 s.
         rpm: Requests per minute.
         tpm: Tokens per minute, input and output together; also as text: "200k".

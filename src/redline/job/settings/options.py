@@ -233,9 +233,9 @@ class Options:
     )
     input_tokens: Sequence[Rate] | None = _rates("Limit on input tokens alone. Repeatable.")
     output_tokens: Sequence[Rate] | None = _rates("Limit on output tokens alone. Repeatable.")
-    rps: Rate | None = _per(1.0, "Requests per second: short for --requests N/1s.")
-    rpm: Rate | None = _per(60.0, "Requests per minute: short for --requests N/60s.")
-    tpm: Rate | None = _per(60.0, "Tokens per minute: short for --tokens N/60s.")
+    rps: Rate | None = _per(1.0, "Requests per second and endpoint: short for --requests N/1s.")
+    rpm: Rate | None = _per(60.0, "Requests per minute and endpoint: short for --requests N/60s.")
+    tpm: Rate | None = _per(60.0, "Tokens per minute and endpoint: short for --tokens N/60s.")
     concurrency: int | str | None = _limit(
         "N|auto",
         "Most requests in flight, at all endpoints together; auto finds each server's "

@@ -27,13 +27,14 @@ class Report(msgspec.Struct, kw_only=True):
     stopped: the reason why the run ended early, None if it did not; interrupted: the user ended it.
     abandoned: work that had not ended when the run was given up, one line per row.
 
-    attempts: requests written; retries: those that were written again after a failure. repeated:
-    requests sent once more on a new connection because a kept one failed; the server may have
-    processed both; they count as requests, not as retries. errors_by_kind: failed attempts by kind
-    of error, including those that were retried. outages: times at which the endpoint took no
-    connections; of several endpoints, those of the one with the longest. endpoints: the use of each
-    of several; empty for a run with one. found_limits: the limits that were found, if any was to
-    be, such as `20/1s requests` or `45 in flight`. spent: the amounts that the run's budget has
+    attempts: requests written; retries: those that were written again after a failure. failovers:
+    those retries that went to another endpoint than the failed attempt, which may have been billed
+    too. repeated: requests sent once more on a new connection because a kept one failed; the server
+    may have processed both; they count as requests, not as retries. errors_by_kind: failed attempts
+    by kind of error, including those that were retried. outages: times at which the endpoint took
+    no connections; of several endpoints, those of the one with the longest. endpoints: the use of
+    each of several; empty for a run with one. found_limits: the limits that were found, if any was
+    to be, such as `20/1s requests` or `45 in flight`. spent: the amounts that the run's budget has
     paid, or the cost of its replies if prices are known. elapsed_s: in seconds.
 
     cache: its lookups by result, None without any; cache_notes: its problems. batches: the use of
@@ -55,6 +56,7 @@ class Report(msgspec.Struct, kw_only=True):
     untried: int = 0
     input: InputCounts | None = None
     retries: int = 0
+    failovers: int = 0
     repeated: int = 0
     rate_limited: int = 0
     attempts: int = 0

@@ -275,6 +275,7 @@ class Sampler:
         return Counters(
             sent=tally.attempts,
             retries=tally.retries,
+            failovers=tally.failovers,
             errors=dict(tally.errors),
             calls=self._sampled.runner.ended,
             done=tally.succeeded,

@@ -110,6 +110,10 @@ class _Part(Attempts):
         super().retried()
         self._whole.retried()
 
+    def failed_over(self) -> None:
+        super().failed_over()
+        self._whole.failed_over()
+
     def started(self) -> None:
         super().started()
         self._whole.started()

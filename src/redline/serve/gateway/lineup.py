@@ -21,10 +21,17 @@ from redline.calls import Backend, Call, Endpoint, Outcome, Request, Shared, Sto
 from redline.calls.cache import AnswerStore, Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
-from redline.errors import ConfigError
 from redline.limits import Slots
 from redline.limits.shared import Demand
-from redline.route import Pool, PoolMember, Seat, intake_of, seat_of, strategy_of
+from redline.route import (
+    Pool,
+    PoolMember,
+    Seat,
+    check_distinct,
+    intake_of,
+    seat_of,
+    strategy_of,
+)
 from redline.serve.admission import Gate
 from redline.serve.functions import ServedFunction
 from redline.serve.gateway.failover import Failover
@@ -81,7 +88,7 @@ class Way(NamedTuple):
 
 def grouped(endpoints: Sequence[Endpoint]) -> list[Group]:
     """The endpoints by the models that they share. Raises ConfigError if two are alike."""
-    _check(endpoints)
+    check_distinct(endpoints)
     groups: list[list[Endpoint]] = []
     for endpoint in endpoints:
         names = _names(endpoint)
@@ -107,25 +114,6 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
     }
     name = min(barred, default="")
     return Group(endpoints=tuple(endpoints), barred=barred, is_open=not barred, name=name)
-
-
-def _check(endpoints: Sequence[Endpoint]) -> None:
-    """Raises ConfigError for two indistinguishable endpoints."""
-    names, accounts = set[str](), dict[str, str]()
-    for endpoint in endpoints:
-        name, account = endpoint.label, account_of(endpoint)
-        if name in names:
-            raise ConfigError(
-                f"two endpoints are named {name}",
-                hint="give each its own name: [endpoints.NAME] in redline.toml",
-            )
-        if account in accounts:
-            raise ConfigError(
-                f"the endpoints {accounts[account]} and {name} are one server under one key",
-                hint="leave one out: each would use the limits of both in full",
-            )
-        names.add(name)
-        accounts[account] = name
 
 
 class Answers(msgspec.Struct, frozen=True, kw_only=True):

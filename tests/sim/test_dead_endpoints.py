@@ -1,0 +1,97 @@
+"""A job whose endpoints all die waits for them, gives up after 300 s, and is resumed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from redline.calls import Endpoint
+from redline.clock import SystemClock
+from redline.errors import NoEndpoint
+from redline.job import Report, execute
+from redline.job.settings import make_job
+from redline.testing import virtual_run
+from support.raw_server import RawServer, Seen, answer, chat
+
+ROWS = 60
+# Requests after which both are dead.
+LAST = 25
+
+
+class Fleet:
+    """Two servers that answer after a second, and die with the request of this number."""
+
+    def __init__(self) -> None:
+        self.servers = [RawServer(self.handle), RawServer(self.handle)]
+        self.last = LAST
+        self.asked: Counter[str] = Counter()
+        self.dead_s: float | None = None
+        self._dying: list[asyncio.Task[None]] = []
+
+    async def handle(self, seen: Seen, writer: asyncio.StreamWriter) -> None:
+        body = seen.json()
+        assert isinstance(body, dict)
+        self.asked[body["messages"][0]["content"]] += 1
+        if self.asked.total() == self.last:
+            self.dead_s = asyncio.get_running_loop().time()
+            self._dying = [asyncio.create_task(server.stop()) for server in self.servers]
+        await asyncio.sleep(1.0)
+        writer.write(answer(chat("yes")))
+
+
+async def run(fleet: Fleet, output: Path) -> Report:
+    keywords = {
+        "endpoint": [
+            Endpoint(base_url=server.base_url, name=name, proxy="")
+            for name, server in zip("ab", fleet.servers, strict=True)
+        ],
+        "prompt": "{{ text }}",
+        "model": "m",
+        "concurrency": 4,
+        "output": str(output),
+    }
+    rows = [{"text": f"row {number}"} for number in range(ROWS)]
+    return await execute(make_job(rows, keywords, {}))
+
+
+def results(output: Path) -> list[int]:
+    return [json.loads(line)["row"] for line in output.read_text("utf-8").splitlines()]
+
+
+def test_a_job_that_gave_its_dead_endpoints_up_is_resumed_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        loop, output, fleet = asyncio.get_running_loop(), tmp_path / "out.jsonl", Fleet()
+        monkeypatch.setattr(SystemClock, "now_s", staticmethod(loop.time))
+        one, two = fleet.servers
+        async with one, two:
+            report = await run(fleet, output)
+            assert isinstance(report.stopped, NoEndpoint)
+            assert report.stopped.what.startswith("no endpoint of 2 is left, ")
+            assert fleet.dead_s is not None
+            # The longest pause between two attempts is 15 s.
+            assert 300.0 <= loop.time() - fleet.dead_s < 320.0
+            done = results(output)
+            assert 0 < len(done) == report.succeeded < ROWS
+            assert (report.failed, report.unfinished) == (0, report.offered - report.succeeded)
+            assert not output.with_name("out.failed.jsonl").exists()
+            before = fleet.asked.copy()
+
+            for server in fleet.servers:
+                await server.start()
+            fleet.last = 0
+            again = await run(fleet, output)
+        assert again.is_complete
+        assert (again.skipped, again.succeeded, again.failed) == (len(done), ROWS - len(done), 0)
+        assert sorted(results(output)) == [*range(1, ROWS + 1)]
+        assert results(output)[: len(done)] == done
+        # A row that had its answer is not asked again, and no other one twice.
+        assert all((fleet.asked - before)[f"row {row - 1}"] == 0 for row in done)
+        assert set((fleet.asked - before).values()) == {1}
+
+    virtual_run(main())
