@@ -54,7 +54,7 @@ def test_times_agree_with_the_servers_own_log_under_poisson_arrivals() -> None:
 
 
 def test_a_stall_of_the_server_shows_in_the_p99_from_the_scheduled_time() -> None:
-    """The server is stopped for 5 of 9 s. With at most 3 requests in flight, few meet it."""
+    """The server is stopped for 5 of 10 s. With at most 2 requests in flight, few meet it."""
     with SimProcess("--latency", "0.01") as sim:
 
         def stall() -> None:
@@ -67,7 +67,7 @@ def test_a_stall_of_the_server_shows_in_the_p99_from_the_scheduled_time() -> Non
 
         stalling = threading.Thread(target=stall, daemon=True)
         stalling.start()
-        load = ("--constant", "50", "--duration", "9s", "--max-tokens", "8", "-c", "3")
+        load = ("--constant", "40", "--duration", "10s", "--max-tokens", "8", "-c", "2")
         figures = bench(sim.base_url, "--model", "m", *load)
         stalling.join()
 
@@ -76,5 +76,5 @@ def test_a_stall_of_the_server_shows_in_the_p99_from_the_scheduled_time() -> Non
         assert latency["p99_s"] > 0.9 * STALL_S
 
     # From the send, only those in flight have met it: fewer than one in a hundred.
-    assert figures["succeeded"] > 300
+    assert figures["succeeded"] > 200
     assert_caught(shows_the_stall, figures["latency"], figures["from_send"])
