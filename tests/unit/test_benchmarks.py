@@ -14,6 +14,7 @@ import pytest
 from support.scripts import script
 
 ROOT = Path(__file__).parents[2]
+SHOWN = ROOT / "bench" / "results" / "show.json"
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +199,14 @@ def test_few_calls_see_an_endpoint_that_fails(results: dict[str, Any]) -> None:
     runs = raw["disturbed"]["runs"]
     assert sum(run["calls"] for run in runs) >= settings["disturbed"] >= 10_000
     assert all(run["left"] == [] for run in runs)
+
+
+@pytest.mark.skipif(not SHOWN.exists(), reason="bench/show.py has not left a record yet")
+def test_a_million_rows_are_shown_and_compared_in_little_memory() -> None:
+    record = json.loads(SHOWN.read_text())
+    assert record["settings"]["rows"] >= 1_000_000
+    assert {title.split()[0] for title in record["raw"]} == {"show", "compare"}
+    assert all(one["peak_mb"] <= 200 for one in record["raw"].values())
 
 
 def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
