@@ -3,7 +3,7 @@
     python bench/show.py [--rows 1000000] [--most-mb 200]
 
 Two outputs of the same named rows are written, with graded answers of 30 words, one failure in a
-hundred rows. Exit status: 0 within the bound, 1 above it.
+hundred rows. The record is bench/results/show.json. Exit status: 0 within the bound, 1 above it.
 """
 
 from __future__ import annotations
@@ -80,17 +80,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--most-mb", type=float, default=200.0)
+    parser.add_argument("--results", type=Path, default=record.RESULTS)
     args = parser.parse_args(arguments)
-    most_mb = 0.0
+    seeds = {stem: seed for seed, stem in enumerate("ab")}
+    result = record.Record("show", {"rows": args.rows, "most_mb": args.most_mb}, seeds)
+    result.versions.update(record.own_versions("msgspec"))
+    raw = dict[str, dict[str, float]]()
     with record.scratch() as folder:
-        for seed, stem in enumerate("ab"):
+        for stem, seed in seeds.items():
             write_output(folder, stem, args.rows, seed)
         for command in COMMANDS:
             done = record.run_client([*record.REDLINE, *command], folder)
-            print(f"{done.peak_rss_mb:6.1f} MB {done.cpu_s:6.1f} s of CPU  {' '.join(command)}")
-            most_mb = max(most_mb, done.peak_rss_mb)
-    print(f"at most {most_mb:.1f} MB of {args.most_mb:g} MB for {args.rows:,} rows")
-    return 0 if most_mb <= args.most_mb else 1
+            title = " ".join(command)
+            print(f"{done.peak_rss_mb:6.1f} MB {done.cpu_s:6.1f} s of CPU  {title}", flush=True)
+            raw[title] = {"peak_mb": round(done.peak_rss_mb, 1), "cpu_s": round(done.cpu_s, 1)}
+    peak_mb = max(one["peak_mb"] for one in raw.values())
+    print(f"at most {peak_mb:.1f} MB of {args.most_mb:g} MB for {args.rows:,} rows")
+    print(f"written: {result.write(args.results, {'peak_mb': peak_mb}, raw)}")
+    return 0 if peak_mb <= args.most_mb else 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.live_screen import PRICES, done_of, number, truth_of, wrong
+from support.live_screen import PRICES, Truth, done_of, number, truth_of, wrong
 from support.sim_process import SimProcess
 from support.terminal import OnTerminal, Terminal
 from support.tmux import TMUX, OnTmux
@@ -22,6 +22,9 @@ ROWS, SLOTS = 600, 60
 VIEW = ["input", "rows", "speed", "binds"]
 # Fields that go on while nothing is answered, or of which the log says nothing then.
 MOVING = r"/s'|/min'|input: '[\d.]+ s'|retrying'|p\d\d "
+# What the server's log cannot know of a standstill: rows that wait to be tried again, how late a
+# busy machine was to see answers, and what a client says of a server that is gone.
+UNLOGGED = r"retrying'|p\d\d |: '0 in flight'|refuses connections"
 
 
 @pytest.fixture
@@ -59,7 +62,9 @@ def interrupted_after(rows: int) -> int:
         (120, (), False),
         (120, ("--max-retries", "0"), True),
         (80, ("--max-tokens", "1"), False),
+        (80, (), True),
         (60, (), False),
+        (60, (), True),
     ],
 )
 def test_every_number_on_the_screen_is_the_logs(
@@ -156,7 +161,7 @@ def count_of(pattern: str, text: str) -> float:
 
 
 @pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
-@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("columns", [60, 80, 120])
 def test_of_batches_the_screen_says_what_the_provider_does(folder: Path, columns: int) -> None:
     before = interrupted_after(40)
     # Some lines stall: the others are over soon, and then nothing moves.
@@ -164,7 +169,7 @@ def test_of_batches_the_screen_says_what_the_provider_does(folder: Path, columns
     flags = ("--via", "batch", "--force")
     with sim, OnTmux(command(sim, *flags), columns) as job:
         job.until(lambda lines: any("1 in_progress" in line for line in lines))
-        begun_s = job.frames[0][0]
+        begun_s = next(at_s for at_s, lines in job.frames if done_of(lines) >= 0)
         # What goes wrong with the lines is drawn; what is asked from now on goes well.
         sim.disturb()
         job.until(lambda _: time.monotonic() > begun_s + 4.0)
@@ -212,6 +217,54 @@ def test_a_job_that_is_parked_and_loses_its_server(folder: Path) -> None:
     assert shown == sorted(shown)
     # Nothing is left of the view.
     assert job.screen.lines[0].startswith(f"{ROWS} rows = {ROWS} succeeded")
+
+
+@pytest.mark.skipif(TMUX is None, reason="tmux is not installed")
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_numbers_stay_the_logs_while_it_is_parked_and_while_its_server_is_gone(
+    folder: Path, columns: int
+) -> None:
+    sim = SimProcess("--latency", "0.3-0.5", "--faults", "500=0.05")
+    sim.start()
+    try:
+        with OnTmux(command(sim), columns) as job:
+            job.until(lambda lines: bool(lines) and lines[0].startswith("input "))
+            begun_s = job.frames[-1][0]
+            job.until(lambda lines: done_of(lines) > 100)
+            sim.park("", 4.0)
+            until_s = time.monotonic() + 3.5
+            job.until(lambda lines: "on hold" in lines[0])
+
+            def compared(log: Truth) -> list[str]:
+                """What is wrong with the next frame, whose time is that of the log."""
+                at_s, lines = job.next_frame()
+                found = wrong(lines, log._replace(at_s=at_s))
+                return [one for one in found if not re.search(UNLOGGED, one)] or (
+                    [] if "on hold" in lines[0] else ["it is not on hold"]
+                )
+
+            problems = ["nothing was seen"]
+            while problems and time.monotonic() < until_s:
+                log = truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=begun_s, at_s=0.0)
+                problems = compared(log)
+            assert not problems, job.frames[-1]
+            # Nothing is answered any more: what the log says holds for the time without a server.
+            sim.kill()
+            job.until(lambda lines: any("refuses connections" in line for line in lines))
+            until_s, problems = time.monotonic() + 3.0, ["nothing was seen"]
+            while problems and time.monotonic() < until_s:
+                problems = compared(log)
+            assert not problems, job.frames[-1]
+            sim.start()
+            sim.disturb(latency="0.01")
+            lines = job.until(lambda lines: "status 0" in lines)
+            assert sim.stats()["by_status"]["200"] == ROWS - log.done
+    finally:
+        sim.kill()
+    assert lines[0].startswith(f"{ROWS} rows = {ROWS} succeeded")
+    shown = [done_of(lines) for _, lines in job.frames if done_of(lines) >= 0]
+    assert len(shown) > 10
+    assert shown == sorted(shown)
 
 
 def test_prints_come_above_the_view_and_a_narrower_terminal_leaves_nothing_behind(

@@ -29,6 +29,8 @@ pytestmark = [
 ROWS, SLOTS = 120, 20
 # The log does not know when the view began.
 UNKNOWN = r"/s'|/min'|input: '[\d.]+ s'"
+# Nor, while nothing is answered, how many rows wait, or how late a busy client saw the answers.
+UNLOGGED = rf"{UNKNOWN}|retrying'|p\d\d |: '0 in flight'|refuses connections"
 
 
 def code(sim: SimProcess, folder: Path, **options: object) -> str:
@@ -125,3 +127,73 @@ def test_a_cell_that_is_interrupted_shows_how_far_it_came_and_goes_on(tmp_path: 
     assert "ETA" not in shown.data["text/plain"]
     assert f"{ROWS} of {ROWS} done" in again.data["text/plain"]
     assert whole.data["text/plain"].endswith(f"({ROWS - log.done}, 0, False)")
+
+
+def shown_now(client: NotebookClient) -> list[str]:
+    """What the first cell shows; nothing before it shows anything."""
+    outputs = client.nb.cells[0].outputs
+    return lines_of(outputs[0]) if outputs else []
+
+
+async def shown_as(
+    client: NotebookClient, words: str, log: Callable[[], Truth], within_s: float
+) -> None:
+    """Returns once the first cell shows these words, and with them the numbers of the log."""
+    problems, until_s = ["nothing was seen"], time.monotonic() + within_s
+    while problems:
+        lines = shown_now(client)
+        assert time.monotonic() < until_s, (problems, lines)
+        await asyncio.sleep(0.05)
+        if words in " ".join(lines):
+            found = wrong(lines, log())
+            problems = [one for one in found if not re.search(UNLOGGED, one)]
+
+
+def test_a_cell_shows_that_the_job_is_parked_and_that_its_server_is_gone(tmp_path: Path) -> None:
+    with SimProcess("--latency", "0.6-1.2", "--faults", "500=0.05") as sim:
+        logs: list[Truth] = []
+
+        def now() -> Truth:
+            logs.append(truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic()))
+            return logs[-1]
+
+        async def disturb(client: NotebookClient) -> None:
+            await until(lambda: sim.stats()["answered"] >= ROWS / 3, every_s=0.05)
+            sim.park("", 4.0)
+            await shown_as(client, "on hold", now, 3.5)
+            # Nothing is answered any more: the log holds for the time without a server.
+            sim.kill()
+            await shown_as(client, "refuses connections", lambda: logs[-1], 15.0)
+            sim.start()
+            sim.disturb(latency="0.01")
+
+        outputs, frames = asyncio.run(shown_while([code(sim, tmp_path)], disturb))
+        assert sim.stats()["by_status"]["200"] == ROWS - logs[-1].done > 0
+    shown, result = outputs[0]
+    assert f"{ROWS} of {ROWS} done" in shown.data["text/plain"]
+    assert result.data["text/plain"] == f"({ROWS}, 0, False)"
+    counts = [done_of(lines) for lines in frames if done_of(lines) >= 0]
+    assert counts == sorted(counts)
+
+
+def test_a_cell_shows_what_the_provider_does_with_a_batch(tmp_path: Path) -> None:
+    # Some lines stall: the others are over soon, and then nothing moves.
+    with SimProcess("--batch-latency", "0.3-1", "--faults", "stall=0.05") as sim:
+
+        def now() -> Truth:
+            return truth_of(sim, rows=ROWS, slots=SLOTS, begun_s=0.0, at_s=time.monotonic())
+
+        async def interrupt(client: NotebookClient) -> None:
+            await until(lambda: "1 in_progress" in " ".join(shown_now(client)), every_s=0.05)
+            # What goes wrong with the lines is drawn; what is asked from now on goes well.
+            sim.disturb()
+            await shown_as(client, "of them finished", now, 20.0)
+            log = now()
+            assert 0 < log.batches["finished"] < log.batches["total"] == ROWS
+            await client.km.interrupt_kernel()
+
+        cell = code(sim, tmp_path, via="batch")
+        outputs, frames = asyncio.run(shown_while([cell], interrupt))
+    assert outputs[0][-1].data["text/plain"].endswith("(0, 0, True)")
+    counts = [done_of(lines) for lines in frames if done_of(lines) >= 0]
+    assert counts == sorted(counts)

@@ -16,6 +16,8 @@ from support.catching import assert_caught
 from support.sim_process import SimProcess
 from support.simulated import simulated
 
+STALL_S = 5.0
+
 
 def bench(*flags: str) -> dict[str, Any]:
     """The figures of one load."""
@@ -31,7 +33,7 @@ def p99(values: list[float]) -> float:
 
 
 def test_times_agree_with_the_servers_own_log_under_poisson_arrivals() -> None:
-    with simulated("--latency", "0.1-0.3", "--per-token", "0.03") as sim:
+    with simulated("--latency", "0.3-0.9", "--per-token", "0.1") as sim:
         load = ("--poisson", "30", "--duration", "4s", "--max-tokens", "8", "--seed", "5")
         figures = bench(sim.base_url, "--model", "m", *load)
         log = sim.requests()
@@ -39,39 +41,40 @@ def test_times_agree_with_the_servers_own_log_under_poisson_arrivals() -> None:
     assert len(log) == figures["succeeded"] == figures["ttft"]["count"]
     assert len(gaps_s) == figures["inter_token"]["count"]
     ttfts_s = [one["first_token_s"] - one["arrival_s"] for one in log]
-    # Besides, 10 ms for the ways between two processes, and what the client says it was late.
-    client = figures["client"]
-    own_s = 0.01 + client["late_s"] + client["loop_lag_s"]
+    # Half of the gaps are as long there as here, however busy the machine is.
+    assert figures["inter_token"]["p50_s"] == pytest.approx(median(gaps_s), rel=0.02)
+    # The others by as much as the client says it was late, if that is more.
+    late_s = figures["client"]["late_s"] + figures["client"]["loop_lag_s"]
     for name, own, shown in (
         ("p50_s", median(ttfts_s), figures["ttft"]["p50_s"]),
         ("p99_s", p99(ttfts_s), figures["ttft"]["p99_s"]),
-        ("gap p50", median(gaps_s), figures["inter_token"]["p50_s"]),
         ("gap p99", p99(gaps_s), figures["inter_token"]["p99_s"]),
     ):
-        assert shown == pytest.approx(own, rel=0.05, abs=own_s), name
+        assert shown == pytest.approx(own, rel=0.05, abs=late_s), name
 
 
 def test_a_stall_of_the_server_shows_in_the_p99_from_the_scheduled_time() -> None:
-    """The server is stopped for 2 of 6 s. With at most 4 requests in flight, few meet it."""
-    with SimProcess("--latency", "0.02") as sim:
+    """The server is stopped for 5 of 10 s. With at most 2 requests in flight, few meet it."""
+    with SimProcess("--latency", "0.01") as sim:
 
         def stall() -> None:
-            """Stops the server for 2 s once 40 requests are answered."""
+            """Stops the server for 5 s once 40 requests are answered."""
             while sim.stats()["answered"] < 40:
                 time.sleep(0.02)
             sim.stop()
-            time.sleep(2.0)
+            time.sleep(STALL_S)
             sim.go_on()
 
         stalling = threading.Thread(target=stall, daemon=True)
         stalling.start()
-        load = ("--constant", "40", "--duration", "6s", "--max-tokens", "8", "-c", "4")
+        load = ("--constant", "40", "--duration", "10s", "--max-tokens", "8", "-c", "2")
         figures = bench(sim.base_url, "--model", "m", *load)
         stalling.join()
 
     def shows_the_stall(latency: dict[str, float]) -> None:
-        # One in three was due while it was stopped: the hundredth longest wait is nearly all.
-        assert latency["p95_s"] > 1.5
+        # Half of them were due while it was stopped: one in a hundred waited for nearly all of it.
+        assert latency["p99_s"] > 0.9 * STALL_S
 
-    # From the send, only those in flight have met it: fewer than one in twenty.
+    # From the send, only those in flight have met it: fewer than one in a hundred.
+    assert figures["succeeded"] > 200
     assert_caught(shows_the_stall, figures["latency"], figures["from_send"])

@@ -316,6 +316,13 @@ def test_a_replay_ranks_strategies_as_reruns_did() -> None:
         assert [pair for pair in differing if told[pair[0]] >= told[pair[1]]] == []
 
 
+def test_a_million_rows_are_shown_and_compared_in_little_memory() -> None:
+    record = record_of("show")
+    assert record["settings"]["rows"] >= 1_000_000
+    assert {title.split()[0] for title in record["raw"]} == {"show", "compare"}
+    assert all(one["peak_mb"] <= 200 for one in record["raw"].values())
+
+
 def test_every_record_is_of_a_committed_tree_and_has_passed() -> None:
     records = sorted(RESULTS.glob("*.json"))
     assert len(records) >= 4

@@ -165,8 +165,11 @@ def _limited_s(last: _Point, span_s: float) -> float:
     The past does not show such limits yet: a day's quota holds nothing back until it is used up.
     """
     totals, found = last.window.totals, [0.0]
+    # The limits count calls in flight already, whose rows have not ended.
+    in_flight = last.window.in_flight
+    unsent = max(0.0, totals.left - in_flight)
     per_row = {
-        "requests": totals.attempts,
+        "requests": max(0.0, totals.attempts - in_flight),
         "tokens": totals.input_tokens + totals.output_tokens,
         "input tokens": totals.input_tokens,
         "output tokens": totals.output_tokens,
@@ -176,7 +179,7 @@ def _limited_s(last: _Point, span_s: float) -> float:
         if use.window_s <= span_s or " at " in kind:
             continue
         spent = per_row.get(kind.partition("/")[0], 0)
-        needed = totals.left * spent / last.ended
+        needed = unsent * spent / last.ended
         missing = needed - max(0, use.count - use.used)
         found.append(max(0.0, missing) / use.count * use.window_s)
     return max(found)
