@@ -185,10 +185,16 @@ class GatewayWatch:
 
     def _bound(self, now_s: float) -> Binding:
         pools = self._lineup.pools
+        seen = [
+            (member.health(now_s, load), load)
+            for member in self._lineup.members
+            for load in (member.backend.load(now_s),)
+        ]
         facts = Facts(
             loads=[pool.load(now_s) for pool in pools],
             is_full=any(pool.is_full for pool in pools),
-            states=[member.health(now_s) for member in self._lineup.members],
+            states=[state for state, _ in seen],
+            working=[load for state, load in seen if state in (Health.READY, Health.WARMING)],
             waiting=self._waits(),
             answers_per_s=self._rates()[0],
             busy=self._busy(),
