@@ -91,9 +91,10 @@ class GatewayWatch:
         self._changes.append(Event(at_s=SYSTEM.wall_s(), what=what))
 
     def snapshot(self) -> Snapshot:
-        """The state now."""
+        """The state now. Its list of changes has those of the states that it shows."""
         now_s = SYSTEM.now_s()
         endpoints = self._endpoints(now_s)
+        self._note_states(endpoints)
         answers, tokens = self._rates()
         counts = self._buckets()
         return Snapshot(
@@ -169,12 +170,16 @@ class GatewayWatch:
                 )
             )
         self._looks.append(look)
-        states = {one.name: one.state for one in self._endpoints(look.at_s)}
+        self._note_states(self._endpoints(look.at_s))
+        self._bound(look.at_s)
+
+    def _note_states(self, endpoints: Sequence[EndpointView]) -> None:
+        """Notes which endpoints have another state than when this was last called."""
+        states = {one.name: one.state for one in endpoints}
         for name, state in states.items():
             if self._states.get(name, state) != state:
                 self.note(f"{name} is {state}, and was {self._states[name]}")
         self._states = states
-        self._bound(look.at_s)
 
     def _waits(self) -> int:
         now_s, ways = SYSTEM.now_s(), self._lineup.ways
