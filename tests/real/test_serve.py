@@ -571,6 +571,71 @@ def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) 
         wait_until(lambda: ask(0) is not None and one.stats()["in_flight"] == 0)
 
 
+# Words of which the simulator streams one in each fifth of a second.
+LONG = " ".join(f"word-{number}" for number in range(15))
+TIMEOUT_S, FIRST_BYTE_S = 8.0, 3.0
+# How late a busy machine may notice it.
+LATE_S = 3.0
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_stream_ends_with_an_error_in_time_once_its_server_is_dead(
+    tmp_path: Path, end: str
+) -> None:
+    """And calls of that server whose answers had not begun are answered by the other one."""
+    times = ("--timeout", f"{TIMEOUT_S}s", "--first-byte-timeout", f"{FIRST_BYTE_S}s")
+    with (
+        fleet_of(2, "--latency", "0.2", "--per-token", "0.2") as (one, two),
+        Serve(tmp_path, *flags_of((one, two)), *times) as serve,
+        ThreadPoolExecutor(32) as threads,
+    ):
+        client = client_of(serve, timeout=60)
+        messages: Any = [{"role": "user", "content": LONG}]
+        have_begun, are_over = threading.Semaphore(0), threading.Event()
+
+        def stream() -> tuple[str, float]:
+            """Its text, or that of its error, and how long it took."""
+            began_s, text = time.monotonic(), ""
+            try:
+                for event in client.chat.completions.create(
+                    model="m", messages=messages, stream=True
+                ):
+                    if event.choices and (more := event.choices[0].delta.content):
+                        have_begun.release() if not text else None
+                        text += more
+            except openai.APIError as error:
+                # The SDK raises it for an event with an error, and another one for a cut body.
+                text = f"error: {error.message}"
+            return text, time.monotonic() - began_s
+
+        def ask(number: int) -> list[str | None]:
+            found = []
+            while not are_over.is_set():
+                content = f"call {number}"
+                told = client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": content}]
+                )
+                assert told.choices[0].message.content == f"You said: {content}"
+                found.append(told.choices[0].message.content)
+            return found
+
+        calls = [threads.submit(ask, number) for number in range(8)]
+        streams = [threads.submit(stream) for _ in range(12)]
+        for _ in streams:
+            assert have_begun.acquire(timeout=30)
+        getattr(one, end)()
+        ended = [each.result() for each in streams]
+        are_over.set()
+        assert all(len(each.result()) > 1 for each in calls)
+        broken = [(text, took_s) for text, took_s in ended if text.startswith("error: ")]
+        whole = [text for text, _ in ended if not text.startswith("error: ")]
+        assert broken
+        assert set(whole) == {f"You said: {LONG}"}
+        for text, took_s in broken:
+            assert took_s < TIMEOUT_S + LATE_S, broken
+            assert any(why in text for why in (f"{TIMEOUT_S:g} s", "connection")), text
+
+
 @pytest.mark.parametrize(("fault", "status"), [("500=1", 500), ("429=1", 429)])
 def test_a_call_fails_over_twice_at_most_and_then_gets_the_servers_own_answer(
     tmp_path: Path, fault: str, status: int
