@@ -73,6 +73,7 @@ USED = 0.97
 TRIES, TRY_S = 10, 5.0
 
 
+@pytest.mark.timeout(240)
 def test_a_rate_is_not_passed_and_is_used_wherever_the_connections_are(tmp_path: Path) -> None:
     flags = ("--requests", f"{RATE}/1s")
     # It refuses a call that is over in any window.
