@@ -6,7 +6,7 @@ Each gateway stands in front of two upstreams and has a core of its own; the cli
 upstreams, both compiled (bench/peers/load.c and mock.c), share another one. The gateways take turns
 in each round, over
 
-  whole answers   bodies of 1, 4 and 100 KB, 64 connections, at most as many requests a second as
+  whole answers   bodies of 1, 4 and 100 KB, 100 connections, at most as many requests a second as
                   half of what client and upstreams do without a gateway
   streams         a token each 20 ms; as many streams, up to 500, as leave client and upstreams
                   below 60 % of their core and gaps below 25 ms at p99 without a gateway
@@ -17,7 +17,8 @@ Figures are CPU seconds of the gateway, all its processes and threads, per 1,000
 100 tenants, each with limits of requests, tokens, concurrency and money that do not bind, limits of
 its endpoints, p2c and its metrics. The upstream checks that each request came whole, with its own
 key and without the client's. At the end, redline's /metrics must agree with what the upstreams have
-counted.
+counted, each key must have been used, each upstream must have had its part of the calls, and of one
+more tenant no more calls than its limit may reach the upstreams.
 
 Status 1 if redline takes more than 1.2 times the CPU of sglang-router or more than a fiftieth of
 the LiteLLM proxy's, or adds more than 10 ms to the p99 of gaps or more than 5 ms to that of
@@ -37,6 +38,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,11 +61,16 @@ UPSTREAMS, UPSTREAM_KEY, PLAIN_KEY = 2, "upstream-key", "sk-client"
 TOKENS, INTERVAL_US = 100, 20_000
 BODIES = {"1 KB": 1024, "4 KB": 4096, "100 KB": 102_400}
 STREAMS, LATENCY = "streams", "latency"
-CONNECTIONS, LATENCY_CONNECTIONS = 64, 64
+# Each connection has the key of one tenant, so that all of them are used.
+CONNECTIONS, LATENCY_CONNECTIONS = 100, 100
 STREAM_COUNTS = (500, 400, 300, 200, 100, 50)
 # The LiteLLM proxy passes on some hundred tokens a second.
 SLOW_STREAMS = 8
 KEYS = 100
+# Requests that one more tenant may make, and that it tries.
+BOUND, BOUND_TRIES = 10, 15
+# Of the calls that an equal part would be, each upstream gets at least this.
+LEAST_PART = 0.5
 MOST_RATE = 200.0
 LOAD_CORE, GATEWAY_CORE = 0, 1
 STARTS_WITHIN_S = 180.0
@@ -216,13 +223,16 @@ def _redline(folder: Path, upstreams: Upstreams) -> tuple[list[Process], tuple[i
     keys, secrets = folder / "keys.jsonl", folder / "secrets"
     tenants = [f"tenant-{number}" for number in range(KEYS)]
     secrets.write_text("".join(f"{add_key(keys, name)[1]}\n" for name in tenants))
+    for name in ("bound", "admin"):
+        (folder / name).write_text(add_key(keys, name)[1])
+    limits = f'[tenants.bound]\nrequests = ["{BOUND}/1h"]\n[tenants.admin]\nadmin = true\n'
     endpoints = "".join(
         f'[endpoints.up-{number}]\nbase_url = "http://127.0.0.1:{port}/v1"\n'
         'api_key_env = "UPSTREAM_KEY"\nmodels = { m = "m" }\nconcurrency = 512\n'
         'requests = ["60000000/60s"]\ntokens = ["60000000000/60s"]\n'
         for number, port in enumerate(upstreams.ports)
     )
-    limits = "".join(
+    limits += "".join(
         f'[tenants.{name}]\nrequests = ["6000000/60s"]\ntokens = ["6000000000/60s"]\n'
         'concurrency = 1000\nmoney_per_day = "$10000"\n'
         for name in tenants
@@ -370,6 +380,8 @@ def _count(gateway: Gateway, before: list[Counter[str]], upstreams: Upstreams) -
 
 def drive(gateway: Gateway, load: Load, upstreams: Upstreams) -> dict[str, Any]:
     """One load on one gateway. Raises RuntimeError for an answer or a request that is not whole."""
+    is_judged = gateway.name == JUDGED
+    callers = calls_of_tenants(gateway) if is_judged else Counter[str]()
     before, cpu_s, mock_s = upstreams.counters(), gateway.cpu_s(), upstreams.process.cpu_s()
     words = load.words(gateway.port(load), gateway.keys)
     done = subprocess.run(words, capture_output=True, text=True)
@@ -379,6 +391,10 @@ def drive(gateway: Gateway, load: Load, upstreams: Upstreams) -> dict[str, Any]:
     found = json.loads(done.stdout)
     counted = _count(gateway, before, upstreams)
     _check(gateway, load, found, counted)
+    if is_judged:
+        used = len(calls_of_tenants(gateway) - callers)
+        if used < min(KEYS, load.connections):
+            raise RuntimeError(f"{load.name}: {used} keys were used")
     units = found["tokens"] if load.is_streamed else found["requests"]
     wall_s = max(found["wall_s"], 0.001)
     return {
@@ -393,6 +409,10 @@ def drive(gateway: Gateway, load: Load, upstreams: Upstreams) -> dict[str, Any]:
         "wall_s": wall_s,
         "gateway_busy": round(cpu_s / wall_s, 3),
         "load_busy": round((found["cpu_s"] + mock_s) / wall_s, 3),
+        "upstreams": [
+            now["calls"] - then["calls"]
+            for now, then in zip(upstreams.counters(), before, strict=True)
+        ],
         "latency_ms": found["latency_ms"],
         "gap_ms": found["gap_ms"],
     }
@@ -436,6 +456,45 @@ def check_metrics(gateway: Gateway) -> dict[str, Any]:
     if found != right:
         raise RuntimeError(f"/metrics says {found}, and the upstreams counted {right}")
     return found
+
+
+def calls_of_tenants(gateway: Gateway) -> Counter[str]:
+    """The calls of redline's tenants so far, as its state says."""
+    key = (gateway.keys.parent / "admin").read_text()
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{gateway.ports[0]}/status", headers={"Authorization": f"Bearer {key}"}
+    )
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return Counter({one["name"]: one["calls"] for one in json.load(answer)["tenants"]})
+
+
+def check_split(gateway: Gateway) -> None:
+    """Raises RuntimeError unless each upstream has had its part of the calls."""
+    calls = [each["calls"] for each in gateway.counted]
+    if min(calls) < LEAST_PART * sum(calls) / UPSTREAMS:
+        raise RuntimeError(f"the upstreams counted {calls}, which is no fair split")
+
+
+def check_limit(gateway: Gateway, upstreams: Upstreams) -> None:
+    """Raises RuntimeError unless as many calls of a bound tenant arrive as it may make."""
+    key = (gateway.keys.parent / "bound").read_text()
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{gateway.ports[0]}/v1/chat/completions",
+        body,
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )
+    before = sum(each["calls"] for each in upstreams.counters())
+    refused = 0
+    for _ in range(BOUND_TRIES):
+        try:
+            urllib.request.urlopen(asked, timeout=30).close()
+        except urllib.error.HTTPError as error:
+            refused += error.code == 429
+            error.close()
+    arrived = sum(each["calls"] for each in upstreams.counters()) - before
+    if (arrived, refused) != (BOUND, BOUND_TRIES - BOUND):
+        raise RuntimeError(f"a limit of {BOUND} calls: {arrived} arrived, {refused} were refused")
 
 
 def loads_of(
@@ -653,6 +712,9 @@ def main() -> int:
             runs += [{"round": number + 1, **run} for run in found]
         own = [gateway for gateway in gateways if gateway.name == JUDGED]
         metrics = check_metrics(own[0]) if own else {}
+        for gateway in own:
+            check_split(gateway)
+            check_limit(gateway, upstreams)
     summary = summarize(runs)
     print(show(summary))
     held = bars(summary)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -68,11 +69,59 @@ def test_the_openai_sdk_calls_streams_embeds_and_lists_models(tmp_path: Path) ->
 def test_curl_gets_a_whole_answer_and_its_body_reaches_the_server_byte_for_byte(
     tmp_path: Path,
 ) -> None:
-    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+    with (
+        fleet_of(2, "--latency", "0.5") as sims,
+        Serve(tmp_path, *flags_of(sims)) as serve,
+        ThreadPoolExecutor(8) as threads,
+    ):
         body = json.dumps({"model": "m", "messages": HELLO, "odd": 1.50})
         command = ["curl", "-s", f"{serve.url}/chat/completions", "-d", body]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert json.loads(done.stdout)["choices"][0]["message"]["content"] == "You said: hello"
+
+        def ask(_: int) -> str:
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        for answered in threads.map(ask, range(8)):
+            assert json.loads(answered)["choices"][0]["message"]["content"] == "You said: hello"
+        assert all(sim.stats()["received"] for sim in sims)
+
+
+PLACE: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TOOL: Any = {"type": "function", "function": {"name": "weather", "parameters": PLACE}}
+
+
+def test_the_openai_sdk_calls_tools_before_two_servers(tmp_path: Path) -> None:
+    with (
+        fleet_of(2, "--latency", "0.05") as sims,
+        Serve(tmp_path, *flags_of(sims)) as serve,
+        ThreadPoolExecutor(8) as threads,
+    ):
+        client = client_of(serve)
+        asked: Any = {"model": "m", "tools": [TOOL], "messages": HELLO}
+
+        def converse(number: int) -> str | None:
+            """A call of a tool, whole or as a stream; its result goes back."""
+            if number % 2:
+                whole = client.chat.completions.create(**asked, tool_choice="required")
+            else:
+                with client.chat.completions.stream(**asked, tool_choice="required") as stream:
+                    whole = stream.get_final_completion()
+            [choice] = whole.choices
+            assert choice.finish_reason == "tool_calls"
+            assert choice.message.tool_calls is not None
+            [call] = choice.message.tool_calls
+            assert call.type == "function"
+            assert call.function.name == "weather"
+            assert set(json.loads(call.function.arguments)) == {"city"}
+            answer = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+            turns: Any = [*HELLO, choice.message.model_dump(exclude_none=True), answer]
+            told = client.chat.completions.create(**{**asked, "messages": turns})
+            assert told.choices[0].finish_reason == "stop"
+            return told.choices[0].message.content
+
+        assert all(threads.map(converse, range(16)))
+        received = [sim.stats()["received"] for sim in sims]
+        assert sum(received) == 32
+        assert min(received) > 0
 
 
 def test_what_a_server_refuses_reaches_the_client_as_it_was_said(tmp_path: Path) -> None:
@@ -520,6 +569,95 @@ def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) 
         assert stopped["state"] == "degraded"
         one.go_on()
         wait_until(lambda: ask(0) is not None and one.stats()["in_flight"] == 0)
+
+
+# Words of which the simulator streams one in each fifth of a second.
+LONG = " ".join(f"word-{number}" for number in range(15))
+TIMEOUT_S, FIRST_BYTE_S = 8.0, 3.0
+# How late a busy machine may notice it.
+LATE_S = 3.0
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_a_stream_ends_with_an_error_in_time_once_its_server_is_dead(
+    tmp_path: Path, end: str
+) -> None:
+    """And calls of that server whose answers had not begun are answered by the other one."""
+    times = ("--timeout", f"{TIMEOUT_S}s", "--first-byte-timeout", f"{FIRST_BYTE_S}s")
+    with (
+        fleet_of(2, "--latency", "0.2", "--per-token", "0.2") as (one, two),
+        Serve(tmp_path, *flags_of((one, two)), *times) as serve,
+        ThreadPoolExecutor(32) as threads,
+    ):
+        client = client_of(serve, timeout=60)
+        messages: Any = [{"role": "user", "content": LONG}]
+        have_begun, are_over = threading.Semaphore(0), threading.Event()
+
+        def stream() -> tuple[str, float]:
+            """Its text, or that of its error, and how long it took."""
+            began_s, text = time.monotonic(), ""
+            try:
+                for event in client.chat.completions.create(
+                    model="m", messages=messages, stream=True
+                ):
+                    if event.choices and (more := event.choices[0].delta.content):
+                        have_begun.release() if not text else None
+                        text += more
+            except openai.APIError as error:
+                # The SDK raises it for an event with an error, and another one for a cut body.
+                text = f"error: {error.message}"
+            return text, time.monotonic() - began_s
+
+        def ask(number: int) -> list[str | None]:
+            found = []
+            while not are_over.is_set():
+                content = f"call {number}"
+                told = client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": content}]
+                )
+                assert told.choices[0].message.content == f"You said: {content}"
+                found.append(told.choices[0].message.content)
+            return found
+
+        calls = [threads.submit(ask, number) for number in range(8)]
+        streams = [threads.submit(stream) for _ in range(12)]
+        for _ in streams:
+            assert have_begun.acquire(timeout=30)
+        getattr(one, end)()
+        ended = [each.result() for each in streams]
+        are_over.set()
+        assert all(len(each.result()) > 1 for each in calls)
+        broken = [(text, took_s) for text, took_s in ended if text.startswith("error: ")]
+        whole = [text for text, _ in ended if not text.startswith("error: ")]
+        assert broken
+        assert set(whole) == {f"You said: {LONG}"}
+        for text, took_s in broken:
+            assert took_s < TIMEOUT_S + LATE_S, broken
+            assert any(why in text for why in (f"{TIMEOUT_S:g} s", "connection")), text
+
+
+@pytest.mark.parametrize(("fault", "status"), [("500=1", 500), ("429=1", 429)])
+def test_a_call_fails_over_twice_at_most_and_then_gets_the_servers_own_answer(
+    tmp_path: Path, fault: str, status: int
+) -> None:
+    with fleet_of(5, "--faults", fault) as sims, Serve(tmp_path, *flags_of(sims)) as serve:
+        body = json.dumps({"model": "m", "messages": HELLO}).encode()
+
+        def answer(url: str) -> tuple[int, Any]:
+            try:
+                with urllib.request.urlopen(f"{url}/chat/completions", body, timeout=30) as found:
+                    return found.status, json.load(found)
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, json.load(error)
+
+        own = answer(sims[0].base_url)
+        before = sum(sim.stats()["received"] for sim in sims)
+        assert answer(serve.url) == own
+        assert own[0] == status
+        assert sum(sim.stats()["received"] for sim in sims) == before + 3
+        # Each of them was another server.
+        assert max(sim.stats()["received"] for sim in sims[1:]) == 1
 
 
 async def test_calls_pass_by_an_endpoint_that_parks_as_it_is_asked_for_its_models() -> None:

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from support.serve_process import Serve, keys_of
-from support.sim_process import SimProcess
+from support.sim_process import SimProcess, fleet_of
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -53,23 +53,26 @@ def output_of(client: openai.OpenAI, file_id: str) -> dict[str, Any]:
     return {one["custom_id"]: one for one in found}
 
 
+@pytest.mark.timeout(300)
 def test_a_batch_survives_kill_9_of_the_gateway_and_every_line_has_one_answer(
     tmp_path: Path,
 ) -> None:
-    count, in_flight = 2_000, 64
-    with SimProcess("--latency", "0.05") as sim:
-        flags = ("--endpoint", sim.base_url, "-c", str(in_flight))
+    count, in_flight = 5_000, 64
+    with fleet_of(2, "--latency", "0.05") as sims:
+        flags = [word for sim in sims for word in ("--endpoint", sim.base_url)]
+        flags += ["-c", str(in_flight)]
         with Serve(tmp_path, *flags) as serve:
             client = serve.client()
             batch = begun(client, lines_of(count))
-            until_s = time.monotonic() + 30
-            while sim.stats()["answered"] < count // 2:
+            until_s = time.monotonic() + 60
+            while sum(sim.stats()["answered"] for sim in sims) < count // 2:
                 assert time.monotonic() < until_s
                 time.sleep(0.02)
             serve.end(signal.SIGKILL)
+        assert sum(sim.stats()["answered"] for sim in sims) < count
         with Serve(tmp_path, *flags) as serve:
             client = serve.client()
-            batch = ended(client, batch.id)
+            batch = ended(client, batch.id, within_s=120)
             assert batch.request_counts.completed == count
             answers = output_of(client, batch.output_file_id)
         assert answers.keys() == {f"line {number}" for number in range(count)}
@@ -77,7 +80,10 @@ def test_a_batch_survives_kill_9_of_the_gateway_and_every_line_has_one_answer(
             body = answers[f"line {number}"]["response"]["body"]
             assert body["choices"][0]["message"]["content"] == f"You said: {number}"
         # What was in flight at the moment of death is asked again.
-        assert sim.stats()["received"] <= count + in_flight
+        received = [sim.stats()["received"] for sim in sims]
+        assert sum(received) <= count + in_flight
+        # Both have had a large part of it.
+        assert min(received) > count // 4
 
 
 def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> None:

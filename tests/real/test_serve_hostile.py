@@ -9,9 +9,10 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,9 @@ HELLO = [{"role": "user", "content": "hello"}]
 FLOOD = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"word " * 10_000)
 EVENTS = 1000
 SLOWER = 1.2
-PAIRS = 5
+PAIRS, MOST_PAIRS = 7, 15
+# Of each half of a pair.
+HALF_S = 1.0
 
 
 class World(NamedTuple):
@@ -205,37 +208,6 @@ async def unread(world: World, stack: AsyncExitStack) -> None:
         await client.send(ask)
 
 
-@pytest.mark.parametrize("attack", [silent, slow, unread])
-def test_clients_that_hold_on_do_not_slow_the_others(world: World, attack: Any) -> None:
-    before = world.opened()
-    ratios, costs = [], []
-
-    async def timed() -> tuple[float, float]:
-        begun_s = cpu_s(world.pid)
-        median_s = await good(world, 1600)
-        return median_s, cpu_s(world.pid) - begun_s
-
-    async def pair() -> None:
-        alone_s, alone_cpu_s = await timed()
-        async with AsyncExitStack() as stack:
-            await attack(world, stack)
-            # What was begun has come to where it stays.
-            await asyncio.sleep(0.5)
-            beside_s, beside_cpu_s = await timed()
-            if attack is unread:
-                assert (await world.shown())["running"] == 8
-        ratios.append(beside_s / alone_s)
-        costs.append(beside_cpu_s / alone_cpu_s)
-
-    for _ in range(PAIRS):
-        asyncio.run(pair())
-        settle(world.status, world.opened, before)
-        if min(ratios) <= SLOWER and min(costs) <= SLOWER:
-            break
-    assert min(ratios) <= SLOWER, (ratios, costs)
-    assert min(costs) <= SLOWER, (ratios, costs)
-
-
 async def test_a_stream_that_is_not_read_gives_up_its_slot_once_others_wait_for_it() -> None:
     with flooding() as flood:
         endpoint = Endpoint(base_url=flood, models={"flood": "flood"}, limits=Limits(concurrency=1))
@@ -258,6 +230,51 @@ async def test_a_stream_that_is_not_read_gives_up_its_slot_once_others_wait_for_
 
 
 # Requests that are work.
+
+
+Attack = Callable[[World, AsyncExitStack], Awaitable[object]]
+
+
+def sending(per_s: float, of: Callable[[World], Iterable[bytes]]) -> Attack:
+    """A client that sends these requests in turn, so many a second, each on a new connection."""
+
+    async def attack(world: World, stack: AsyncExitStack) -> None:
+        answered = 0
+
+        async def go_on() -> None:
+            nonlocal answered
+            for data in cycle([*of(world)]):
+                assert (await once(world, data)).status >= 400
+                answered += 1
+                await asyncio.sleep(1 / per_s)
+
+        async def end(task: asyncio.Task[None]) -> None:
+            task.cancel()
+            await asyncio.wait([task])
+            assert task.cancelled(), task.exception()
+            assert answered > 0
+
+        stack.push_async_callback(end, asyncio.create_task(go_on()))
+
+    return attack
+
+
+def huge(world: World) -> list[bytes]:
+    """Bodies of 20 MB, and one that says that it is longer than any may be."""
+    much = b'{"a":' + b" " * 20_000_000
+    endless = request("POST", CHAT, b"", world.key).replace(b"length: 0", b"length: 99999999999")
+    return [request("POST", CHAT, much, world.key), endless]
+
+
+def wrong_keys(world: World) -> list[bytes]:
+    body = {"model": "m", "messages": HELLO}
+    return [request("POST", CHAT, body, f"rl-{number:043}") for number in range(1000)]
+
+
+def smuggled(world: World) -> list[bytes]:
+    return [
+        data.replace(b"/first", CHAT.encode()) for data in (*REFUSED.values(), *ENDLESS.values())
+    ]
 
 
 def attacks(world: World) -> dict[str, bytes]:
@@ -301,6 +318,61 @@ async def once(world: World, data: bytes) -> Answer:
             sending.cancel()
             await asyncio.wait([sending])
             sending.cancelled() or sending.exception()
+
+
+async def settled(world: World, within_s: float = 5.0) -> None:
+    """Returns once what was begun has come to where it stays, or is seen to go on."""
+    until_s = time.monotonic() + within_s
+    before_s = -1.0
+    while (now_s := cpu_s(world.pid)) > before_s + 0.01 and time.monotonic() < until_s:
+        before_s = now_s
+        await asyncio.sleep(0.5)
+
+
+HOSTILE: dict[str, Attack] = {
+    "silent connections": silent,
+    "slow heads and bodies": slow,
+    "unread streams": unread,
+    "wrong keys": sending(50, wrong_keys),
+    "bad requests": sending(5, lambda world: attacks(world).values()),
+    "huge bodies": sending(1, huge),
+    "smuggled requests": sending(50, smuggled),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_clients_do_not_slow_the_others(world: World, name: str) -> None:
+    """By medians of pairs, alone and beside them, of the time and the CPU that each call takes."""
+    before = world.opened()
+    ratios: list[float] = []
+    costs: list[float] = []
+
+    async def timed() -> tuple[float, float]:
+        begun_s, begun_cpu_s, calls = time.monotonic(), cpu_s(world.pid), 0
+        while time.monotonic() < begun_s + HALF_S:
+            await good(world, 40)
+            calls += 40
+        return (time.monotonic() - begun_s) / calls, (cpu_s(world.pid) - begun_cpu_s) / calls
+
+    async def pair() -> None:
+        alone_s, alone_cpu_s = await timed()
+        async with AsyncExitStack() as stack:
+            await HOSTILE[name](world, stack)
+            await settled(world)
+            beside_s, beside_cpu_s = await timed()
+            if name == "unread streams":
+                assert (await world.shown())["running"] == 8
+        ratios.append(beside_s / alone_s)
+        costs.append(beside_cpu_s / alone_cpu_s)
+
+    def is_well() -> bool:
+        return max(statistics.median(ratios), statistics.median(costs)) <= SLOWER
+
+    # More of them where a busy machine has spoilt some.
+    while len(ratios) < PAIRS or (not is_well() and len(ratios) < MOST_PAIRS):
+        asyncio.run(pair())
+        settle(world.status, world.opened, before)
+    assert is_well(), (ratios, costs)
 
 
 def test_no_request_holds_up_the_others_for_long(world: World) -> None:

@@ -67,31 +67,42 @@ def spread(url: str, count: int, key: str = "") -> list[Line]:
     return [line for name in workers_of(url, 2) for line in lines_on_one(url, count, name, key)]
 
 
+RATE = 50
+# Of a limit, at least. A machine that is busy rings timers late, so that it may take a few tries.
+USED = 0.97
+TRIES, TRY_S = 10, 5.0
+
+
+@pytest.mark.timeout(240)
 def test_a_rate_is_not_passed_and_is_used_wherever_the_connections_are(tmp_path: Path) -> None:
-    flags = ("--requests", "50/1s")
-    used: list[float] = []
-    with SimProcess(*flags) as sim:
+    flags = ("--requests", f"{RATE}/1s")
+    # It refuses a call that is over in any window.
+    with SimProcess("--algorithm", "moving", *flags) as sim:
 
-        def measure(lines: list[Line]) -> None:
+        def share() -> float:
+            """Of the limit, what is used in the time of a try."""
+            before, began_s = sim.stats()["received"], time.monotonic()
+            time.sleep(TRY_S)
+            after, ended_s = sim.stats()["received"], time.monotonic()
+            return float(after - before) / (ended_s - began_s) / RATE
+
+        def check(lines: list[Line]) -> None:
+            shares: list[float] = []
             with Load(lines) as load:
-                time.sleep(1.0)
-                before, began_s = sim.stats()["received"], time.monotonic()
-                time.sleep(4.0)
-                after, ended_s = sim.stats()["received"], time.monotonic()
-            used.append((after - before) / (ended_s - began_s))
+                # The guard is measured meanwhile.
+                wait_until(lambda: load.statuses[200] > 2 * RATE)
+                while len(shares) < TRIES and max(shares, default=0.0) < USED:
+                    shares.append(share())
             assert set(load.statuses) == {200}
+            assert max(shares) >= USED, shares
+            # Nor is a large part of it ever left to a worker that has nothing to send.
+            assert min(shares) > 0.8, shares
 
-        for workers in ("1", "2"):
-            place = tmp_path / workers
-            place.mkdir()
-            with Serve(place, "--workers", workers, "--endpoint", sim.base_url, *flags) as serve:
-                measure(lines_on_one(serve.url, 30))
-                if workers == "2":
-                    measure(spread(serve.url, 15))
+        with Serve(tmp_path, "--workers", "2", "--endpoint", sim.base_url, *flags) as serve:
+            check(lines_on_one(serve.url, 30))
+            check(spread(serve.url, 15))
         stats = sim.stats()
     assert stats["by_status"] == {"200": stats["received"]}
-    # As one process does on the same machine, whatever else it does.
-    assert min(used[1:]) > 0.8 * used[0]
 
 
 def test_slots_are_shared_and_one_worker_may_have_them_all(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_tenants_get_weighted_max_min_shares_in_tokens(klass: str) -> None:
     def check(is_fair: bool) -> None:
         used = used_by_tenants(klass, is_fair=is_fair)
         # The modest tenant gets what it asks for, the others share the rest by weight.
-        assert used["modest"] == pytest.approx(MODEST * LASTS_S, rel=0.1)
+        assert used["modest"] == pytest.approx(MODEST * LASTS_S, rel=0.05)
         left = sum(used.values()) - used["modest"]
         for name, weight in [("one", 1.0), ("double", 2.0), ("long", 1.0)]:
             assert used[name] == pytest.approx(left * weight / 4.0, rel=0.05)

@@ -21,19 +21,23 @@ from redline.serve.dashboard import Binding
 from redline.waist import Health, Load
 
 BUSY = 0.9
+# How a load names slots as what holds the next call.
+_SLOTS = "calls in flight"
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """A gateway in the last second.
 
     loads: of its pools. is_full: -c is the bound that is reached, in a pool. states: of
-    its endpoints. waiting: calls that wait. answers_per_s: mean of the last minute. busy: share of
-    the time in which its process computed. now_s: monotonic.
+    its endpoints. working: loads of those that are ready or warming. waiting: calls that wait.
+    answers_per_s: mean of the last minute. busy: share of the time in which its process computed.
+    now_s: monotonic.
     """
 
     loads: Sequence[Load]
     is_full: bool
     states: Sequence[Health]
+    working: Sequence[Load]
     waiting: int
     answers_per_s: float
     busy: float
@@ -44,8 +48,7 @@ def binding_of(facts: Facts) -> Binding:
     """The cause that holds waiting calls back, and the advice."""
     if not facts.loads:
         return Binding(cause="nothing", sentence="A function answers: it has no endpoint.")
-    working = [one for one in facts.states if one in (Health.READY, Health.WARMING)]
-    if not working:
+    if not facts.working:
         states = ", ".join(sorted({one.value for one in facts.states})) or "none is there"
         return Binding(
             cause="down",
@@ -60,7 +63,7 @@ def binding_of(facts: Facts) -> Binding:
         )
     if not facts.waiting:
         return Binding(cause="nothing", sentence="Nothing: every call starts at once.")
-    until_s = min(one.parked_until_s for one in facts.loads)
+    until_s = min(one.parked_until_s for one in facts.working)
     if until_s > facts.now_s:
         return Binding(
             cause="parked",
@@ -68,21 +71,26 @@ def binding_of(facts: Facts) -> Binding:
             f"{duration(until_s - facts.now_s)}. {_waiting(facts)}",
             advice="Another endpoint or key would take these calls now.",
         )
-    return _full(facts, len(working))
+    return _full(facts)
 
 
-def _full(facts: Facts, working: int) -> Binding:
+def _full(facts: Facts) -> Binding:
     """The binding cause when the endpoints work but have no room."""
+    working = len(facts.working)
     more = facts.answers_per_s / working
     gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
-    binds = next((one.binds for one in facts.loads if one.binds), "")
     if facts.is_full:
+        most = next(one.binds for one in facts.loads if one.binds.endswith(_SLOTS))
         return Binding(
             cause="concurrency",
-            sentence=f"As many calls are in flight as -c allows: {binds}. {_waiting(facts)}",
+            sentence=f"As many calls are in flight as -c allows: {most}. {_waiting(facts)}",
             advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
         )
-    if binds and not binds.endswith("calls in flight"):
+    # What has asked to wait, or does not work, is held by no limit.
+    asked = [one for one in facts.working if one.parked_until_s <= facts.now_s]
+    nearest = sorted(asked, key=lambda one: one.room_s)
+    binds = next((one.binds for one in nearest if one.binds), "")
+    if binds and not binds.endswith(_SLOTS):
         return Binding(
             cause="limit",
             sentence=f"The rate limit {binds} holds the next call. {_waiting(facts)}",

@@ -91,9 +91,10 @@ class GatewayWatch:
         self._changes.append(Event(at_s=SYSTEM.wall_s(), what=what))
 
     def snapshot(self) -> Snapshot:
-        """The state now."""
+        """The state now. Its list of changes has those of the states that it shows."""
         now_s = SYSTEM.now_s()
         endpoints = self._endpoints(now_s)
+        self._note_states(endpoints)
         answers, tokens = self._rates()
         counts = self._buckets()
         return Snapshot(
@@ -169,12 +170,16 @@ class GatewayWatch:
                 )
             )
         self._looks.append(look)
-        states = {one.name: one.state for one in self._endpoints(look.at_s)}
+        self._note_states(self._endpoints(look.at_s))
+        self._bound(look.at_s)
+
+    def _note_states(self, endpoints: Sequence[EndpointView]) -> None:
+        """Notes which endpoints have another state than when this was last called."""
+        states = {one.name: one.state for one in endpoints}
         for name, state in states.items():
             if self._states.get(name, state) != state:
                 self.note(f"{name} is {state}, and was {self._states[name]}")
         self._states = states
-        self._bound(look.at_s)
 
     def _waits(self) -> int:
         now_s, ways = SYSTEM.now_s(), self._lineup.ways
@@ -185,10 +190,16 @@ class GatewayWatch:
 
     def _bound(self, now_s: float) -> Binding:
         pools = self._lineup.pools
+        seen = [
+            (member.health(now_s, load), load)
+            for member in self._lineup.members
+            for load in (member.backend.load(now_s),)
+        ]
         facts = Facts(
             loads=[pool.load(now_s) for pool in pools],
             is_full=any(pool.is_full for pool in pools),
-            states=[member.health(now_s) for member in self._lineup.members],
+            states=[state for state, _ in seen],
+            working=[load for state, load in seen if state in (Health.READY, Health.WARMING)],
             waiting=self._waits(),
             answers_per_s=self._rates()[0],
             busy=self._busy(),

@@ -1,0 +1,68 @@
+"""What a gateway says holds its calls back."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from redline.serve.gateway.binding import Facts, binding_of
+from redline.waist import Health, Load
+
+NOW_S = 100.0
+READY = Load(slots=4, in_flight=2)
+FULL = Load(slots=4, in_flight=4, room_s=math.ulp(0.0), binds="4 calls in flight")
+LIMITED = Load(slots=4, room_s=0.5, binds="50/1s requests")
+PARKED = Load(room_s=9, parked_until_s=NOW_S + 9, binds="the endpoint asked to wait")
+# Between two of its own tries to connect, and at the moment of one.
+LOST = Load(
+    state=Health.DEGRADED,
+    room_s=0.2,
+    parked_until_s=NOW_S + 0.2,
+    binds="the endpoint is out of reach",
+)
+TRIED = Load(state=Health.DEGRADED, parked_until_s=NOW_S, binds="the endpoint is out of reach")
+
+
+def cause_and_text(*endpoints: Load, **facts: Any) -> tuple[str, str]:
+    """Of a gateway with these endpoints in one pool, at which calls wait."""
+    usual: dict[str, Any] = {
+        "loads": [min(endpoints, key=lambda one: one.room_s)],
+        "is_full": False,
+        "waiting": 20,
+        "answers_per_s": 50.0,
+        "busy": 0.1,
+        "now_s": NOW_S,
+    }
+    found = binding_of(
+        Facts(
+            states=[one.state for one in endpoints],
+            working=[one for one in endpoints if not one.is_down],
+            **(usual | facts),
+        )
+    )
+    return found.cause, found.sentence
+
+
+def test_an_endpoint_that_is_down_is_not_called_a_limit() -> None:
+    for down in (LOST, TRIED):
+        assert cause_and_text(down, FULL) == cause_and_text(FULL)
+        assert cause_and_text(down, LIMITED) == cause_and_text(LIMITED)
+        assert cause_and_text(down, PARKED) == cause_and_text(PARKED)
+        assert cause_and_text(down, READY)[0] == "endpoints"
+        assert cause_and_text(down)[0] == "down"
+        full = Load(binds="8 calls in flight")
+        cause, text = cause_and_text(down, READY, loads=[down, full], is_full=True)
+        assert (cause, "allows: 8 calls in flight." in text) == ("concurrency", True)
+
+
+def test_a_limit_holds_a_call_that_an_endpoint_beside_it_has_asked_to_wait_with() -> None:
+    assert cause_and_text(FULL)[0] == "endpoints"
+    cause, text = cause_and_text(PARKED, LIMITED)
+    assert (cause, "The rate limit 50/1s requests holds" in text) == ("limit", True)
+    assert cause_and_text(PARKED, FULL)[0] == "endpoints"
+    assert cause_and_text(PARKED, PARKED)[0] == "parked"
+
+
+def test_nothing_is_said_to_hold_back_calls_that_start_at_once() -> None:
+    assert cause_and_text(READY, waiting=0)[0] == "nothing"
+    assert cause_and_text(LIMITED, waiting=0)[0] == "nothing"
