@@ -21,10 +21,12 @@ from redline.timeline.phases import Ended, phases_of
 from redline.timeline.sketch import Sketch, merged_sketches
 from redline.timeline.window import (
     MOST_ENDPOINTS,
+    NO_USE,
     EndpointState,
     Holder,
     LimitUse,
     Phases,
+    ServerUse,
     Totals,
     Window,
     merged_phases,
@@ -46,7 +48,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
     calls: that have their outcome.
     thread_s: CPU seconds of the event loop's thread, and seconds in which it was ready to run but
-    had no CPU. cpu_s: CPU seconds of the whole process.
+    had no CPU. cpu_s: CPU seconds of the whole process. server: of a model in this process.
     """
 
     sent: int = 0
@@ -61,6 +63,7 @@ class Counters(msgspec.Struct, kw_only=True):
     cpu_s: float = 0.0
     write_s: float = 0.0
     sync_s: float = 0.0
+    server: ServerUse = NO_USE
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -226,6 +229,7 @@ class Gatherer:
             write_s=rounded(new.write_s - old.write_s),
             sync_s=rounded(new.sync_s - old.sync_s),
             calls=new.calls - old.calls,
+            server=new.server.since(old.server),
             latency=merged_sketches(self._latency),
             first=merged_sketches(self._first),
             first_token=merged_sketches(self._first_token),
