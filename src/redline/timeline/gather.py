@@ -44,7 +44,7 @@ _LONGEST_ERROR = 300
 _SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
 _FIRST_TOKEN = attrgetter("first_token_s")
 
-# Durations in seconds, by how many calls each of them stands for. They become a sketch at the end
+# Durations in seconds, by how many calls each of them counts for. They become a sketch at the end
 # of the window, since one for each sample would cost as much as the calls do.
 _Durations = dict[int, list[float]]
 
