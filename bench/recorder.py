@@ -1,27 +1,42 @@
-"""What it costs to record a run: python bench/recorder.py [--pairs 10]
+"""What it costs to watch a run: python bench/recorder.py [--pairs 10]
 
-Each pair runs the same rows as they are run, with the timeline of what binds and the figures of the
-screen, and with both taken out by a `sitecustomize`: nothing is sampled, and the attempts of a call
-are thrown away. In turn, against one server, under the loads of bench/versions.py, with a limit
-that never binds. Status 1 if the upper end of a one-sided 95 % interval for the mean ratio of CPU
-seconds is above --most.
+Each pair runs the same rows with all of it on, the timeline of what binds, the live view on a
+terminal and the metrics page, and with all of it off: no view, no page, nothing is sampled, and the
+attempts of a call are thrown away. In turn, against one server, under both loads of bench/run.py,
+with its rows and its limit that never binds. A run of fewer rows takes off what is spent once, such
+as the start of the page's server. Status 1 if the upper end of a one-sided 95 % interval for the
+mean ratio of CPU seconds is above --most.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import shlex
 import sys
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import record
-from versions import IN_FLIGHT, LOADS, Variant, compare, summarize, write_rows
+import run
+from versions import IN_FLIGHT, compare, summarize
 
-LOAD = "with --rps"
-OFF = """
+# Of bench/run.py, with the numbers of rows that bench/versions.py has for as many in flight.
+LOADS = {
+    name: next(
+        counts._replace(latency_s=latency_s)
+        for counts in IN_FLIGHT.values()
+        if counts.count == in_flight
+    )
+    for name, (in_flight, latency_s) in run.LOADS.items()
+}
+START = f"""
 import sys
+sys.path.insert(0, {str(record.ROOT / "src")!r})
+sys.argv[0] = "redline"
+from redline.cli import main
+"""
+# Takes out what records.
+WITHOUT = """
 from redline.job.work import sampler
 from redline.timeline import Gatherer
 
@@ -38,6 +53,31 @@ Gatherer.__init__ = without
 sampler.Sampler.start = lambda self, *parts: None
 sampler.Sampler.finish = nothing
 """
+# What each run has beside its rows and its load: with all of it, and without.
+ON, OFF = ("--metrics-port", "0"), ("-q",)
+
+
+class Variant(NamedTuple):
+    """Runs with all of it on, or off, against a server with so many calls in flight."""
+
+    is_on: bool
+    url: str
+    in_flight: int
+
+    def cpu_s(self, rows: Path) -> float:
+        """CPU seconds of one run over `rows`. Raises RuntimeError if a result is missing."""
+        usual = run.command("redline", None, self.url, self.in_flight)
+        words = [str(rows) if word == "rows.jsonl" else word for word in usual]
+        code = f"{START}{'' if self.is_on else WITHOUT}main()"
+        words = [sys.executable, "-c", code, *words[len(record.REDLINE) :]]
+        words += ON if self.is_on else OFF
+        with record.scratch() as folder:
+            process = record.run_client(words, folder, on_terminal=self.is_on)
+            written = sum(1 for _ in (folder / "out.jsonl").open("rb"))
+        expected = sum(1 for _ in rows.open("rb"))
+        if written != expected:
+            raise RuntimeError(f"{written} of {expected} results were written")
+        return process.cpu_s
 
 
 def main() -> int:
@@ -47,29 +87,29 @@ def main() -> int:
     parser.add_argument("--most", type=float, default=1.05, help="the bound that is allowed")
     parser.add_argument("--results", type=Path, default=record.RESULTS)
     given = parser.parse_args()
-    settings = {"pairs": given.pairs, "load": LOAD, "most": given.most}
-    settings |= {name: counts._asdict() for name, counts in IN_FLIGHT.items()}
+    settings = {"pairs": given.pairs, "most": given.most, "prompt_bytes": run.PROMPT_BYTES}
+    settings |= {"on": f"{shlex.join(ON)}, on a terminal", "off": shlex.join(OFF)}
+    settings |= {name: counts._asdict() for name, counts in LOADS.items()}
     kept = record.Record("recorder", settings, {"sim": 0})
     kept.versions.update(record.own_versions("httptools", "uvloop", "msgspec"))
     summary, raw = dict[str, Any](), dict[str, Any]()
-    with tempfile.TemporaryDirectory() as name:
-        folder, source = Path(name), record.ROOT / "src"
-        (folder / "sitecustomize.py").write_text(OFF)
-        # As a path of two folders: the first has what takes the recorder out.
-        sources = [Path(f"{folder}{os.pathsep}{source}"), source]
-        for in_flight, counts in IN_FLIGHT.items():
-            rows = [write_rows(folder / f"{n}.jsonl", n) for n in (counts.many, counts.few)]
-            with record.serving(record.sim("--latency", str(counts.latency_s))) as server:
-                flags = [*LOADS[LOAD], "-c", str(counts.count), "--base-url", server.url]
-                variants = [Variant(source, flags) for source in sources]
-                raw[in_flight] = compare(variants, rows, counts, given.pairs)
-            one = summary[in_flight] = summarize(raw[in_flight])
-            print(
-                f"{in_flight}: {one['old_cpu_s_per_1000']:.4f} -> {one['new_cpu_s_per_1000']:.4f} "
-                f"CPU s per 1,000 calls, median ratio {one['ratio']:.3f}, upper 95 % bound "
-                f"{one['bound']:.3f} ({given.most:g} allowed)",
-                flush=True,
-            )
+    for load, counts in LOADS.items():
+        with (
+            record.scratch() as folder,
+            record.serving(record.sim("--latency", str(counts.latency_s))) as server,
+        ):
+            rows = [folder / f"{count}.jsonl" for count in (counts.many, counts.few)]
+            for path, count in zip(rows, (counts.many, counts.few), strict=True):
+                record.write_rows(path, count, run.PROMPT_BYTES)
+            variants = [Variant(is_on, server.url, counts.count) for is_on in (False, True)]
+            raw[load] = compare(variants, rows, counts, given.pairs)
+        one = summary[load] = summarize(raw[load])
+        print(
+            f"{load}: {one['old_cpu_s_per_1000']:.4f} -> {one['new_cpu_s_per_1000']:.4f} "
+            f"CPU s per 1,000 calls, median ratio {one['ratio']:.3f}, upper 95 % bound "
+            f"{one['bound']:.3f} ({given.most:g} allowed)",
+            flush=True,
+        )
     print(f"written: {kept.write(given.results, summary, raw)}")
     return int(any(one["bound"] > given.most for one in summary.values()))
 

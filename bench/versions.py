@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import record
 
@@ -77,26 +77,6 @@ def checked_out(commit: str, folder: Path) -> Iterator[Path]:
         subprocess.run([*git, "remove", "--force", str(folder)], check=True)
 
 
-def cpu_s(source: Path, rows: Path, flags: Sequence[str]) -> float:
-    """CPU seconds of one run over `rows`, with its children."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", SERVE, "run", str(rows), *FLAGS, *flags]
-        command += ["-o", str(Path(folder) / "out.jsonl")]
-        # Otherwise each run would compile what it imports.
-        kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        process = subprocess.Popen(
-            command,
-            env=kept | {"PYTHONPATH": str(source)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise RuntimeError(f"{command} ended with status {process.returncode}")
-        return usage.ru_utime + usage.ru_stime
-
-
 def write_rows(path: Path, count: int) -> Path:
     text = "Ticket {}: the printer on floor {} does not answer, please help us soon."
     lines = (
@@ -113,27 +93,51 @@ def upper_bound(ratios: list[float]) -> float:
     return math.exp(statistics.mean(logs) + t * statistics.stdev(logs) / math.sqrt(len(logs)))
 
 
+class Compared(Protocol):
+    """One of the things that are compared."""
+
+    def cpu_s(self, rows: Path) -> float:
+        """CPU seconds of one run over `rows`."""
+
+
 class Variant(NamedTuple):
-    """One of the things that are compared: a version of the program, and the flags of its runs."""
+    """A version of the program, and the flags of its runs."""
 
     source: Path
     flags: Sequence[str]
 
+    def cpu_s(self, rows: Path) -> float:
+        """CPU seconds of one run over `rows`, with its children."""
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-c", SERVE, "run", str(rows), *FLAGS, *self.flags]
+            command += ["-o", str(Path(folder) / "out.jsonl")]
+            # Otherwise each run would compile what it imports.
+            kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+            process = subprocess.Popen(
+                command,
+                env=kept | {"PYTHONPATH": str(self.source)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            if process.returncode:
+                raise RuntimeError(f"{command} ended with status {process.returncode}")
+            return usage.ru_utime + usage.ru_stime
+
 
 def compare(
-    variants: Sequence[Variant], rows: Sequence[Path], counts: InFlight, pairs: int
+    variants: Sequence[Compared], rows: Sequence[Path], counts: InFlight, pairs: int
 ) -> list[list[float]]:
     """CPU seconds per 1,000 calls of each pair, in the order of the variants. rows: many, few."""
     found = []
     for variant in variants:
-        cpu_s(variant.source, rows[-1], variant.flags)  # warms up, and compiles what it imports
+        variant.cpu_s(rows[-1])  # warms up, and compiles what it imports
     for pair in range(pairs):
         spent_s = [0.0] * len(variants)
         for turn in range(counts.turns):
             for at in range(len(variants))[:: 1 if (pair + turn) % 2 else -1]:
-                many_s, few_s = (
-                    cpu_s(variants[at].source, path, variants[at].flags) for path in rows
-                )
+                many_s, few_s = (variants[at].cpu_s(path) for path in rows)
                 spent_s[at] += many_s - few_s
         calls = counts.turns * (counts.many - counts.few)
         found.append([round(1000 * each_s / calls, 5) for each_s in spent_s])

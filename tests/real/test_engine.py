@@ -18,6 +18,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -31,10 +32,12 @@ import redline
 from crash.killing import COMMAND, clean_environ
 from redline import EngineSettings, LocalEngine
 from redline.calls import Call, Health, Request
+from redline.engine.api import gpu_use
 from redline.engine.model import Runner
 from redline.engine.step import Core
 from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.serve import Serving, serving
+from redline.timeline import NAME, ServerUse, merged_use, read_timeline
 from support.engine_models import (
     VOCABULARY,
     Continuation,
@@ -303,6 +306,44 @@ def test_a_run_with_a_model_inside(folder: Path, said: list[Continuation], tmp_p
         assert line["finish_reason"] == "length"
     os.utime(folder / "model.safetensors")  # another identity for a cache, and no other endpoint
     assert redline.run(rows, endpoint=engine, output=str(output)).skipped == len(said)
+
+
+def test_a_run_with_a_model_inside_records_how_it_was_used(
+    folder: Path, said: list[Continuation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.engine.api.gpu_use", lambda: 0.75)
+    engine = LocalEngine(EngineSettings(model=str(folder), max_batch_size=4))
+    assert engine.use() == ServerUse()
+    rows = [{"url": "/v1/completions", "body": body_of(one)} for one in said]
+    report = redline.run(rows, endpoint=engine, output=str(tmp_path / "out.jsonl"))
+    use = engine.use()
+    assert report.succeeded == len(said)
+    assert 0 < use.batch_rows <= use.batch_places
+    assert use.batch_places % 4 == 0
+    assert use.gpu_busy == 0.75 * use.gpu_reads > 0
+    windows = read_timeline(tmp_path / "out.redline" / NAME).runs[-1].windows
+    # The first reading is before the run.
+    assert merged_use(one.server for one in windows).batch_places == use.batch_places
+    assert merged_use(one.server for one in windows).batch_rows == use.batch_rows
+
+
+def test_the_use_of_a_gpu_is_a_share_or_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml: Any = ModuleType("pynvml")
+    nvml.NVMLError = type("NVMLError", (Exception,), {})
+
+    def refused() -> int:
+        raise nvml.NVMLError
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert gpu_use() is None
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.utilization", lambda: 60)
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_use() is None
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert gpu_use() == pytest.approx(0.6)
+    monkeypatch.setattr("torch.cuda.utilization", refused)
+    assert gpu_use() is None
 
 
 def body_of(one: Continuation) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import pytest
 
 from redline.calls import Backend, Call, Endpoint, HttpBackend, Request, Retry
@@ -231,3 +232,34 @@ def test_what_may_have_been_other_attempts_is_not_attributed() -> None:
     phases = phases_of([(10.0, 131.5, tried)])
     assert phases.unattributed_s == pytest.approx(90.0)
     assert phases.total_s == pytest.approx(121.5)
+
+
+def waited(draw: random.Random, begun_s: float) -> Attempt:
+    """An attempt with some of the marks that there may be, in their order."""
+    at_s = begun_s
+    marks = dict[str, float | None]()
+    is_waited, is_sent = draw.random() < 0.6, draw.random() < 0.8
+    names = ["queued_s"]
+    names += ["eligible_s", "slot_s", "ahead_s", "connected_s", "granted_s"] if is_waited else []
+    names += ["sent_s", "first_byte_s", "first_token_s"] if is_sent else []
+    needed = {"eligible_s", "sent_s", "first_byte_s"} if draw.random() < 0.8 else {"sent_s"}
+    for name in names:
+        at_s += draw.random()
+        marks[name] = at_s if name in needed or draw.random() < 0.5 else None
+    marks = {"sent_s": None, "first_byte_s": None, **marks}
+    if marks["first_byte_s"] is None:
+        marks["first_token_s"] = None
+    return Attempt("one", None, complete_s=at_s + draw.random(), **marks)  # type: ignore[arg-type]
+
+
+def test_phases_add_up_to_the_whole_time_whatever_a_call_waited_for() -> None:
+    draw = random.Random(3)
+    for _ in range(400):
+        begun_s = draw.uniform(1e5, 1e5 + 60)
+        tried = [waited(draw, begun_s)]
+        if draw.random() < 0.2:
+            tried.append(waited(draw, tried[0].complete_s + draw.random()))
+        ended_s = tried[-1].complete_s + draw.random()
+        found = msgspec.structs.astuple(phases_of([(begun_s, ended_s, tried)]))
+        assert sum(found) == pytest.approx(ended_s - begun_s, abs=1e-6)
+        assert min(found) >= 0

@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from statistics import mean, stdev
 from types import ModuleType
@@ -173,6 +174,17 @@ def test_token_limits_are_used_and_kept(results: dict[str, Any]) -> None:
         if line["rate"] == "200k/60s":
             assert rejected == 0
             assert line["used_min"] >= 0.95
+
+
+def test_watching_a_run_costs_at_most_what_is_allowed(results: dict[str, Any]) -> None:
+    recorder = script("bench/recorder.py", "record", "run", "versions")
+    result = results.get("recorder", {"raw": {}})
+    if set(result["raw"]) != set(recorder.LOADS):
+        pytest.skip("the record is of other loads, from before all of it was measured")
+    for pairs in result["raw"].values():
+        assert len(pairs) >= 10
+        ratios = [on / off for off, on in pairs]
+        assert sys.modules["versions"].upper_bound(ratios) <= 1.05
 
 
 def test_unknown_limits_are_found(results: dict[str, Any]) -> None:

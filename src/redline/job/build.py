@@ -306,6 +306,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         endpoints=calls.endpoints,
         journal=journal,
         metered=calls.metered,
+        embedded=job.embedded,
     )
     return Run(
         job=job,

@@ -3,7 +3,7 @@
 from redline.observe.alert_rules import (
     BUILT_IN,
     KNOWN_RULES,
-    WITHOUT_FIGURES,
+    OF_A_MODEL,
     AlertSettings,
     Rule,
 )

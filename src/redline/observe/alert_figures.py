@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from redline.timeline import Holder, Window, errors_of
+from redline.timeline import Holder, ServerUse, Window, errors_of, merged_use
 
 # A figure needs windows that cover this share of its span; they do not end on whole seconds.
 _LEAST_OF = 0.9
@@ -62,6 +62,18 @@ def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
     """Failed attempts by kind, most first."""
     errors = errors_of(_lately(seen.windows, span_s))
     return dict(errors.most_common())
+
+
+def batch_efficiency(seen: Seen, span_s: float) -> float | None:
+    """The share of the places in a model's batches that were taken."""
+    use = _use(seen, span_s)
+    return use.batch_rows / use.batch_places if use.batch_places else None
+
+
+def gpu_utilization(seen: Seen, span_s: float) -> float | None:
+    """The share of the time in which a model's GPU computed."""
+    use = _use(seen, span_s)
+    return use.gpu_busy / use.gpu_reads if use.gpu_reads else None
 
 
 def queue_growth(seen: Seen, span_s: float) -> float | None:
@@ -117,12 +129,23 @@ def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> 
 
 def _rate(seen: Seen, span_s: float, count: Callable[[Window], int]) -> float | None:
     """Counts per second; None without windows, or if most samples had no row to send."""
+    found = _at_work(seen, span_s)
+    if not found:
+        return None
+    return sum(map(count, found)) / sum(window.span_s for window in found)
+
+
+def _use(seen: Seen, span_s: float) -> ServerUse:
+    """How a model in the run's process was used; not at all if most samples had no row to send."""
+    return merged_use(window.server for window in _at_work(seen, span_s))
+
+
+def _at_work(seen: Seen, span_s: float) -> list[Window]:
+    """The windows of the last seconds; none if most of their samples had no row to send."""
     found = _lately(seen.windows, span_s)
     samples = sum(window.samples for window in found)
     idle = sum(window.held.get(one, 0) for window in found for one in _IDLE)
-    if not found or idle >= 0.5 * max(1, samples):
-        return None
-    return sum(map(count, found)) / sum(window.span_s for window in found)
+    return found if idle < 0.5 * max(1, samples) else []
 
 
 def _waiting(windows: Sequence[Window]) -> float:

@@ -1,16 +1,18 @@
 """The rules that raise an alert, and what they advise.
 
-rule            figure                                    breached  usual  for
-error_rate      share of the attempts that failed         above     20 %   30 s
-tokens_falling  tokens/s, of those of the best minute     below     50 %   60 s
-queue_growth    calls that wait, of those 30 s before     above     1.2    60 s
-budget_burn     expected cost of the job, of the budget   above     100 %  30 s
-rows_per_s      rows/s                                    below     -      60 s
-tokens_per_s    tokens/s                                  below     -      60 s
+rule              figure                                    breached  usual  for
+error_rate        share of the attempts that failed         above     20 %   30 s
+tokens_falling    tokens/s, of those of the best minute     below     50 %   60 s
+queue_growth      calls that wait, of those 30 s before     above     1.2    60 s
+budget_burn       expected cost of the job, of the budget   above     100 %  30 s
+batch_efficiency  taken places of a model's batches         below     70 %   60 s
+gpu_utilization   time in which a model's GPU computes      below     50 %   60 s
+rows_per_s        rows/s                                    below     -      60 s
+tokens_per_s      tokens/s                                  below     -      60 s
 
 A figure covers as many seconds as `for` states, but at least 3 and at most 30.
-A rule whose usual threshold is `-` is a target: it applies only to a job that states it. No job has
-figures for `batch_efficiency` and `gpu_utilization` yet.
+A rule whose usual threshold is `-` is a target: it applies only to a job that states it. Only a
+model in the run's own process has figures for `batch_efficiency` and `gpu_utilization`.
 """
 
 from __future__ import annotations
@@ -34,12 +36,13 @@ Word = Literal["above", "below"]
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """Raises an alert once its figure has been beyond the threshold for `for_s`.
 
-    name: one of KNOWN_RULES.
+    name: one of KNOWN_RULES. is_stated: by the user.
     """
 
     name: str
     threshold: float
     for_s: float
+    is_stated: bool = False
 
     @property
     def span_s(self) -> float:
@@ -184,6 +187,26 @@ KNOWN_RULES = {
         ),
         is_share=True,
     ),
+    "batch_efficiency": Known(
+        word="below",
+        usual=0.7,
+        for_s=60.0,
+        what="taken places of the model's batches",
+        figure=figures.batch_efficiency,
+        advice=_always("more calls in flight (-c), or a smaller max_batch_size"),
+        is_share=True,
+        is_part=True,
+    ),
+    "gpu_utilization": Known(
+        word="below",
+        usual=0.5,
+        for_s=60.0,
+        what="time in which the GPU computes",
+        figure=figures.gpu_utilization,
+        advice=_always("more calls in flight (-c), and a larger max_batch_size"),
+        is_share=True,
+        is_part=True,
+    ),
     "rows_per_s": Known(
         word="below",
         usual=None,
@@ -201,10 +224,16 @@ KNOWN_RULES = {
         advice=_by_what_binds,
     ),
 }
-# Why a job has no figure for a known rule.
-WITHOUT_FIGURES = {
-    "batch_efficiency": "an endpoint does not say how full its batches are",
-    "gpu_utilization": "an endpoint does not say how busy its GPU is",
+# Rules for which not every job has a figure: why it has none, and where there is one.
+OF_A_MODEL = {
+    "batch_efficiency": (
+        "an endpoint does not say how full its batches are",
+        "a model in the run's own process does: --endpoint engine:DIR",
+    ),
+    "gpu_utilization": (
+        "no GPU of the run's own process can be read",
+        "there is one with --endpoint engine:DIR, a GPU and `pip install nvidia-ml-py`",
+    ),
 }
 BUILT_IN = tuple(
     Rule(name=name, threshold=known.usual, for_s=known.for_s)

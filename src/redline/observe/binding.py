@@ -6,7 +6,8 @@ Latency decides between the two. The first calls of a run found the endpoint wit
 the run. If later calls, with as many in flight, take longer than the first ones by more than chance
 explains, calls queue at the endpoint, or it has become slower; either way the endpoint binds. With
 a queue of c calls before k servers, the lower quartile of the first c calls is that of a call that
-did not wait, or a quarter of the queue; later calls wait for all of the queue.
+did not wait, or a quarter of the queue; later calls wait for all of the queue. With less than two
+calls for each server, a quarter may not wait at all, although most do: then the medians show it.
 
 If the number of calls in flight has changed during the run, as in a search for it, latencies are
 compared at about the same number, and the rates of answers at two numbers decide as well: an
@@ -56,8 +57,10 @@ _ENOUGH_ANSWERS = 60
 _LEAST_ANSWERS = 16
 # The latency must have grown by this factor, and by this many standard errors.
 _GROWTH, _ERRORS = 1.25, 2.5
-# Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n); and
-# the distance of the two quartiles in standard deviations.
+# The quantiles of the two latencies that are compared, and their names.
+_COMPARED = {0.25: "lower quartile", 0.5: "median"}
+# Standard error of a quartile of n normal values, in their standard deviations, times sqrt(n): more
+# than that of their median; and the distance of the two quartiles in standard deviations.
 _QUARTILE_ERROR, _QUARTILES = 1.36, 1.349
 # Numbers of calls in flight within a factor of 1.1 are one level; since a number may lie between
 # two levels, neighbouring ones count as alike. If the endpoint binds, the rate of answers grows at
@@ -135,7 +138,9 @@ class _Run:
         ]
         self._at_level = dict[int, list[int]]()
         for place in self._answered:
-            self._at_level.setdefault(_level_of(windows[place]), []).append(place)
+            self._at_level.setdefault(_level_of(windows[place].in_flight), []).append(place)
+        # With one number of slots, that of calls in flight differs by chance alone.
+        is_searched = len({_level_of(windows[place].slots) for place in self._answered}) > 1
         # Answers, and seconds.
         self._sums = {
             level: (
@@ -143,6 +148,7 @@ class _Run:
                 sum(windows[place].span_s for place in places),
             )
             for level, places in self._at_level.items()
+            if is_searched
         }
 
     def binding(self, index: int) -> Binding:
@@ -205,11 +211,12 @@ class _Run:
 
         later: latencies around this window.
         """
-        alone_s, now_s, chance = _growth(self._first, later)
-        if now_s > alone_s * max(_GROWTH, math.exp(chance)):
-            times = f"answers take {now_s / alone_s:.1f} times as long as at first"
-            return f"{times} {self._times(later)}"
-        other = self._without_gain(_level_of(self._windows[index]))
+        for q in _COMPARED:
+            alone_s, now_s, chance = _growth(self._first, later, q)
+            if now_s > alone_s * max(_GROWTH, math.exp(chance)):
+                times = f"answers take {now_s / alone_s:.1f} times as long as at first"
+                return f"{times} {self._times(later, q)}"
+        other = self._without_gain(_level_of(self._windows[index].in_flight))
         if other is not None:
             return f"{math.exp(_LEVEL * other):,.0f} bring as many answers a second"
         return None
@@ -229,9 +236,9 @@ class _Run:
                 return other
         return None
 
-    def _times(self, later: Sketch) -> str:
-        alone_s, now_s, _ = _growth(self._first, later)
-        return f"(lower quartile {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
+    def _times(self, later: Sketch, q: float = 0.25) -> str:
+        alone_s, now_s, _ = _growth(self._first, later, q)
+        return f"({_COMPARED[q]} {now_s:.3g} s, of the first calls {alone_s:.3g} s)"
 
     def _latest_saturated(self, index: int) -> Window | None:
         """The latest earlier window with more calls in flight in which the endpoint was what bound.
@@ -247,7 +254,7 @@ class _Run:
 
     def _latest_fuller(self, index: int) -> int | None:
         """The latest window before this one in which clearly more calls were in flight."""
-        level = _level_of(self._windows[index]) + 1
+        level = _level_of(self._windows[index].in_flight) + 1
         latest = [
             places[before - 1]
             for other, places in self._at_level.items()
@@ -260,7 +267,7 @@ class _Run:
 
         Uses windows with about as many calls in flight, if they have enough answers.
         """
-        level = _level_of(self._windows[index])
+        level = _level_of(self._windows[index].in_flight)
         alike = sorted(
             place
             for other in (level - 1, level, level + 1)
@@ -283,8 +290,8 @@ class _Run:
         return merged_sketches(found)
 
 
-def _level_of(window: Window) -> int:
-    return round(math.log(max(1.0, window.in_flight)) / _LEVEL)
+def _level_of(calls: float) -> int:
+    return round(math.log(max(1.0, calls)) / _LEVEL)
 
 
 def _is_full(window: Window) -> bool:
@@ -380,18 +387,18 @@ def _mixture(window: Window) -> str:
     return f"no cause holds for most of the time: {parts}"
 
 
-def _growth(first: Sketch, later: Sketch) -> tuple[float, float, float]:
-    """The two lower quartiles in seconds, and how much of their ratio's logarithm may be chance.
+def _growth(first: Sketch, later: Sketch, q: float) -> tuple[float, float, float]:
+    """The two q-quantiles in seconds, and how much of their ratio's logarithm may be chance.
 
-    The last one is _ERRORS standard errors. With few first calls, their quartile is the nearest
+    The last one is _ERRORS standard errors. With few first calls, their quantile is the nearest
     order statistic, and the later latencies are taken at the same level. The spread is that of the
     later ones: without a queue at the endpoint, both have the same.
     """
     count = first.count
-    place = max(1, round((count + 1) / 4))
+    place = max(1, round((count + 1) * q))
     alone_s = first.ranked_s(place - 1)
     now_s = _lower_s(later, place / (count + 1))
-    quartiles = [_lower_s(later, q) for q in (0.25, 0.75)]
+    quartiles = [_lower_s(later, part) for part in (0.25, 0.75)]
     deviation = math.log(quartiles[1] / quartiles[0]) / _QUARTILES
     error = _QUARTILE_ERROR * deviation * math.sqrt(1 / count + 1 / later.count)
     return alone_s, now_s, _ERRORS * error

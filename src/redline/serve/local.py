@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from redline.engine import EngineSettings
 from redline.process import end_at_once, on_signals, run_until_told
 from redline.sources import extra
+from redline.timeline import ServerUse
 
 if TYPE_CHECKING:
     from redline.engine.api import Engine
@@ -28,6 +29,10 @@ class Serving(NamedTuple):
     engine: Engine
 
 
+# A reading covers at most the last second.
+_GPU_S = 1.0
+
+
 class LocalEngine:
     """A model in this process, for `redline.run(rows, endpoint=LocalEngine(settings))`.
 
@@ -39,6 +44,8 @@ class LocalEngine:
         self.place = f"engine:{settings.model}"
         self.model = Path(settings.name).name
         self.notice = f"loading {settings.model}"
+        self._engine: Engine | None = None
+        self._gpu_busy, self._gpu_reads = 0.0, 0
 
     def identity(self) -> str:
         """The model's location and dtype; of a folder, also its files' sizes and times of change.
@@ -56,7 +63,38 @@ class LocalEngine:
     async def open(self) -> AsyncIterator[str]:
         """The server's base URL, while entered. Raises ConfigError if it cannot be loaded."""
         async with serving(self.settings) as served:
-            yield served.front.base_url
+            self._engine = served.engine
+            self._gpu_busy, self._gpu_reads = 0.0, 0
+            await self._read_gpu()
+            reading = asyncio.create_task(self._read_gpu_on())
+            try:
+                yield served.front.base_url
+            finally:
+                reading.cancel()
+
+    def use(self) -> ServerUse:
+        """Returns how full its batches were, and how busy its GPU, since it was opened."""
+        engine = self._engine
+        return ServerUse(
+            batch_rows=0 if engine is None else engine.metrics.batch_rows,
+            batch_places=0 if engine is None else engine.metrics.batch_places,
+            gpu_busy=self._gpu_busy,
+            gpu_reads=self._gpu_reads,
+        )
+
+    async def _read_gpu_on(self) -> None:
+        while self._gpu_reads:
+            await asyncio.sleep(_GPU_S)
+            await self._read_gpu()
+
+    async def _read_gpu(self) -> None:
+        """Adds a reading; none is added without a GPU, or without its driver's library."""
+        from redline.engine.api import gpu_use
+
+        # In a thread, because the driver may take long.
+        if (used := await asyncio.to_thread(gpu_use)) is not None:
+            self._gpu_busy += used
+            self._gpu_reads += 1
 
 
 @asynccontextmanager

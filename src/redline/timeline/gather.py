@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, itemgetter, sub
 
 import msgspec
 
@@ -21,10 +21,12 @@ from redline.timeline.phases import Ended, phases_of
 from redline.timeline.sketch import Sketch, merged_sketches
 from redline.timeline.window import (
     MOST_ENDPOINTS,
+    NO_USE,
     EndpointState,
     Holder,
     LimitUse,
     Phases,
+    ServerUse,
     Totals,
     Window,
     merged_phases,
@@ -39,6 +41,12 @@ ENOUGH_CALLS = 64
 # At most this many calls of a sample are recorded: enough for the quantiles of a second.
 RECORDED_CALLS = 100
 _LONGEST_ERROR = 300
+_SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
+_FIRST_TOKEN = attrgetter("first_token_s")
+
+# Durations in seconds, by how many calls each of them counts for. They become a sketch at the end
+# of the window, since one for each sample would cost as much as the calls do.
+_Durations = dict[int, list[float]]
 
 
 class Counters(msgspec.Struct, kw_only=True):
@@ -46,7 +54,7 @@ class Counters(msgspec.Struct, kw_only=True):
 
     calls: that have their outcome.
     thread_s: CPU seconds of the event loop's thread, and seconds in which it was ready to run but
-    had no CPU. cpu_s: CPU seconds of the whole process.
+    had no CPU. cpu_s: CPU seconds of the whole process. server: of a model in this process.
     """
 
     sent: int = 0
@@ -62,6 +70,7 @@ class Counters(msgspec.Struct, kw_only=True):
     cpu_s: float = 0.0
     write_s: float = 0.0
     sync_s: float = 0.0
+    server: ServerUse = NO_USE
 
 
 class Sample(msgspec.Struct, kw_only=True):
@@ -106,9 +115,9 @@ class Gatherer:
         self._answered = 0
         self._untried_s = self._durable_s = 0.0
         self._phases: list[Phases] = []
-        self._latency: list[Sketch] = []
-        self._first: list[Sketch] = []
-        self._first_token: list[Sketch] = []
+        self._latency: _Durations = defaultdict(list)
+        self._first: _Durations = defaultdict(list)
+        self._first_token: _Durations = defaultdict(list)
         self._error = ""
 
     def begin(self, now_s: float, counters: Counters) -> None:
@@ -228,9 +237,10 @@ class Gatherer:
             write_s=rounded(new.write_s - old.write_s),
             sync_s=rounded(new.sync_s - old.sync_s),
             calls=new.calls - old.calls,
-            latency=merged_sketches(self._latency),
-            first=merged_sketches(self._first),
-            first_token=merged_sketches(self._first_token),
+            server=new.server.since(old.server),
+            latency=_sketch(self._latency),
+            first=_sketch(self._first),
+            first_token=_sketch(self._first_token),
             phases=merged_phases(
                 [*self._phases, Phases(client_s=self._untried_s, durable_s=self._durable_s)]
             ),
@@ -241,11 +251,13 @@ class Gatherer:
         if not self._ended:
             return
         ended, self._ended = self._ended, []
-        # Errors of earlier attempts, which were tried again, were noted when they occurred.
-        if errors := [tried[-1].error for _, _, tried in ended if tried[-1].error is not None]:
-            self.note_error(errors[-1].what)
-        attempts = [attempt for _, _, tried in ended for attempt in tried]
+        attempts = list(chain.from_iterable(map(itemgetter(2), ended)))
         answered = [attempt for attempt in attempts if attempt.error is None]
+        if len(answered) < len(attempts):
+            # Errors of earlier attempts, which were tried again, were noted when they occurred.
+            last = (tried[-1].error for _, _, tried in reversed(ended))
+            if (error := next(filter(None, last), None)) is not None:
+                self.note_error(error.what)
         self._answered += len(answered) * self._every
         if answered:
             self._note_latencies(answered)
@@ -254,14 +266,20 @@ class Gatherer:
     def _note_latencies(self, answered: Sequence[Attempt]) -> None:
         if self._first_answer_s is None:
             self._first_answer_s = min(attempt.complete_s for attempt in answered)
-        latency, first, first_token = [], [], []
-        for attempt in answered:
-            assert attempt.sent_s is not None
-            latency.append(attempt.complete_s - attempt.sent_s)
-            if attempt.sent_s < self._first_answer_s:
-                first.append(latency[-1])
-            if attempt.first_token_s is not None:
-                first_token.append(attempt.first_token_s - attempt.sent_s)
-        self._latency.append(Sketch.of(latency, self._every))
-        self._first.append(Sketch.of(first, self._every))
-        self._first_token.append(Sketch.of(first_token, self._every))
+        # In C from end to end: there are as many as calls.
+        sent_s, complete_s = (list(map(mark, answered)) for mark in _SENT_AND_COMPLETE)
+        latency_s = list(map(sub, complete_s, sent_s))
+        self._latency[self._every] += latency_s
+        if min(sent_s) < self._first_answer_s:
+            pairs = zip(latency_s, sent_s, strict=True)
+            first_s = [long_s for long_s, at_s in pairs if at_s < self._first_answer_s]
+            self._first[self._every] += first_s
+        token_s = list(map(_FIRST_TOKEN, answered))
+        if token_s.count(None) < len(token_s):
+            pairs = zip(token_s, sent_s, strict=True)
+            waited_s = [mark_s - at_s for mark_s, at_s in pairs if mark_s is not None]
+            self._first_token[self._every] += waited_s
+
+
+def _sketch(durations: _Durations) -> Sketch:
+    return merged_sketches(Sketch.of(each_s, times) for times, each_s in durations.items())

@@ -23,21 +23,13 @@ attempt add up to its whole time, and back-off is the time between two attempts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from redline.timeline.window import Phases
 from redline.waist import Attempt
 
 # The number of attempts that a call keeps: a call with as many may have had earlier ones.
 _MOST_TRIED = 32
-# The marks of an attempt that waits, up to its write, in their order.
-_WAITS = (
-    ("slot_s", "slot_s"),
-    ("ahead_s", "grant_s"),
-    ("connected_s", "connect_s"),
-    ("granted_s", "grant_s"),
-    ("sent_s", "send_s"),
-)
 
 # An ended call: when its row was taken, when it got its outcome, and its attempts.
 Ended = tuple[float, float, Sequence[Attempt]]
@@ -49,39 +41,49 @@ def phases_of(ended: Iterable[Ended]) -> Phases:
     for begun_s, ended_s, tried in ended:
         before, at_s = "client_s" if len(tried) < _MOST_TRIED else "unattributed_s", begun_s
         for attempt in tried:
-            for name, mark_s in _steps(attempt, before):
-                sums[name] += mark_s - at_s
-                at_s = mark_s
+            at_s = _add(sums, attempt, before, at_s)
             before = "backoff_s"
         sums["client_s"] += ended_s - at_s
     return Phases(**{name: max(0.0, spent_s) for name, spent_s in sums.items()})
 
 
-def _steps(attempt: Attempt, before: str) -> Iterator[tuple[str, float]]:
-    """Yields the marks of an attempt, each with the phase that it ends; `before` ends at the first.
+def _add(sums: dict[str, float], attempt: Attempt, before: str, at_s: float) -> float:
+    """Adds the phases of an attempt; `before` is that up to its first mark. Returns its end.
 
-    An attempt without a write has failed while it waited for the next step.
+    at_s: when that phase began. An attempt without a write has failed while it waited for the next
+    step. One after the other instead of in a loop over marks, which takes three times as long.
     """
-    sent_s, first_s, complete_s = attempt.sent_s, attempt.first_byte_s, attempt.complete_s
-    if attempt.queued_s is not None:
-        yield before, attempt.queued_s
-        before = "queue_s"
-    if attempt.eligible_s is not None:
-        yield before, attempt.eligible_s
-        for mark, name in _WAITS:
-            mark_s: float | None = getattr(attempt, mark)
-            if mark_s is not None:
-                yield name, mark_s
-        if sent_s is None:
-            yield "connect_s" if attempt.connected_s is None else "grant_s", complete_s
-    else:
-        yield before, complete_s if sent_s is None else sent_s
+    sent_s, complete_s = attempt.sent_s, attempt.complete_s
+    if (mark_s := attempt.queued_s) is not None:
+        sums[before] += mark_s - at_s
+        before, at_s = "queue_s", mark_s
+    if (mark_s := attempt.eligible_s) is not None:
+        sums[before] += mark_s - at_s
+        before, at_s = "connect_s" if attempt.connected_s is None else "grant_s", mark_s
+        if (mark_s := attempt.slot_s) is not None:
+            sums["slot_s"] += mark_s - at_s
+            at_s = mark_s
+        if (mark_s := attempt.ahead_s) is not None:
+            sums["grant_s"] += mark_s - at_s
+            at_s = mark_s
+        if (mark_s := attempt.connected_s) is not None:
+            sums["connect_s"] += mark_s - at_s
+            at_s = mark_s
+        if (mark_s := attempt.granted_s) is not None:
+            sums["grant_s"] += mark_s - at_s
+            at_s = mark_s
+        if sent_s is not None:
+            before = "send_s"
     if sent_s is None:
-        return
-    if first_s is None:
-        yield "first_byte_s", complete_s
-        return
-    yield "first_byte_s", first_s
-    if attempt.first_token_s is not None:
-        yield "first_token_s", attempt.first_token_s
-    yield "answer_s", complete_s
+        sums[before] += complete_s - at_s
+        return complete_s
+    sums[before] += sent_s - at_s
+    before, at_s = "first_byte_s", sent_s
+    if (mark_s := attempt.first_byte_s) is not None:
+        sums[before] += mark_s - at_s
+        before, at_s = "answer_s", mark_s
+        if (mark_s := attempt.first_token_s) is not None:
+            sums["first_token_s"] += mark_s - at_s
+            at_s = mark_s
+    sums[before] += complete_s - at_s
+    return complete_s

@@ -111,6 +111,34 @@ class EndpointState(msgspec.Struct, frozen=True, array_like=True):
     slots: int
 
 
+class ServerUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How well a model server was used that reports it to the run.
+
+    batch_rows: sequences in the batches that it computed; batch_places: those that they had room
+    for. gpu_reads: how often the use of its GPU was read; gpu_busy: the sum of these shares, each
+    0 to 1.
+    """
+
+    batch_rows: int = 0
+    batch_places: int = 0
+    gpu_busy: float = ZERO
+    gpu_reads: int = 0
+
+    def since(self, before: ServerUse) -> ServerUse:
+        """The use since an earlier one."""
+        if self == before:
+            return NO_USE
+        return ServerUse(
+            batch_rows=self.batch_rows - before.batch_rows,
+            batch_places=self.batch_places - before.batch_places,
+            gpu_busy=rounded(self.gpu_busy - before.gpu_busy),
+            gpu_reads=self.gpu_reads - before.gpu_reads,
+        )
+
+
+NO_USE = ServerUse()
+
+
 class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole job at the end of a window, by all runs of its output.
 
@@ -173,7 +201,7 @@ class Window(
     latency: from the write to the end of the answer, of attempts that were answered. first: the
     same, of requests that were written before the run had its first answer: the endpoint had no
     other calls of this run to work on. first_token: from the write, of streamed answers.
-    calls: that ended, to which the phases belong.
+    calls: that ended, to which the phases belong. server: of a model in the run's process.
     """
 
     begin_s: float
@@ -212,6 +240,7 @@ class Window(
     first: Sketch = EMPTY
     first_token: Sketch = EMPTY
     phases: Phases = NO_PHASES
+    server: ServerUse = NO_USE
     totals: Totals = Totals()
 
     @property
@@ -264,6 +293,7 @@ def merged(windows: Sequence[Window]) -> Window:
         parked_s=last.parked_s,
         lag_s=max(w.lag_s for w in windows),
         phases=merged_phases([w.phases for w in windows]),
+        server=merged_use(w.server for w in windows),
         totals=last.totals,
         **fields,
     )
@@ -283,6 +313,15 @@ def merged_phases(phases: Sequence[Phases]) -> Phases:
     columns = zip(*map(msgspec.structs.astuple, phases), strict=True)
     sums = dict(zip(Phases.__struct_fields__, map(rounded, map(sum, columns)), strict=True))
     return Phases(**sums) if any(sums.values()) else NO_PHASES
+
+
+def merged_use(uses: Iterable[ServerUse]) -> ServerUse:
+    """The sums of all."""
+    found = [use for use in uses if use != NO_USE]
+    if not found:
+        return NO_USE
+    columns = zip(*map(msgspec.structs.astuple, found), strict=True)
+    return ServerUse(**dict(zip(ServerUse.__struct_fields__, map(sum, columns), strict=True)))
 
 
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+import redline
 from redline.errors import ConfigError
-from redline.job.settings import parse_alerts
+from redline.job.settings import EmbeddedSim, make_job, parse_alerts
 from redline.observe import BUILT_IN, KNOWN_RULES, Alert, Alerts, AlertSettings, Rule
-from redline.timeline import Sketch, Totals, Window
+from redline.timeline import ServerUse, Sketch, Totals, Window
 from support.catching import assert_caught
 
 BUSY = {"limit": 10}
@@ -157,6 +158,57 @@ def test_a_budget_that_will_not_do(kind: str) -> None:
     assert raised(BUILT_IN, run(*windows(0.001))) == []
 
 
+@pytest.mark.parametrize(
+    ("rule", "low", "high"),
+    [
+        ("batch_efficiency", {"batch_rows": 2, "batch_places": 4}, {"batch_rows": 3}),
+        ("gpu_utilization", {"gpu_busy": 0.4, "gpu_reads": 1}, {"gpu_busy": 0.6}),
+    ],
+)
+def test_a_model_that_is_not_used_raises_an_alert(
+    rule: str, low: dict[str, Any], high: dict[str, Any]
+) -> None:
+    few, many = ServerUse(**low), ServerUse(**{**low, **high})
+    found = raised(BUILT_IN, run((70, {"server": many}), (110, {"server": few})))
+    assert told(found) == [(rule, "firing")]
+    assert raised(BUILT_IN, run((180, {"server": many}))) == []
+    assert raised(BUILT_IN, run((180, {"server": few, "held": {"rest": 10}}))) == []
+
+
+class Model(EmbeddedSim):
+    """An embedded server that reports its use. gpu_reads: 0 without a GPU."""
+
+    def __init__(self, gpu_reads: int = 0) -> None:
+        self.gpu_reads = gpu_reads
+
+    def use(self) -> ServerUse:
+        return ServerUse(gpu_reads=self.gpu_reads)
+
+
+@pytest.mark.parametrize("rule", ["batch_efficiency", "gpu_utilization"])
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9/v1", "sim"])
+def test_a_stated_rule_without_a_figure_is_refused(rule: str, endpoint: str) -> None:
+    job = {"endpoint": endpoint, "prompt": "a"}
+    with pytest.raises(ConfigError) as caught:
+        make_job([{}], {**job, "alerts": {rule: 0.5}}, {})
+    assert caught.value.what.startswith(f"there is no figure for {rule}: ")
+    assert "--endpoint engine:DIR" in caught.value.hint
+    make_job([{}], {**job, "alerts": {rule: False}}, {})
+    make_job([{}], {**job, "endpoint": Model(), "alerts": {rule: 0.5}}, {})
+
+
+def test_a_rule_for_a_gpu_is_refused_once_the_model_has_none() -> None:
+    def ask(endpoint: object, **alerts: float) -> redline.Report:
+        return redline.run(["a"], endpoint=endpoint, model="m", alerts=alerts)
+
+    with pytest.raises(ConfigError) as caught:
+        ask(Model(), gpu_utilization=0.5)
+    assert caught.value.what.startswith("there is no figure for gpu_utilization: ")
+    assert ask(Model(), batch_efficiency=0.5).succeeded == 1
+    assert ask(Model(gpu_reads=1), gpu_utilization=0.5).succeeded == 1
+    assert ask(Model()).succeeded == 1
+
+
 def test_settings_replace_and_leave_out_built_in_rules() -> None:
     settings = parse_alerts({"error_rate": "30%", "tokens_falling": False, "rows_per_s": 20}, "x")
     rules = {rule.name: (rule.threshold, rule.for_s) for rule in settings.rules}
@@ -169,8 +221,6 @@ def test_settings_replace_and_leave_out_built_in_rules() -> None:
 
 WRONG = {
     "unknown": ({"error_rte": 0.2}, "unknown setting: error_rte", "did you mean error_rate?"),
-    "no figure": ({"gpu_utilization": 0.5}, "there is no figure for gpu_utilization", "leave it"),
-    "batches": ({"batch_efficiency": 0.7}, "there is no figure for batch_efficiency", "leave it"),
     "word": ({"error_rate": {"below": 0.2}}, "unknown setting: below", "above = 0.2"),
     "text": ({"error_rate": "lots"}, "error_rate is not a number above 0: lots", "20%"),
     "percent": ({"rows_per_s": "20%"}, "rows_per_s is not a number above 0: 20%", "like 20"),

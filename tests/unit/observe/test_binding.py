@@ -207,6 +207,32 @@ def test_an_endpoint_that_becomes_slower_binds_from_then_on() -> None:
     assert [one.cause for one in stretches(found)] == [Cause.CONCURRENCY, Cause.ENDPOINT]
 
 
+def test_calls_of_which_only_some_wait_saturate_the_endpoint() -> None:
+    """10 calls before 6 servers, in step: four of them wait for one other."""
+    waited = Sketch.of([0.2] * 10 + [0.4] * 20)
+    windows = [
+        window(second, {"slots": 10}, latency=waited, in_flight=10.0, slots=10.0)
+        for second in range(1, 9)
+    ]
+    found = bindings(full(latencies(8, 0.2, 0.01), []) + windows)
+    assert {one.cause for one in found[1:]} == {Cause.ENDPOINT}
+    assert "median" in found[5].evidence
+
+
+def test_calls_in_flight_that_differ_by_chance_say_nothing_of_what_more_would_bring() -> None:
+    """Of 8 slots, 7 are sampled in use for a second, before the endpoint becomes slower."""
+    first, usual = latencies(8, 0.1), {"slots": 10}
+    windows = [window(0, usual, latency=first, first=first, in_flight=8.0, slots=8.0)]
+    for second in range(1, 16):
+        is_slow = second > 8
+        answers = latencies(16 if is_slow else 70, 0.5 if is_slow else 0.1)
+        fields = {"in_flight": 8.0 if second % 4 else 7.0, "slots": 8.0}
+        windows.append(window(second, usual, latency=answers, **fields))
+    found = causes(windows)
+    # A window is judged by those around it, too: not in the seconds about the change.
+    assert found[:7] + found[11:] == [Cause.CONCURRENCY] * 7 + [Cause.ENDPOINT] * 4
+
+
 def test_numbers_of_calls_that_are_alike_say_nothing_of_what_more_would_bring() -> None:
     """A call less was sampled before the endpoint became slower: about 16 at once, as after it."""
     windows = full(latencies(16, 0.1), [])

@@ -6,10 +6,11 @@ import math
 import random
 import statistics
 
+import msgspec
 import pytest
 
 from redline.errors import RateLimited, Rejected, ServerFailed
-from redline.timeline import Counters, Gatherer, Sample, Totals, Window
+from redline.timeline import Counters, Gatherer, Sample, ServerUse, Totals, Window, merged
 from redline.waist import Attempt
 
 SAMPLE_S = 0.1
@@ -147,3 +148,21 @@ def test_the_last_error_of_a_window_is_one_of_its_own() -> None:
     gatherer.took(2, (2.0, 2.2, (Attempt("e", Rejected("HTTP 400"), 2.1, 2.2, 2.2),)))
     window = gatherer.window(3.0, Counters(errors={**errors, "rejected": 1}, calls=2), Totals())
     assert (window.errors, window.error) == ({"rejected": 1}, "HTTP 400")
+
+
+def test_a_window_has_the_use_of_a_server_in_it_and_a_merged_one_the_sum() -> None:
+    gatherer = Gatherer()
+    uses = [
+        ServerUse(batch_rows=5, batch_places=8, gpu_busy=0.5, gpu_reads=1),
+        ServerUse(batch_rows=11, batch_places=16, gpu_busy=1.5, gpu_reads=3),
+        ServerUse(batch_rows=11, batch_places=16, gpu_busy=1.5, gpu_reads=3),
+    ]
+    first, *others = (Counters(server=use) for use in uses)
+    gatherer.begin(0.0, first)
+    windows = [gatherer.window(at_s, one, Totals()) for at_s, one in enumerate(others, 1)]
+    expected = ServerUse(batch_rows=6, batch_places=8, gpu_busy=1.0, gpu_reads=2)
+    assert [window.server for window in windows] == [expected, ServerUse()]
+    assert merged(windows * 2).server == ServerUse(
+        batch_rows=12, batch_places=16, gpu_busy=2.0, gpu_reads=4
+    )
+    assert b"server" not in msgspec.json.encode(windows[1])

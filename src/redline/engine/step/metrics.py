@@ -20,9 +20,19 @@ class Metrics:
         quoted = name.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         self._label = f'model_name="{quoted}"'
 
+    @property
+    def batch_rows(self) -> int:
+        """The sequences of all steps."""
+        return self._core.figures.rows
+
+    @property
+    def batch_places(self) -> int:
+        """The sequences for which all steps had room."""
+        return self._core.figures.steps * self._core.scheduler.bounds.slots
+
     def __str__(self) -> str:
         scheduler, figures = self._core.scheduler, self._core.figures
-        slots, cache_tokens = scheduler.bounds.slots, scheduler.bounds.cache_tokens
+        cache_tokens = scheduler.bounds.cache_tokens
         steps, drafted = max(1, figures.steps), max(1, figures.drafted_tokens)
         told = {
             "vllm:num_requests_running": len(scheduler.running),
@@ -37,7 +47,7 @@ class Metrics:
             "vllm:spec_decode_num_accepted_tokens_total": figures.accepted_tokens,
             "redline:steps_total": figures.steps,
             "redline:batch_size_mean": figures.rows / steps,
-            "redline:batch_efficiency": figures.rows / steps / slots,
+            "redline:batch_efficiency": self.batch_rows / max(1, self.batch_places),
             "redline:tokens_per_step_mean": figures.computed_tokens / steps,
             "redline:draft_acceptance": figures.accepted_tokens / drafted,
         }

@@ -6,7 +6,7 @@ table of the threshold, under `above` or `below`, and `for`, a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from redline.calls.wire import is_http_url
 from redline.errors import ConfigError
 from redline.job.settings import values
 from redline.job.settings.tables import refuse_unknown
-from redline.observe import BUILT_IN, KNOWN_RULES, WITHOUT_FIGURES, AlertSettings, Rule
+from redline.observe import BUILT_IN, KNOWN_RULES, OF_A_MODEL, AlertSettings, Rule
 
 _KEYS = ("webhook", "built_in", *KNOWN_RULES)
 _MOST = 1e12
@@ -23,16 +23,9 @@ _MOST = 1e12
 def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
     """Returns the built-in rules, changed by the table.
 
-    where: the table's name in errors. Raises ConfigError for an unknown key or rule, a rule that no
-    job has figures for, and an invalid value.
+    where: the table's name in errors. Raises ConfigError for an unknown key or rule, and an invalid
+    value.
     """
-    for key in table:
-        if key in WITHOUT_FIGURES:
-            raise ConfigError(
-                f"there is no figure for {key}: {WITHOUT_FIGURES[key]}",
-                where=where,
-                hint=f"leave it out; there are figures for {', '.join(KNOWN_RULES)}",
-            )
     refuse_unknown(table, _KEYS, where)
     has_built_in = table.get("built_in", True)
     if not isinstance(has_built_in, bool):
@@ -45,6 +38,21 @@ def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
                 rules[name] = _rule(name, table[name], where)
     webhook = _webhook(table.get("webhook", ""), where)
     return AlertSettings(rules=tuple(rules.values()), webhook=webhook)
+
+
+def refuse_without_figures(settings: AlertSettings, names: Collection[str]) -> None:
+    """Raises ConfigError for a stated rule of these names, for which the job has no figure.
+
+    A built-in one stays silent.
+    """
+    for rule in settings.rules:
+        if rule.is_stated and rule.name in names:
+            why, source = OF_A_MODEL[rule.name]
+            raise ConfigError(
+                f"there is no figure for {rule.name}: {why}",
+                where="alerts",
+                hint=f"leave it out; {source}",
+            )
 
 
 def _rule(name: str, stated: object, where: str) -> Rule:
@@ -71,7 +79,8 @@ def _rule(name: str, stated: object, where: str) -> Rule:
         except ConfigError as error:
             error.where = where_rule
             raise
-    return Rule(name=name, threshold=_threshold(name, threshold, where_rule), for_s=for_s)
+    value = _threshold(name, threshold, where_rule)
+    return Rule(name=name, threshold=value, for_s=for_s, is_stated=True)
 
 
 def _threshold(name: str, stated: object, where: str) -> float:

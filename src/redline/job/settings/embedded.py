@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, runtime_checkable
 
+from redline.timeline import ServerUse
+
 # An endpoint is made before its server starts; the port is known only after that.
 UNKNOWN_URL = "http://127.0.0.1/v1"
 
@@ -31,6 +33,10 @@ class Embedded(Protocol):
         """Returns the part of a cache key that changes whenever the server's answers may change."""
         ...
 
+    def use(self) -> ServerUse | None:
+        """Returns how it was used since it began; None for a server that does not report it."""
+        ...
+
     def open(self) -> AbstractAsyncContextManager[str]:
         """Runs the server while entered, and yields its base URL.
 
@@ -48,6 +54,10 @@ class EmbeddedSim:
     def identity(self) -> str:
         """Returns its place, since its answers never change."""
         return self.place
+
+    def use(self) -> ServerUse | None:
+        """Returns None: a simulated provider has neither batches nor a GPU."""
+        return None
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[str]:

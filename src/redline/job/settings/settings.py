@@ -13,13 +13,14 @@ import msgspec
 from redline.calls import Cache, Endpoint, RetryPolicy
 from redline.calls.cost import Allowance, Price, Prices
 from redline.errors import ConfigError, nearest
+from redline.job.settings.alert_settings import refuse_without_figures
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.otel_settings import OtelSettings
 from redline.job.settings.task import Task
 from redline.journal import FAIL_ON, Manifest, Output, is_state
 from redline.journal import manifest as manifests
 from redline.limits import Limits
-from redline.observe import BUILT_IN, AlertSettings
+from redline.observe import BUILT_IN, OF_A_MODEL, AlertSettings
 from redline.route import check_balance, check_endpoints
 from redline.sources import stream_of
 from redline.store import local_path, url_of
@@ -204,6 +205,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         self._check_continuous()
         self._check_budget()
         self._check_via()
+        if self.embedded is None or self.embedded.use() is None:
+            refuse_without_figures(self.alerts, OF_A_MODEL)
         if self.restart and (self.force or self.retry_failed):
             other = "--force" if self.force else "--retry-failed"
             raise ConfigError(f"--restart and {other} cannot be combined", hint="leave one out")

@@ -17,6 +17,7 @@ import msgspec
 
 from redline.calls.cost import Metered
 from redline.clock import SYSTEM, Clock
+from redline.job.settings import Embedded
 from redline.job.work.backpressure import Backpressure
 from redline.job.work.endpoints import Endpoints
 from redline.job.work.feed import Feed
@@ -26,6 +27,7 @@ from redline.job.work.tally import Tally
 from redline.journal import Journal
 from redline.observe import Setting, expected, setting_of
 from redline.timeline import (
+    NO_USE,
     WINDOW_S,
     Counters,
     Ending,
@@ -49,7 +51,10 @@ _SHARE = 1 / 600
 
 
 class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """The sources of a sample. journal: None without an output; metered: None without a budget."""
+    """The sources of a sample. journal: None without an output; metered: None without a budget.
+
+    embedded: the server that runs in this process, None without one.
+    """
 
     runner: Runner
     feed: Feed
@@ -58,6 +63,7 @@ class Sampled(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: Endpoints
     journal: Journal | None = None
     metered: Metered | None = None
+    embedded: Embedded | None = None
 
 
 class Sampler:
@@ -272,6 +278,7 @@ class Sampler:
 
     def _count(self) -> Counters:
         tally, journal = self._sampled.tally, self._sampled.journal
+        embedded = self._sampled.embedded
         return Counters(
             sent=tally.attempts,
             retries=tally.retries,
@@ -286,6 +293,7 @@ class Sampler:
             cpu_s=time.process_time(),
             write_s=0.0 if journal is None else journal.write_s,
             sync_s=0.0 if journal is None else journal.sync_s,
+            server=(None if embedded is None else embedded.use()) or NO_USE,
         )
 
     def _write_on(self) -> None:
