@@ -5,9 +5,9 @@
 
 The difference between a run of 1,300 rows and one of 300, in all threads, at 16 in flight, against
 the provider of record.SIM_COMMIT, without limits and with one that never binds. While bytecodes are
-counted, the clock goes as much slower as the run does, so that what depends on it is done about as
+counted, the clock runs as much slower as the run does, so that what depends on it is done about as
 often for each row as otherwise; what timers do is left out. Instructions are counted by callgrind,
-take some ten seconds a run, and leave a record; for the same reason redline's clock goes as much
+take some ten seconds a run, and leave a record; for the same reason redline's clock runs as much
 slower meanwhile, and asyncio's sleeps take as much longer. What the slower clock costs counts.
 COMMIT: `.` is this checkout, and the default. With several, --top lists the functions that differ
 most between the first and the last, and --most R makes the status 1 if the last one costs more than
