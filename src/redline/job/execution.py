@@ -15,7 +15,7 @@ from redline.job.assembly import Run
 from redline.job.build import built
 from redline.job.outputs import Mirror
 from redline.job.parts import Parts
-from redline.job.settings import Job, refuse_without_figures
+from redline.job.settings import Job
 from redline.job.show import Report
 from redline.journal import Output, ResultsLost
 from redline.sources import opened
@@ -49,7 +49,7 @@ async def _served(job: Job) -> AsyncIterator[Job]:
     async with job.embedded.open() as base_url:
         use = job.embedded.use()
         if use is not None and not use.gpu_reads:
-            refuse_without_figures(job.alerts, ("gpu_utilization",))
+            job.alerts.refuse_without_figures(("gpu_utilization",))
         endpoint = msgspec.structs.replace(job.endpoint, base_url=base_url, proxy="")
         yield msgspec.structs.replace(job, endpoints=(endpoint,))
 

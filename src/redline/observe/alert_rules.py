@@ -17,11 +17,12 @@ model in the run's own process has figures for `batch_efficiency` and `gpu_utili
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Literal
 
 import msgspec
 
+from redline.errors import ConfigError
 from redline.observe import alert_figures as figures
 from redline.observe.alert_figures import Seen
 from redline.observe.binding import current
@@ -62,6 +63,20 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __repr__(self) -> str:
         """Without the URL: its path is often a secret."""
         return f"AlertSettings({len(self.rules)} rules{', a webhook' if self.webhook else ''})"
+
+    def refuse_without_figures(self, names: Collection[str]) -> None:
+        """Raises ConfigError for a stated rule of these names, for which the job has no figure.
+
+        A built-in one stays silent.
+        """
+        for rule in self.rules:
+            if rule.is_stated and rule.name in names:
+                why, source = OF_A_MODEL[rule.name]
+                raise ConfigError(
+                    f"there is no figure for {rule.name}: {why}",
+                    where="alerts",
+                    hint=f"leave it out; {source}",
+                )
 
 
 class Known(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """`Options` as the command line, TOML and Python state them, and the `Job` they become."""
 
 from redline.job.settings import values
-from redline.job.settings.alert_settings import parse_alerts, refuse_without_figures
+from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment
 from redline.job.settings.embedded import Embedded, EmbeddedSim
 from redline.job.settings.keywords import Keywords, lists_options

@@ -6,7 +6,7 @@ table of the threshold, under `above` or `below`, and `for`, a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,7 +14,7 @@ from redline.calls.wire import is_http_url
 from redline.errors import ConfigError
 from redline.job.settings import values
 from redline.job.settings.tables import refuse_unknown
-from redline.observe import BUILT_IN, KNOWN_RULES, OF_A_MODEL, AlertSettings, Rule
+from redline.observe import BUILT_IN, KNOWN_RULES, AlertSettings, Rule
 
 _KEYS = ("webhook", "built_in", *KNOWN_RULES)
 _MOST = 1e12
@@ -38,21 +38,6 @@ def parse_alerts(table: Mapping[str, Any], where: str) -> AlertSettings:
                 rules[name] = _rule(name, table[name], where)
     webhook = _webhook(table.get("webhook", ""), where)
     return AlertSettings(rules=tuple(rules.values()), webhook=webhook)
-
-
-def refuse_without_figures(settings: AlertSettings, names: Collection[str]) -> None:
-    """Raises ConfigError for a stated rule of these names, for which the job has no figure.
-
-    A built-in one stays silent.
-    """
-    for rule in settings.rules:
-        if rule.is_stated and rule.name in names:
-            why, source = OF_A_MODEL[rule.name]
-            raise ConfigError(
-                f"there is no figure for {rule.name}: {why}",
-                where="alerts",
-                hint=f"leave it out; {source}",
-            )
 
 
 def _rule(name: str, stated: object, where: str) -> Rule:

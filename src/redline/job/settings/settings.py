@@ -13,7 +13,6 @@ import msgspec
 from redline.calls import Cache, Endpoint, RetryPolicy
 from redline.calls.cost import Allowance, Price, Prices
 from redline.errors import ConfigError, nearest
-from redline.job.settings.alert_settings import refuse_without_figures
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.otel_settings import OtelSettings
 from redline.job.settings.task import Task
@@ -206,7 +205,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         self._check_budget()
         self._check_via()
         if self.embedded is None or self.embedded.use() is None:
-            refuse_without_figures(self.alerts, OF_A_MODEL)
+            self.alerts.refuse_without_figures(OF_A_MODEL)
         if self.restart and (self.force or self.retry_failed):
             other = "--force" if self.force else "--retry-failed"
             raise ConfigError(f"--restart and {other} cannot be combined", hint="leave one out")
