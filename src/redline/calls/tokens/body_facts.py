@@ -18,7 +18,9 @@ LONGEST_NAME = 256
 TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
 # The beginning of a list of prompts; that of one prompt in token ids begins with a number.
 _PROMPTS = re.compile(rb"\[\s*[^\s\d-]")
-_QUOTED_DATA = b'"' + DATA.encode()
+_QUOTE = ord('"')
+# What DATA may begin with in JSON: itself, or an escape.
+_MAY_BE_DATA = DATA[:1].encode() + b"\\"
 
 _Most = Annotated[int, msgspec.Meta(ge=1, le=MOST_OUTPUT_TOKENS)]
 
@@ -99,9 +101,8 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
     def drafts(self) -> int:
         return 1
 
-    @property
     def most_output(self) -> int | None:
-        """The maximum of the answer that is stated, in tokens; None if none is."""
+        """Returns the maximum of the answer that is stated, in tokens; None if none is."""
         return self.max_tokens or self.max_completion_tokens
 
     def texts(self) -> list[str]:
@@ -133,10 +134,10 @@ def read_chat(raw: bytes) -> Chat | None:
     except (ValueError, RecursionError):
         return None
     for message in chat.messages:
-        begin = bytes(memoryview(message.content)[: len(_QUOTED_DATA)])
-        if begin == _QUOTED_DATA or begin[:1] != b'"':
+        begin = memoryview(message.content)
+        if begin[0] != _QUOTE:
             return None
-        if begin[1:2] == b"\\" and _text(message.content).startswith(DATA):
+        if begin[1] in _MAY_BE_DATA and _text(message.content).startswith(DATA):
             return None
     return chat
 

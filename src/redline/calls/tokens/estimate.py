@@ -159,7 +159,7 @@ class _Model:
         return found
 
 
-class Sending(msgspec.Struct, eq=False):
+class Sending(msgspec.Struct, frozen=True, eq=False):
     """A call in flight: what it asks for, the model that learns from it, and its number there.
 
     teaches: the input is learned from its reply in any case.
@@ -188,7 +188,7 @@ class TokenEstimator:
         # In order of use, the latest last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
-        self._bounds = 0  # calls sent with a bound
+        self._turn = 0.0  # the golden ratio's multiple, for the calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
         """Returns the expected tokens of a call of `request`, input and output each 1 or more.
@@ -219,7 +219,7 @@ class TokenEstimator:
         if chat is None or raw is None or not api_of(request.url).has_output:
             return None
         model = self._models.get(chat.model or "")
-        return None if model is None else model.bound(len(raw), chat.most_output, most)
+        return None if model is None else model.bound(len(raw), chat.most_output(), most)
 
     def most(self, request: Request) -> Cost:
         """Returns the tokens charged by a provider that counts the whole maximum at admission.
@@ -261,8 +261,9 @@ class TokenEstimator:
 
         If the usage of an unfollowed call is not within its bound, call `begin` for it then.
         """
-        self._bounds = bounds = self._bounds + 1
-        if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
+        turn = self._turn + _GOLDEN
+        self._turn = turn = turn - 1.0 if turn >= 1.0 else turn
+        if turn >= _SHARE_OF_BOUNDS:
             return UNFOLLOWED
         return self.begin(request, teaches=True)
 
