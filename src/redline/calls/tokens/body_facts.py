@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import struct
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -110,6 +111,7 @@ class Chat(BodyFacts, forbid_unknown_fields=True, kw_only=True):
         return [_text(message.content) for message in self.messages]
 
 
+_first_bytes = struct.Struct("BB").unpack_from
 _decode_chat = msgspec.json.Decoder(Chat).decode
 _decode_text = msgspec.json.Decoder(str).decode
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -131,14 +133,15 @@ def read_chat(raw: bytes) -> Chat | None:
     """Reads a usual chat, at a fraction of the cost of other bodies; None for other bodies."""
     try:
         chat = _decode_chat(raw)
-    except (ValueError, RecursionError):
+        for message in chat.messages:
+            first, second = _first_bytes(message.content)
+            if first != _QUOTE:
+                return None
+            if second in _MAY_BE_DATA and _text(message.content).startswith(DATA):
+                return None
+    except (ValueError, RecursionError, struct.error):
+        # The last one: a single digit is no text.
         return None
-    for message in chat.messages:
-        begin = memoryview(message.content)
-        if begin[0] != _QUOTE:
-            return None
-        if begin[1] in _MAY_BE_DATA and _text(message.content).startswith(DATA):
-            return None
     return chat
 
 
