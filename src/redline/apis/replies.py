@@ -94,7 +94,8 @@ def read(
     """
     api = api_of(url)
     if not output_path:
-        reply = api.read_usual(body, asked)
+        read_usual = api.read_usual
+        reply = read_usual(body, asked)
         if reply is not None:
             return reply
     asked = asked if isinstance(asked, dict) else None

@@ -104,7 +104,7 @@ class _Attempt(Exchange, kw_only=True, eq=False):
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise BadRow(f"the request is not JSON: {error}") from error
-        self.head = self.backend.head(request.method, request.url, request.headers, body)
+        self.head = self.backend.transport.head(request.method, request.url, request.headers, body)
         self.body = body or b""
         if self.call.on_write is not None:
             self.on_write = self.call.on_write
@@ -188,7 +188,7 @@ class HttpBackend:
         self.timing = Timing(endpoint.timeouts, clock, self.wrote)
         self._attempts = attempts or Attempts()
         self._listener = listener
-        self._transport = Transport(
+        self.transport = Transport(
             endpoint,
             clock,
             self.limiter.shook_hands,
@@ -199,8 +199,7 @@ class HttpBackend:
         self.on_room = on_room
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
         self._tokens_out = 0  # expected of the calls on the wire
-        self.head = self._transport.head
-        self.mask = mask_of(endpoint, self._transport.proxy)
+        self.mask = mask_of(endpoint, self.transport.proxy)
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
@@ -268,14 +267,14 @@ class HttpBackend:
                 if sink is None:
                     attempt.load(request)
                     try:
-                        answer = await self._transport.exchange(attempt)
+                        answer = await self.transport.exchange(attempt)
                     except Repeat as repeat:
                         answer = await self._again(repeat, attempt, request)
                     reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
                         call.let_go()
                         # With the output, which takes about as much.
-                        call.held = self._transport.intake.hold(2 * len(answer.body))
+                        call.held = self.transport.intake.hold(2 * len(answer.body))
                 else:
                     reply = await self._streamed(request, attempt, sink)
             finally:
@@ -317,7 +316,7 @@ class HttpBackend:
         try:
             attempt.load(request)
             try:
-                answer = await self._transport.exchange(attempt, take, kind="")
+                answer = await self.transport.exchange(attempt, take, kind="")
             except Repeat as repeat:
                 answer = await self._again(repeat, attempt, request, take, kind="")
             if answer.status != 200:
@@ -411,9 +410,10 @@ class HttpBackend:
             cost = attempt.cost
             if cost is not _NOTHING:
                 self._tokens_out += cost.input_tokens + cost.output_tokens
-                begin = self.estimator.begin_bound if cost.is_bound else self.estimator.begin
-                sending = begin(attempt.request)
-                if sending is not UNFOLLOWED:
+                estimator, request = self.estimator, attempt.request
+                if not cost.is_bound:
+                    attempt.sending = estimator.begin(request)
+                elif (sending := estimator.begin_bound(request)) is not UNFOLLOWED:
                     attempt.sending = sending
         if self._finds_limits:
             attempt.in_flight = self.slots.in_use
@@ -436,7 +436,7 @@ class HttpBackend:
 
     async def aclose(self) -> None:
         await self._steering.aclose()
-        await self._transport.aclose()
+        await self.transport.aclose()
 
     def estimate(self, attempt: _Attempt) -> Cost:
         """Returns the estimate that replaces an attempt's bound."""
@@ -483,7 +483,7 @@ class HttpBackend:
         streamed = streaming(request)
         attempt.load(streamed)
         try:
-            answer = await self._transport.exchange(attempt, reader.take)
+            answer = await self.transport.exchange(attempt, reader.take)
         except Repeat as repeat:
             answer = await self._again(repeat, attempt, streamed, reader.take)
         # Its sink may take long, and other calls should know the limits that it states.
@@ -522,7 +522,7 @@ class HttpBackend:
             raise TimedOut("row")
         attempt.load(request)
         try:
-            return await self._transport.exchange(attempt, take, kind)
+            return await self.transport.exchange(attempt, take, kind)
         except BudgetSpent:
             # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
             raise repeat.error from None
@@ -534,7 +534,7 @@ class HttpBackend:
         """Reads an answer as a reply. Raises the error that it is or contains."""
         status, headers = answer.status, answer.headers
         if status != 200 and not 200 <= status < 300:
-            self._transport.check(answer)
+            self.transport.check(answer)
             # Mask before a long message is cut, which could leave a part of a key in it.
             mask = self._mask_of(request)
             body = mask.body(answer.body)
@@ -591,7 +591,7 @@ class HttpBackend:
         """Returns the mask of a call's secrets: some servers quote the key that they refuse."""
         if not request.headers:
             return self.mask
-        return mask_of(self.endpoint, self._transport.proxy, request.headers)
+        return mask_of(self.endpoint, self.transport.proxy, request.headers)
 
     def _failed(self, error: CallError | NoEndpoint, latency_s: float = 0.0) -> Outcome:
         """Returns the outcome of an attempt that failed, without its record."""
