@@ -7,7 +7,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -128,7 +128,7 @@ def _copies(each: int | None, body: Object) -> int:
     return min(copies, _MOST_CHOICES)
 
 
-def read_usual(body: bytes, asked: Any) -> Reply | None:
+def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
     """See `Api.read_usual`: the reply of a chat to a request for one choice."""
     if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
@@ -148,6 +148,7 @@ def read_usual(body: bytes, asked: Any) -> Reply | None:
         input_tokens=input_tokens,
         output_tokens=output_tokens,
         body=body,
+        headers=headers,
         request_id=found.id,
     )
 

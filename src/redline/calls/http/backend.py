@@ -545,14 +545,15 @@ class HttpBackend:
         reply: Reply | None
         if reader is not None and reader.has_begun:
             reply = reader.finish()
+            reply.headers = headers
         else:
+            path, asked = request.output_path, request.asked
             try:
-                reply = apis.read(request.url, answer.body, request.output_path, request.asked)
+                reply = apis.read(request.url, answer.body, path, asked, headers)
             except (CallError, NoEndpoint):
                 reply = None
             if reply is None:
                 reply = self._read_faulty(request, answer)
-        reply.headers = headers
         if status != 200:
             reply.status = status
         if "x-request-id" in headers:
