@@ -30,7 +30,7 @@ class _Counts(TypedDict, total=False):
 # The fields of a body by which its answers are counted.
 COUNTED = frozenset(_Counts.__annotations__)
 
-_COUNTS = msgspec.json.Decoder(_Counts)
+_decode_counts = msgspec.json.Decoder(_Counts).decode
 
 
 class _Named(TypedDict, total=False):
@@ -102,7 +102,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         if raw is None or "body" in read:
             return self.body
         try:
-            return replacing_halves(_COUNTS.decode, raw)
+            return replacing_halves(_decode_counts, raw)
         except (ValueError, RecursionError):
             return self.body
 

@@ -51,7 +51,7 @@ class Weights:
         self._priors = priors
         self._values = [prior.first for prior in priors]
         self._drift = [(prior.deviation * _DRIFT) ** 2 for prior in priors]
-        self._most = [(prior.deviation * _CHANGED) ** 2 for prior in priors]  # variances
+        self._most_variance = [(prior.deviation * _CHANGED) ** 2 for prior in priors]
         self._noise = _FIRST_NOISE**2
         self._streak = 0  # outliers in a row: above 0 too high, below 0 too low
         self._open(1.0)
@@ -100,15 +100,15 @@ class Weights:
                 self._noise = _FIRST_NOISE**2
                 self._open(_CHANGED)
                 spread, variance = self._spread(units)
-        shared = [(index, each) for index, each in enumerate(spread) if each]
-        for index, each in shared:
+        concerned = [(index, each) for index, each in enumerate(spread) if each]
+        for index, each in concerned:
             gain, row = each / variance, self._covariance[index]
             most = self._priors[index].most
             self._values[index] = max(0.0, min(most, self._values[index] + gain * error))
-            for other, by in shared:
-                row[other] -= gain * by
+            for column, other in concerned:
+                row[column] -= gain * other
         for index, row in enumerate(self._covariance):
-            row[index] = min(self._most[index], max(0.0, row[index]) + self._drift[index])
+            row[index] = min(self._most_variance[index], max(0.0, row[index]) + self._drift[index])
         # The noise rises only with the clipped error: outliers must not raise their own threshold.
         noise = self._noise + _NOISE_RATE * (min(error * error, 4 * self._noise) - self._noise)
         self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
