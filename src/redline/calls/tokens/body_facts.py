@@ -140,7 +140,7 @@ def read_chat(raw: bytes) -> Chat | None:
             if second in _MAY_BE_DATA and _text(message.content).startswith(DATA):
                 return None
     except (ValueError, RecursionError, struct.error):
-        # The last one: a single digit is no text.
+        # The last one is of a single digit, which is shorter than any text.
         return None
     return chat
 
