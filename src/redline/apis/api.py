@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ import msgspec
 from redline.waist import Reply
 
 
-def no_usual(body: bytes, asked: Any) -> Reply | None:
+def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
     """None: the API has no quick reader."""
     return None
 
@@ -25,7 +25,8 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     message. has_output: answers have tokens that are generated. is_streamed: they may be streamed.
     read: the reply that a body holds; asked: the request's body, by which answers are counted, None
     if that is not known. Raises msgspec.DecodeError for another shape, and the error that the
-    body holds. read_usual: the same for an answer as nearly all are, quicker; None for any other.
+    body holds. read_usual: the same for an answer as nearly all are, quicker,
+    and with its headers; None for any other.
     """
 
     path: str
@@ -37,7 +38,7 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     has_output: bool = True
     is_streamed: bool = False
     read: Callable[[bytes, dict[str, Any] | None], Reply]
-    read_usual: Callable[[bytes, Any], Reply | None] = no_usual
+    read_usual: Callable[[bytes, Any, Mapping[str, str]], Reply | None] = no_usual
 
     @property
     def ending(self) -> str:

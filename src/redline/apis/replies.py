@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from redline.errors import BadReply
 from redline.waist import Reply
 
 _LONGEST_QUOTE = 120
-_NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+_NO_HEADERS: Mapping[str, str] = {}
 
 
 def _read_plain(
@@ -89,12 +88,14 @@ def read(
     """The reply that `body` holds for a call to `url`.
 
     output_path: picks the answer from the JSON, for any API. asked: the request's body, by which
-    answers are counted; None if it is not known. headers, wall_s: for the Retry-After of an error
-    inside, see `judge`. Raises CallError, and NoEndpoint if a local engine is lost.
+    answers are counted; None if it is not known. headers: the answer's; with wall_s, also for the
+    Retry-After of an error inside, see `judge`. Raises CallError, and NoEndpoint if a local engine
+    is lost.
     """
     api = api_of(url)
     if not output_path:
-        reply = api.read_usual(body, asked)
+        read_usual = api.read_usual
+        reply = read_usual(body, asked, headers)
         if reply is not None:
             return reply
     asked = asked if isinstance(asked, dict) else None
@@ -117,7 +118,7 @@ def read(
         ) from error
     if reply.usage is not None:
         reply.input_tokens, reply.output_tokens = stated_tokens(reply.usage)
-    reply.body = body
+    reply.body, reply.headers = body, headers
     return reply
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol, TypedDict, TypeVar
+from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 
 import msgspec
 from msgspec.structs import force_setattr
@@ -30,7 +30,7 @@ class _Counts(TypedDict, total=False):
 # The fields of a body by which its answers are counted.
 COUNTED = frozenset(_Counts.__annotations__)
 
-_COUNTS = msgspec.json.Decoder(_Counts)
+_decode_counts = msgspec.json.Decoder(_Counts).decode
 
 
 class _Named(TypedDict, total=False):
@@ -55,9 +55,6 @@ class _Given(msgspec.Struct, frozen=True, kw_only=True):
     output_path: tuple[str | int, ...] = ()
 
 
-_body_of: Callable[[_Given], Any] = _Given.__dict__["body"].__get__
-
-
 class Request(_Given, frozen=True, kw_only=True, dict=True):
     """One call in the endpoint's own terms.
 
@@ -70,9 +67,12 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     output_path: keys and indices that select the answer in a plain JSON reply, outermost first.
     """
 
+    # The field `body`, which a property hides.
+    _given: ClassVar[Any] = _Given.__dict__["body"]
+
     def __post_init__(self) -> None:
         # After `msgspec.structs.replace(request, body=...)`, the old bytes must not be sent.
-        if self.raw is not None and _body_of(self) is not msgspec.UNSET:
+        if self.raw is not None and self._given is not msgspec.UNSET:
             force_setattr(self, "raw", None)
 
     @property  # type: ignore[misc]  # mypy knows no field that is read in another way
@@ -80,7 +80,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         """The request's body; `raw` itself if it is not JSON."""
         raw = self.raw
         if raw is None:
-            body = _body_of(self)
+            body = self._given
             return None if body is msgspec.UNSET else body
         read = self.__dict__
         if "body" not in read:
@@ -102,7 +102,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         if raw is None or "body" in read:
             return self.body
         try:
-            return replacing_halves(_COUNTS.decode, raw)
+            return replacing_halves(_decode_counts, raw)
         except (ValueError, RecursionError):
             return self.body
 
@@ -153,7 +153,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
         is unchanged.
         """
         if self.raw is None:
-            body = _body_of(self)
+            body = self._given
             if not isinstance(body, dict):
                 return self
             return msgspec.structs.replace(self, body={**body, **fields})

@@ -74,21 +74,20 @@ class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 
     is_ahead: it holds a place among the attempts that wait for their grant with a connection.
-    answer: one that the limits know nothing of yet. cost: what its grant takes from token limits.
-    in_flight: calls in flight when it was written, itself included. reader: that of a streamed
-    answer. wait: None until it has to wait.
+    cost: what its grant takes from token limits. sending: what is learned from it. in_flight: calls
+    in flight when it was written, itself included. reader: that of a streamed answer. wait: None
+    until it has to wait.
     """
 
     backend: HttpBackend
     request: Request
     call: Call
     cost: Cost = _NOTHING
-    sending: Sending | None = None
+    sending: Sending = UNFOLLOWED
     is_ahead: bool = False
     in_flight: int = 0
     reader: StreamReader | None = None
     wait: Wait | None = None
-    answer: Answer | None = None
 
     def load(self, request: Request) -> None:
         """Gets a request ready to be written: its head, its body, and what is called before.
@@ -105,9 +104,10 @@ class _Attempt(Exchange, kw_only=True, eq=False):
                     body = _ENCODE(body)
                 except (TypeError, ValueError, RecursionError) as error:
                     raise BadRow(f"the request is not JSON: {error}") from error
-        self.head = self.backend.head(request.method, request.url, request.headers, body)
+        self.head = self.backend.transport.head(request.method, request.url, request.headers, body)
         self.body = body or b""
-        self.on_write = self.call.on_write
+        if self.call.on_write is not None:
+            self.on_write = self.call.on_write
 
     def give_back(self) -> None:
         """Returns the grant to the limits, for a request that was not written."""
@@ -127,13 +127,15 @@ class _Attempt(Exchange, kw_only=True, eq=False):
             self.backend.leave_ahead(self)
 
     def may_leave(self) -> bool:
-        if self.grant is None:
-            grant = self.backend.limiter.acquire_now(self.cost)
-            if grant is None and self.cost.is_bound:
-                self.cost = self.backend.estimate(self)
-                grant = self.backend.limiter.acquire_now(self.cost)
-            self.grant = grant
-        return self.grant is not None
+        if self.grant is not None:
+            return True
+        limiter = self.backend.limiter
+        grant = limiter.acquire_now(self.cost)
+        if grant is None and self.cost.is_bound:
+            self.cost = self.backend.estimate(self)
+            grant = limiter.acquire_now(self.cost)
+        self.grant = grant
+        return grant is not None
 
     async def acquire(self) -> Grant:
         grant = await self.backend.limiter.acquire(self.cost, self.call.priority)
@@ -186,7 +188,7 @@ class HttpBackend:
         self.timing = Timing(endpoint.timeouts, clock, self.wrote)
         self._attempts = attempts or Attempts()
         self._listener = listener
-        self._transport = Transport(
+        self.transport = Transport(
             endpoint,
             clock,
             self.limiter.shook_hands,
@@ -197,8 +199,7 @@ class HttpBackend:
         self.on_room = on_room
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
         self._tokens_out = 0  # expected of the calls on the wire
-        self.head = self._transport.head
-        self.mask = mask_of(endpoint, self._transport.proxy)
+        self.mask = mask_of(endpoint, self.transport.proxy)
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
@@ -241,7 +242,9 @@ class HttpBackend:
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        outcome: Outcome | None = None
+        answer: Answer | None = None
+        reply: Reply | None = None
+        failure: CallError | NoEndpoint | None = None
         if self._models:
             request = renamed(request, self._models)
         attempt = _Attempt(
@@ -264,18 +267,16 @@ class HttpBackend:
                 if sink is None:
                     attempt.load(request)
                     try:
-                        answer = await self._transport.exchange(attempt)
+                        answer = await self.transport.exchange(attempt)
                     except Repeat as repeat:
                         answer = await self._again(repeat, attempt, request)
-                    attempt.answer = answer
                     reply = self._read(request, answer, None)
                     if len(answer.body) > LONG_BYTES:
                         call.let_go()
                         # With the output, which takes about as much.
-                        call.held = self._transport.intake.hold(2 * len(answer.body))
+                        call.held = self.transport.intake.hold(2 * len(answer.body))
                 else:
                     reply = await self._streamed(request, attempt, sink)
-                outcome = Outcome(status="succeeded", reply=reply, endpoint=self.label)
             finally:
                 if attempt.wait is not None:
                     self._end_wait(attempt)
@@ -283,22 +284,22 @@ class HttpBackend:
         except asyncio.CancelledError:
             if attempt.wait is None or not attempt.wait.take_cancellation_back():
                 raise
-            outcome = failed(Withdrawn("the call was withdrawn"), endpoint=self.label)
-            outcome.attempts = 0
+            failure = Withdrawn("the call was withdrawn")
         except NoEndpoint as error:
             # Limits that are shared have been out of reach for too long, or a model is lost.
             self._mask_of(request).hide(error)
-            outcome = failed(error, endpoint=self.label)
+            failure = error
         except CallError as error:
-            outcome = failed(self._located(error, request), endpoint=self.label)
+            failure = self._located(error, request)
         finally:
             sent_s = attempt.sent_s
             if sent_s is not None:
-                self._conclude(attempt, sent_s, outcome)
+                outcome = self._conclude(attempt, sent_s, answer, reply, failure)
             else:
                 attempt.give_back()
-                if outcome is not None and not isinstance(outcome.error, Withdrawn):
-                    outcome.tried = (self._tried(attempt, outcome.error, self.clock.now_s()),)
+                outcome = self._unsent(attempt, failure)
+        # Without one, it was cancelled, which is raised.
+        assert outcome is not None
         return outcome
 
     async def download(
@@ -315,7 +316,7 @@ class HttpBackend:
         try:
             attempt.load(request)
             try:
-                answer = await self._transport.exchange(attempt, take, kind="")
+                answer = await self.transport.exchange(attempt, take, kind="")
             except Repeat as repeat:
                 answer = await self._again(repeat, attempt, request, take, kind="")
             if answer.status != 200:
@@ -406,11 +407,14 @@ class HttpBackend:
         else:
             if call.requests:
                 self._count_retry(call)
-            if attempt.cost is not _NOTHING:
-                cost, estimator = attempt.cost, self.estimator
-                begin = estimator.begin_bound if cost.is_bound else estimator.begin
-                attempt.sending = begin(attempt.request)
+            cost = attempt.cost
+            if cost is not _NOTHING:
                 self._tokens_out += cost.input_tokens + cost.output_tokens
+                estimator, request = self.estimator, attempt.request
+                if not cost.is_bound:
+                    attempt.sending = estimator.begin(request)
+                elif (sending := estimator.begin_bound(request)) is not UNFOLLOWED:
+                    attempt.sending = sending
         if self._finds_limits:
             attempt.in_flight = self.slots.in_use
             self._steering.sent(sent_s)
@@ -432,12 +436,12 @@ class HttpBackend:
 
     async def aclose(self) -> None:
         await self._steering.aclose()
-        await self._transport.aclose()
+        await self.transport.aclose()
 
     def estimate(self, attempt: _Attempt) -> Cost:
         """Returns the estimate that replaces an attempt's bound."""
         cost = self.estimator.estimate(attempt.request)
-        if attempt.sending is not None:
+        if attempt.failed is not None:
             # The attempt is sent once more; its bound is already counted.
             self._tokens_out += cost.tokens - attempt.cost.tokens
         return cost
@@ -479,7 +483,7 @@ class HttpBackend:
         streamed = streaming(request)
         attempt.load(streamed)
         try:
-            answer = await self._transport.exchange(attempt, reader.take)
+            answer = await self.transport.exchange(attempt, reader.take)
         except Repeat as repeat:
             answer = await self._again(repeat, attempt, streamed, reader.take)
         # Its sink may take long, and other calls should know the limits that it states.
@@ -518,7 +522,7 @@ class HttpBackend:
             raise TimedOut("row")
         attempt.load(request)
         try:
-            return await self._transport.exchange(attempt, take, kind)
+            return await self.transport.exchange(attempt, take, kind)
         except BudgetSpent:
             # Calls in flight hold what is left. As a retry it waits for them, or ends the run.
             raise repeat.error from None
@@ -530,7 +534,7 @@ class HttpBackend:
         """Reads an answer as a reply. Raises the error that it is or contains."""
         status, headers = answer.status, answer.headers
         if status != 200 and not 200 <= status < 300:
-            self._transport.check(answer)
+            self.transport.check(answer)
             # Mask before a long message is cut, which could leave a part of a key in it.
             mask = self._mask_of(request)
             body = mask.body(answer.body)
@@ -541,15 +545,17 @@ class HttpBackend:
         reply: Reply | None
         if reader is not None and reader.has_begun:
             reply = reader.finish()
+            reply.headers = headers
         else:
+            path, asked = request.output_path, request.asked
             try:
-                reply = apis.read(request.url, answer.body, request.output_path, request.asked)
+                reply = apis.read(request.url, answer.body, path, asked, headers)
             except (CallError, NoEndpoint):
                 reply = None
             if reply is None:
                 reply = self._read_faulty(request, answer)
-        reply.headers = headers
-        reply.status = status
+        if status != 200:
+            reply.status = status
         if "x-request-id" in headers:
             reply.request_id = headers["x-request-id"] or reply.request_id
         return reply
@@ -586,12 +592,36 @@ class HttpBackend:
         """Returns the mask of a call's secrets: some servers quote the key that they refuse."""
         if not request.headers:
             return self.mask
-        return mask_of(self.endpoint, self._transport.proxy, request.headers)
+        return mask_of(self.endpoint, self.transport.proxy, request.headers)
 
-    def _conclude(self, attempt: _Attempt, sent_s: float, outcome: Outcome | None) -> None:
+    def _failed(self, error: CallError | NoEndpoint, latency_s: float = 0.0) -> Outcome:
+        """Returns the outcome of an attempt that failed, without its record."""
+        outcome = failed(error, endpoint=self.label, latency_s=latency_s)
+        if isinstance(error, Withdrawn):
+            outcome.attempts = 0
+        return outcome
+
+    def _unsent(self, attempt: _Attempt, error: CallError | NoEndpoint | None) -> Outcome | None:
+        """Returns the outcome of an attempt that was not written; None if it was cancelled."""
+        if error is None:
+            return None
+        outcome = self._failed(error)
+        if not isinstance(error, Withdrawn):
+            outcome.tried = (self._tried(attempt, error, self.clock.now_s()),)
+        return outcome
+
+    def _conclude(
+        self,
+        attempt: _Attempt,
+        sent_s: float,
+        answer: Answer | None,
+        reply: Reply | None,
+        error: CallError | NoEndpoint | None,
+    ) -> Outcome | None:
         """Counts the attempt, tells the limits of its answer, and parks the endpoint if it asked.
 
-        outcome: None for an attempt that was cancelled. sent_s: when it was written.
+        Returns its outcome; None if it was cancelled, and so has no reply and no error. sent_s:
+        when it was written. answer: one that the limits know nothing of yet.
         """
         attempt.call.sent_s = None
         now_s = self.clock.now_s()
@@ -599,24 +629,30 @@ class HttpBackend:
         limiter = self.limiter
         if not limiter.is_unlimited:
             used = None
-            if attempt.sending is not None:
-                reply = None if outcome is None else outcome.reply
-                used = self._used(attempt, attempt.sending, reply, latency_s)
-            if attempt.answer is not None:
-                self._steering.heard(attempt.answer, attempt.grant, attempt.first_byte_s, used)
+            if attempt.cost is not _NOTHING:
+                used = self._used(attempt, reply, latency_s)
+            if answer is not None:
+                self._steering.heard(answer, attempt.grant, attempt.first_byte_s, used)
             elif used is not None and attempt.grant is not None:
                 attempt.grant.settle(used)
-        attempt.answer = None
-        if outcome is None:
+        if reply is None and error is None:
             self._attempts.ended(now_s, latency_s, "cancelled")
-            return
-        outcome.latency_s = latency_s
-        reply, error = outcome.reply, outcome.error
+            return None
         if attempt.wait is None and attempt.reader is None and attempt.due_s is None:
             tried = Attempt(self.label, error, sent_s, attempt.first_byte_s, now_s)
         else:
             tried = self._tried(attempt, error, now_s)
-        outcome.tried = (tried,)
+        if error is None:
+            outcome = Outcome(
+                status="succeeded",
+                reply=reply,
+                endpoint=self.label,
+                tried=(tried,),
+                latency_s=latency_s,
+            )
+        else:
+            outcome = self._failed(error, latency_s)
+            outcome.tried = (tried,)
         if not self._outage.is_up and self._outage.answered():
             self._listener.on_event(EndpointBack(now_s, self.label))
             if self.on_room is not None:
@@ -628,22 +664,27 @@ class HttpBackend:
             input_tokens, output_tokens = reply.input_tokens or 0, reply.output_tokens or 0
             self._attempts.ended(now_s, latency_s, None, input_tokens, output_tokens)
         elif error is not None:
-            self._attempts.ended(now_s, latency_s, error.kind)
-            if attempt.failed is not None or _may_be_billed(error):
-                attempt.call.billed_at = self.label
-            if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
-                is_news = limiter.park(now_s + error.retry_after_s)
-                if is_news:
-                    self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
+            self._count_failure(attempt, error, now_s, latency_s)
+        return outcome
 
-    def _used(
-        self, attempt: _Attempt, sending: Sending, reply: Reply | None, took_s: float
-    ) -> Cost | None:
+    def _count_failure(
+        self, attempt: _Attempt, error: CallError | NoEndpoint, now_s: float, latency_s: float
+    ) -> None:
+        """Counts a failed attempt, and parks the endpoint if it asked for that."""
+        self._attempts.ended(now_s, latency_s, error.kind)
+        if attempt.failed is not None or _may_be_billed(error):
+            attempt.call.billed_at = self.label
+        if isinstance(error, Retryable) and error.retry_after_s and error.status in _PARKING:
+            is_news = self.limiter.park(now_s + error.retry_after_s)
+            if is_news:
+                self._listener.on_event(EndpointParked(now_s, self.label, error.retry_after_s))
+
+    def _used(self, attempt: _Attempt, reply: Reply | None, took_s: float) -> Cost | None:
         """Learns from an attempt that is over, and returns its tokens; None if they are not known.
 
         reply: None if it has none.
         """
-        cost = attempt.cost
+        cost, sending = attempt.cost, attempt.sending
         self._tokens_out -= cost.input_tokens + cost.output_tokens
         if reply is None:
             self.estimator.end(sending, None, took_s)

@@ -89,7 +89,7 @@ def asked_of(request: Request) -> Asked | None:
     chat = chat_of(request)
     if chat is not None:
         has_output = api_of(request.url).has_output
-        found = Asked(chat.model or "", has_output, 1, chat.most_output, chat)
+        found = Asked(chat.model or "", has_output, 1, chat.most_output(), chat)
     else:
         body = request.body
         if not isinstance(body, dict):

@@ -85,9 +85,9 @@ class _Model:
         self.outputs = PendingOutputs()
         self._replies = 0
         self.tells_usage = False
-        self._is_settled = False
+        self.is_settled = False
         # Upper bounds on the tokens of a chat's JSON: per byte, and in addition.
-        self._most_per_byte, self._most_beside = 1.0, 0
+        self.most_per_byte, self.most_beside = 1.0, 0
         # The last result of `output`, and its arguments.
         self._output: tuple[Any, int, int | None, tuple[int, Spread]] | None = None
 
@@ -95,7 +95,7 @@ class _Model:
         """Counts a reply; True if the input is to be learned from it."""
         self.tells_usage = bool(reply.input_tokens)
         self._replies = replies = self._replies + 1
-        return replies * _GOLDEN % 1 < _SHARE or not self._is_settled
+        return replies * _GOLDEN % 1 < _SHARE or not self.is_settled
 
     def input_tokens(self, asked: Asked, tokenizer: Tokenizer | None) -> int:
         """Returns the expected tokens of the prompt, 1 or more."""
@@ -107,28 +107,13 @@ class _Model:
         """Learns from a prompt that was `used` tokens."""
         weights = self.by_class if tokenizer is None else self.by_token
         weights.learn(asked.amounts(tokenizer), min(used, _MOST_INPUT_TOKENS) - asked.ids)
-        self._is_settled = weights.is_settled
-        if self._is_settled:
+        self.is_settled = weights.is_settled
+        if self.is_settled:
             constant, message, _, *texts = *self.by_class.values, *self.by_token.values[3:]
             other, other_message, *_ = self.by_token.values
             each = max(message, other_message) / _MESSAGE_BYTES
-            self._most_per_byte = max(1.0, each, *texts)
-            self._most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
-
-    def bound(self, size_bytes: int, most_output: int | None, most: int) -> Cost | None:
-        """Returns a cost whose input is never below that of a chat with `size_bytes` of JSON.
-
-        The estimate of the chat's input is not above it either. most_output: of the answer, None if
-        unstated. None while the input is being learned, if usage is not reported, and above `most`
-        tokens.
-        """
-        if not (self._is_settled and self.tells_usage):
-            return None
-        input_tokens = self._most_beside + math.ceil(self._most_per_byte * size_bytes)
-        output_tokens, spread = self.output(1, most_output)
-        if input_tokens + output_tokens > most:
-            return None
-        return Cost(input_tokens, output_tokens, spread, True)
+            self.most_per_byte = max(1.0, each, *texts)
+            self.most_beside = math.ceil(FRAME_TOKENS + max(constant, other))
 
     def output(self, copies: int, most: int | None) -> tuple[int, Spread]:
         """Returns the expected tokens of the whole output, and the spread of the true number.
@@ -159,7 +144,7 @@ class _Model:
         return found
 
 
-class Sending(msgspec.Struct, eq=False):
+class Sending(msgspec.Struct, frozen=True, eq=False):
     """A call in flight: what it asks for, the model that learns from it, and its number there.
 
     teaches: the input is learned from its reply in any case.
@@ -188,7 +173,7 @@ class TokenEstimator:
         # In order of use, the latest last.
         self._models: dict[str, _Model] = {}
         self._unknown = _Model()
-        self._bounds = 0  # calls sent with a bound
+        self._turn = 0.0  # the golden ratio's multiple, for the calls sent with a bound
 
     def estimate(self, request: Request) -> Cost:
         """Returns the expected tokens of a call of `request`, input and output each 1 or more.
@@ -211,15 +196,21 @@ class TokenEstimator:
     def bound(self, request: Request, most: int) -> Cost | None:
         """Returns an estimate whose input is an upper bound (`Cost.is_bound`).
 
-        It is found from the bytes of a chat, at a fraction of an estimate's cost. None for a
-        request whose bytes give no bound, for a model that is not known well or reports no usage to
-        settle the bound by, and above `most` tokens.
+        The estimate of the input is not above it either. It is found from the bytes of a chat, at a
+        fraction of an estimate's cost. None for a request whose bytes give no bound, for a model
+        that is not known well or reports no usage to settle the bound by, and above `most` tokens.
         """
         chat, raw = chat_of(request), request.raw
         if chat is None or raw is None or not api_of(request.url).has_output:
             return None
         model = self._models.get(chat.model or "")
-        return None if model is None else model.bound(len(raw), chat.most_output, most)
+        if model is None or not (model.is_settled and model.tells_usage):
+            return None
+        input_tokens = model.most_beside + math.ceil(model.most_per_byte * len(raw))
+        output_tokens, spread = model.output(1, chat.most_output())
+        if input_tokens + output_tokens > most:
+            return None
+        return Cost(input_tokens, output_tokens, spread, True)
 
     def most(self, request: Request) -> Cost:
         """Returns the tokens charged by a provider that counts the whole maximum at admission.
@@ -261,8 +252,9 @@ class TokenEstimator:
 
         If the usage of an unfollowed call is not within its bound, call `begin` for it then.
         """
-        self._bounds = bounds = self._bounds + 1
-        if bounds * _GOLDEN % 1 >= _SHARE_OF_BOUNDS:
+        turn = self._turn + _GOLDEN
+        self._turn = turn = turn - 1.0 if turn >= 1.0 else turn
+        if turn >= _SHARE_OF_BOUNDS:
             return UNFOLLOWED
         return self.begin(request, teaches=True)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import mul, sub
+from operator import mul
 
 import msgspec
 
@@ -50,6 +50,8 @@ class Weights:
     def __init__(self, priors: Sequence[Prior]) -> None:
         self._priors = priors
         self._values = [prior.first for prior in priors]
+        self._drift = [(prior.deviation * _DRIFT) ** 2 for prior in priors]
+        self._most_variance = [(prior.deviation * _CHANGED) ** 2 for prior in priors]
         self._noise = _FIRST_NOISE**2
         self._streak = 0  # outliers in a row: above 0 too high, below 0 too low
         self._open(1.0)
@@ -98,17 +100,30 @@ class Weights:
                 self._noise = _FIRST_NOISE**2
                 self._open(_CHANGED)
                 spread, variance = self._spread(units)
-        for index, (prior, row) in enumerate(zip(self._priors, self._covariance, strict=True)):
-            gain = spread[index] / variance
-            self._values[index] = max(0.0, min(prior.most, self._values[index] + gain * error))
-            row[:] = map(sub, row, map(gain.__mul__, spread))
-            drift = (prior.deviation * _DRIFT) ** 2
-            row[index] = min((prior.deviation * _CHANGED) ** 2, max(0.0, row[index]) + drift)
+        concerned = [(index, each) for index, each in enumerate(spread) if each]
+        for index, each in concerned:
+            gain, row = each / variance, self._covariance[index]
+            most = self._priors[index].most
+            self._values[index] = max(0.0, min(most, self._values[index] + gain * error))
+            for column, other in concerned:
+                row[column] -= gain * other
+        for index, row in enumerate(self._covariance):
+            row[index] = min(self._most_variance[index], max(0.0, row[index]) + self._drift[index])
         # The noise rises only with the clipped error: outliers must not raise their own threshold.
         noise = self._noise + _NOISE_RATE * (min(error * error, 4 * self._noise) - self._noise)
         self._noise = min(_MOST_NOISE**2, max(_LEAST_NOISE**2, noise))
 
     def _spread(self, units: list[float]) -> tuple[list[float], float]:
         """Returns the weights' covariance with the error at these units, and its variance."""
-        spread = [sum(map(mul, row, units)) for row in self._covariance]
-        return spread, max(0.0, sum(map(mul, units, spread))) + self._noise
+        # Most texts have no character of some classes.
+        given = [(index, unit) for index, unit in enumerate(units) if unit]
+        spread = []
+        for row in self._covariance:
+            each = 0.0
+            for index, unit in given:
+                each += row[index] * unit
+            spread.append(each)
+        variance = 0.0
+        for index, unit in given:
+            variance += spread[index] * unit
+        return spread, max(0.0, variance) + self._noise
