@@ -102,7 +102,6 @@ class Exchange:
         line: Line,
         fields: Fields,
         is_kept: bool,
-        *,
         body: bytes | None = None,
         size: int | None = None,
         fault: Fault | None = None,
@@ -194,7 +193,7 @@ class Exchange:
             if expect is not None and expect.lower() == b"100-continue":
                 self._channel.transport.write(CONTINUE)
                 del self._fields[b"expect"]
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.Future()
         self._channel.read_body()
         try:
             await self._waiter
