@@ -193,7 +193,8 @@ class Connection(asyncio.Protocol):
         if form is not None and is_first:
             body = form.body(data, self._form_bytes)
             if body is not None:
-                self._queue.append(Exchange(self, form.line, form.fields, True, body))
+                exchange = Exchange(self, form.line, form.fields, True, body, len(body))
+                self._queue.append(exchange)
                 self._advance()
                 return
             if self._begin_body(form, data):
