@@ -97,7 +97,10 @@ def form_of(data: bytes, line: Line, fields: Fields) -> RequestForm | None:
 # Formatting a number costs more than all comparisons of a head.
 @lru_cache(maxsize=_MOST_LENGTHS)
 def _digits(size_bytes: int) -> bytes | None:
-    """The length of a body that takes so many bytes with its length; None if there is no such."""
+    """The length of a body, as digits; None if there is none.
+
+    size_bytes: of the body and these digits together.
+    """
     most = len(str(size_bytes))
     for count in (most, most - 1):
         digits = b"%d" % (size_bytes - count)
