@@ -187,13 +187,14 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._is_ending:
             return
-        is_in_request = self._bare_bytes or self._is_in_head or self._incoming
-        is_first = not (is_in_request or self._queue or self._unparsed)
+        is_in_request = self._bare_bytes or self._is_in_head or self._incoming or self._queue
+        is_first = not (is_in_request or self._unparsed)
         form = self._form
         if form is not None and is_first:
             body = form.body(data, self._form_bytes)
             if body is not None:
-                self._queue.append(Exchange(self, form.line, form.fields, True, body=body))
+                exchange = Exchange(self, form.line, form.fields, True, body, len(body))
+                self._queue.append(exchange)
                 self._advance()
                 return
             if self._begin_body(form, data):
@@ -242,7 +243,7 @@ class Connection(asyncio.Protocol):
     async def drained(self) -> None:
         """Returns once the client has taken most of what was written."""
         while self.is_write_paused:
-            self._drain = self._loop.create_future()
+            self._drain = asyncio.Future()
             try:
                 await self._drain
             finally:
@@ -574,7 +575,7 @@ class Connection(asyncio.Protocol):
         try:
             while True:
                 while self._rest is None:
-                    self._waiter = self._loop.create_future()
+                    self._waiter = asyncio.Future()
                     await self._waiter
                 exchange, rest = self._current, self._rest
                 self._rest = None

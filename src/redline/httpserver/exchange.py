@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from urllib.parse import parse_qsl, quote
 
 from redline.httpserver.framing import Fault, Fields, Line
-from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, shown, status_line
+from redline.httpserver.heads import BODILESS, CONTINUE, JSON, TEXT, length_line, shown, status_line
 from redline.httpserver.request_form import RequestForm, form_of
 from redline.inflate import BadCompressionError, Inflate
 
@@ -80,7 +80,7 @@ class Exchange:
     method: upper-case. path: decoded. Made by the connection, for one handler.
 
     is_kept: the connection serves another request after this one. body, size: of a request whose
-    head is known, see request_form.py: the whole body, or the bytes of one that is still to come.
+    head is known but for its length, see request_form.py: the body, if it is whole, and its bytes.
     fault: why no handler sees it.
     """
 
@@ -102,7 +102,6 @@ class Exchange:
         line: Line,
         fields: Fields,
         is_kept: bool,
-        *,
         body: bytes | None = None,
         size: int | None = None,
         fault: Fault | None = None,
@@ -116,8 +115,7 @@ class Exchange:
         self._body: bytes | bytearray = body or b""
         # The body of the request has been received to its end.
         self.is_complete = body is not None
-        # Of a body that came with a known head, which states another length.
-        self._size = size if body is None else len(body)
+        self._size = size
 
     # The request.
 
@@ -194,7 +192,7 @@ class Exchange:
             if expect is not None and expect.lower() == b"100-continue":
                 self._channel.transport.write(CONTINUE)
                 del self._fields[b"expect"]
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = asyncio.Future()
         self._channel.read_body()
         try:
             await self._waiter
@@ -228,25 +226,30 @@ class Exchange:
         if channel.is_lost:
             self.is_kept = False
             return
-        head = self.head(status, len(body), fields, is_last)
+        size_bytes = len(body)
         if self.method == "HEAD" or status in BODILESS:
-            channel.transport.write(head)
-        elif len(body) < _LARGE_BYTES:
-            channel.transport.write(head + body)
+            body = b""
+        if len(body) < _LARGE_BYTES:
+            channel.transport.write(self.head(status, size_bytes, fields, is_last, body))
         else:
-            channel.transport.writelines((head, body))
+            channel.transport.writelines((self.head(status, size_bytes, fields, is_last), body))
 
     def head(
-        self, status: int, size_bytes: int, fields: bytes = JSON, is_last: bool = False
+        self,
+        status: int,
+        size_bytes: int,
+        fields: bytes = JSON,
+        is_last: bool = False,
+        body: bytes = b"",
     ) -> bytes:
-        """The head that `respond` sends before a body of this size."""
+        """The head that `respond` sends before a body of this size, and `body` behind it."""
         service = self._channel.service
         # The rest of a body that was not read may still be on its way.
         if is_last or not self.is_complete or service.is_draining:
             self.is_kept = False
-        size = b"" if status in BODILESS else b"content-length: %d\r\n" % size_bytes
+        size = b"" if status in BODILESS else length_line(size_bytes)
         end = _END if self.is_kept and self._is_http_1_1 else self._head_end()
-        return b"".join((status_line(status), fields, size, service.date, end))
+        return b"".join((status_line(status), fields, size, service.date, end, body))
 
     def respond_in_one_chunk(self, status: int, body: bytes, fields: bytes = JSON) -> None:
         """The same for a body whose length is not stated, as that of a stream that has ended."""

@@ -8,6 +8,7 @@ The head of a request without a body, such as that for a health page, has nothin
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import msgspec
 
@@ -18,6 +19,8 @@ _MOST_HEAD_BYTES = 4096
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: ([0-9]{1,9})\r\n")
 _MOST_DIGITS = 9
 _HEAD_END = b"\r\n\r\n"
+# The lengths of most bodies differ little.
+_MOST_LENGTHS = 4096
 # How the body or the connection continues if one of them is there is for llhttp to say.
 _FRAMING = frozenset((b"transfer-encoding", b"content-encoding", b"upgrade", b"expect"))
 
@@ -42,15 +45,14 @@ class RequestForm(msgspec.Struct, frozen=True):
         begin, end = self.begin, self.end
         if not end:
             return b"" if data == begin else None
-        if not data.startswith(begin):
+        digits = _digits(len(data) - len(begin) - len(end))
+        if digits is None:
             return None
-        digits_end = data.find(b"\r", len(begin))
-        if not data.startswith(end, digits_end):
+        head = b"".join((begin, digits, end))
+        if not data.startswith(head):
             return None
-        body = data[digits_end + len(end) :]
-        if data[len(begin) : digits_end] != b"%d" % len(body) or len(body) > most_bytes:
-            return None
-        return body
+        body = data[len(head) :]
+        return body if len(body) <= most_bytes else None
 
     def begun(self, data: bytes, most_bytes: int) -> tuple[int, bytes] | None:
         """How long the body is and what has come of it, if `data` begins a request of this form.
@@ -90,3 +92,18 @@ def form_of(data: bytes, line: Line, fields: Fields) -> RequestForm | None:
     if len(data) - head_end > int(found[1]):
         return None
     return RequestForm(data[: found.start(1)], data[found.end(1) : head_end], line, fields)
+
+
+# Formatting a number costs more than all comparisons of a head.
+@lru_cache(maxsize=_MOST_LENGTHS)
+def _digits(size_bytes: int) -> bytes | None:
+    """The length of a body, as digits; None if there is none.
+
+    size_bytes: of the body and these digits together.
+    """
+    most = len(str(size_bytes))
+    for count in (most, most - 1):
+        digits = b"%d" % (size_bytes - count)
+        if len(digits) == count:
+            return digits
+    return None

@@ -44,22 +44,25 @@ class AnswerForm:
             elif plain == _KEPT[0]:
                 value = "([Kk]eep-[Aa]live)"
             lines.append(f"{re.escape(name.decode('latin-1'))}: {value}\r\n")
-        self._match = re.compile(f"{re.escape(_STATUS_LINE)}{''.join(lines)}\r\n").match
+        pattern = f"{re.escape(_STATUS_LINE)}{''.join(lines)}\r\n"
+        self._match = re.compile(pattern.encode("latin-1")).match
         self._names = tuple(name.decode("latin-1") for name in lower)
         self._length_at = lower.index(_LENGTH)
 
     def read(self, data: bytes) -> tuple[dict[str, str], bytes] | None:
         """Returns headers, by lower-case names, and body; None for data of another form."""
         match = self._match
-        found = match(data.decode("latin-1"))
+        found = match(data)
         if found is None:
             return None
         values = found.groups()
         body = data[found.end() :]
         if len(body) != int(values[self._length_at]):
             return None
+        # No value contains a line break.
+        texts = b"\n".join(values).decode("latin-1").split("\n")
         # As many as there are groups; `strict` would take half as long again.
-        return dict(zip(self._names, values)), body  # noqa: B905
+        return dict(zip(self._names, texts)), body  # noqa: B905
 
 
 def form_of(pairs: Sequence[tuple[bytes, bytes]]) -> AnswerForm | None:

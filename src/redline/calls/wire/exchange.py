@@ -104,10 +104,10 @@ class Exchange(msgspec.Struct, eq=False):
 
     may_repeat: a transport may raise Repeat. is_head: the request is a HEAD, whose answer ends with
     its headers. grant: for one write. due_s: since when the request waited for results that were
-    being saved, if it did. is_kept: it was written on a connection that had carried others. failed:
-    its error there, after the write at failed_sent_s; it is then written on a new one. doubted: the
-    body of the answer that it is repeated for. on_write: called just before it is stamped and
-    written; if it raises a CallError, it is not.
+    being saved, if it did. failed: its error on a connection that had carried others, after the
+    write at failed_sent_s; it is then written on a new one. doubted: the body of the answer that it
+    is repeated for. on_write: called just before it is stamped and written; if it raises a
+    CallError, it is not.
     take_now: takes a part of a streamed body without waiting; returns whether it did. chunk_taker:
     returns a function that passes on chunks as they are on the wire and returns the bytes of their
     bodies, 0 if it has not passed them on; None while there is no such function.
@@ -129,7 +129,6 @@ class Exchange(msgspec.Struct, eq=False):
     due_s: float | None = None
     sent_s: float | None = None
     first_byte_s: float | None = None
-    is_kept: bool = False
     failed: CallError | None = None
     failed_sent_s: float = 0.0
     doubted: bytes = b""
@@ -179,7 +178,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def again(self, repeat: Repeat) -> None:
         """Resets the exchange to send its request once more, which needs a second grant."""
-        self.may_repeat = self.is_kept = False
+        self.may_repeat = False
         self.failed, self.doubted = repeat.error, repeat.body
         self.failed_sent_s = self.sent_s or 0.0
         self.grant = self.first_byte_s = self.alarm = self.paused = self.due_s = None
@@ -195,11 +194,10 @@ class Exchange(msgspec.Struct, eq=False):
             self.waiting()
             self.grant = await self.acquire()
 
-    def leave(self, alarm: Alarm, *, is_kept: bool) -> None:
+    def leave(self, alarm: Alarm) -> None:
         """Stamps the request, which is written now; from here on `alarm` ends the exchange.
 
-        is_kept: the connection has carried others. Raises CallError if it must not be written; then
-        it is as if it had not been due.
+        Raises CallError if it must not be written; then it is as if it had not been due.
         """
         grant, timing = self.grant, self.timing
         assert grant is not None
@@ -207,7 +205,6 @@ class Exchange(msgspec.Struct, eq=False):
             self.on_write()
         sent_s = self.sent_s = timing.now_s()
         grant.sent(sent_s)
-        self.is_kept = is_kept
         self.alarm = alarm
         self.phase, first_s = timing.first
         until_s = sent_s + first_s

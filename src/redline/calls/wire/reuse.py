@@ -52,10 +52,12 @@ def trace_of(body: bytes) -> Trace:
 class Kept(Protocol):
     """A connection that may carry another request.
 
-    asked: the trace of the current request's body, b"" for none. last_asked, last_answer: those of
-    the previous request and answer; last_answer is None if there was none.
+    is_kept: the current request was written after others. has_head: the headers of its answer have
+    arrived. asked: the trace of its body, b"" for none. last_asked, last_answer: those of the
+    previous request and answer; last_answer is None if there was none.
     """
 
+    is_kept: bool
     asked: Trace
     last_asked: Trace
     last_answer: Trace | None
@@ -63,6 +65,9 @@ class Kept(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether a request may be written: it is up and has no unread bytes."""
+
+    @property
+    def has_head(self) -> bool: ...
 
     @property
     def unasked(self) -> object:
@@ -81,7 +86,7 @@ class Reuse:
     def own(self, answer: Answer, exchange: Exchange, connection: Kept) -> None:
         """Raises Repeat if the whole answer may be another request's. Call it once per answer."""
         body = answer.body
-        is_kept = exchange.is_kept and exchange.may_repeat
+        is_kept = connection.is_kept and exchange.may_repeat
         if answer.status == 200:
             if not self._repeats_itself:
                 found = body if len(body) <= WHOLE_BYTES else trace_of(body)
@@ -115,12 +120,9 @@ class Reuse:
         """Adds credit for an exchange that got its own answer."""
         self._set(min(self._credit + _EARNED, _MOST_CREDIT))
 
-    def check(self, error: CallError, exchange: Exchange, *, has_head: bool) -> None:
-        """Raises Repeat if the error of an exchange may have nothing to do with its request.
-
-        has_head: the headers of an answer have arrived.
-        """
-        if not (exchange.may_repeat and exchange.is_kept) or has_head:
+    def check(self, error: CallError, exchange: Exchange, connection: Kept) -> None:
+        """Raises Repeat if the error of an exchange may have nothing to do with its request."""
+        if not (exchange.may_repeat and connection.is_kept) or connection.has_head:
             return
         is_unanswered = isinstance(error, Disconnected) and exchange.first_byte_s is None
         if is_unanswered or isinstance(error, BadReply):

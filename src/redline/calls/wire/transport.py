@@ -159,7 +159,7 @@ class Transport:
             connection = self._pool.take_now(exchange) or await self._ready(exchange)
             try:
                 self._outbox.add(connection)
-                await connection.open(exchange, is_streamed=take is not None)
+                await connection.open(exchange, take is not None)
                 if connection.is_stale:
                     stale += 1
                     continue
@@ -223,13 +223,12 @@ class Transport:
 
     def _end(self, connection: Connection, exchange: Exchange, error: Exception) -> None:
         """Ends a connection whose exchange has failed. Raises Repeat to send the request again."""
-        has_head = connection.has_head
         if isinstance(error, CallError) and connection.is_done:
             # The request was not written, or its answer is complete.
             return
         connection.close()
         if isinstance(error, CallError):
-            self._reuse.check(error, exchange, has_head=has_head)
+            self._reuse.check(error, exchange, connection)
 
     def _make_head(self, method: str, path: str, headers: Mapping[str, str]) -> bytes:
         target, given = self._target(path), self._headers
