@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from redline.errors import OverLimit
-from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind
+from redline.limits.rule.cost import CERTAIN, KINDS, AmountOf, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.settings import AUTO, Limits, as_rates, usable
-from redline.limits.rule.window import Alone, AmountOf, Booking, Window, prove
+from redline.limits.rule.window import Alone, Booking, Window, prove
 
 # A smaller change of the guard does not justify a division in every window.
 _LEAST_CHANGE_S = 1e-4
