@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from redline.errors import OverLimit
-from redline.limits.rule.cost import CERTAIN, KINDS, AmountOf, Cost, Kind
+from redline.limits.rule.cost import AMOUNT_OF, CERTAIN, KINDS, AmountOf, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.rate import Rate
@@ -215,8 +215,9 @@ class Rules:
         """Replaces a call's estimate by `used`."""
         for booking in bookings:
             window = booking.window
-            if window.kind != "requests":
-                window.settle(booking, window.amount_of(used))
+            kind = window.kind
+            if kind != "requests":
+                window.settle(booking, AMOUNT_OF[kind](used))
 
     def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
         """Records that a call's first byte came `took_s` after its write, less server time."""
@@ -302,7 +303,7 @@ class Rules:
         lines = self.lines
         self.learner = self.jitter if self.limits.guard_s is None and lines else None
         self._tokens = [
-            (line, line.window.amount_of, self._most(line))
+            (line, AMOUNT_OF[line.kind], self._most(line))
             for line in lines
             if line.kind != "requests"
         ]

@@ -39,6 +39,7 @@ from redline.limits.rule.guard import MARGIN_S
 from redline.limits.rule.phases import Phases
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, shape_of
+from redline.limits.rule.structs import mutable
 
 # Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9
@@ -96,6 +97,7 @@ class Doubt:
         return max(0.0, min(margin, self.most + spread.most))
 
 
+@mutable
 class Record(msgspec.Struct, eq=False, gc=False):
     """The sends until `sent_s`, since the record before it.
 
@@ -124,6 +126,7 @@ class Alone(NamedTuple):
     others: int
 
 
+@mutable
 class Booking(msgspec.Struct, eq=False, gc=False):
     """An amount taken from one window, and its state."""
 
@@ -165,6 +168,8 @@ class Window:
     kind: what it counts.
     """
 
+    # CPython reads at most 29 attributes of an object without a look-up in a dict.
+
     def __init__(
         self,
         rate: Rate,
@@ -176,7 +181,6 @@ class Window:
         catch_up_s: float = MARGIN_S,
     ) -> None:
         self.kind: Kind = kind
-        self.amount_of = AMOUNT_OF[kind]
         self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()
@@ -299,7 +303,7 @@ class Window:
             if held > self._easy:
                 return None
         else:
-            amount = self.amount_of(cost)
+            amount = AMOUNT_OF[self.kind](cost)
             spread = CERTAIN if self.kind == "input_tokens" else cost.spread
             held, doubt = self._held + amount, self._doubt
             margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0.0
