@@ -219,11 +219,22 @@ class Rules:
             if kind != "requests":
                 window.settle(booking, AMOUNT_OF[kind](used))
 
-    def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
-        """Records that a call's first byte came `took_s` after its write, less server time."""
+    def replied(
+        self,
+        bookings: Iterable[Booking],
+        took_s: float,
+        sent_s: float,
+        used: Cost | None = None,
+    ) -> None:
+        """Records that a call's first byte came `took_s` after its write, less server time.
+
+        used: as for `settle`, if it is known by now.
+        """
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
-            prove(bookings, took_s)
+            prove(bookings, took_s, used)
+        elif used is not None:
+            self.settle(bookings, used)
 
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""

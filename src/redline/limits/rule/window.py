@@ -144,8 +144,11 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     alone: Alone | None = None  # what the server would count of us alone
 
 
-def prove(bookings: Iterable[Booking], took_s: float) -> None:
-    """Records a reply that came `took_s` after the send; what that proves counts from now on."""
+def prove(bookings: Iterable[Booking], took_s: float, used: Cost | None = None) -> None:
+    """Records a reply that came `took_s` after the send; what that proves counts from now on.
+
+    used: by the call, if that is known by now.
+    """
     for booking in bookings:
         record = booking.record
         if record is not None and not booking.is_proved:
@@ -153,6 +156,10 @@ def prove(bookings: Iterable[Booking], took_s: float) -> None:
             record.unproven -= 1
             if took_s > record.took_s:
                 record.took_s = took_s
+        if used is not None:
+            kind = booking.window.kind
+            if kind != "requests":
+                booking.window.settle(booking, AMOUNT_OF[kind](used))
 
 
 class Keeper(Protocol):
@@ -294,11 +301,12 @@ class Window:
 
         As in wait_s and book, without their other cases.
         """
-        before_s = self._full_at_s
+        before_s, unit_s = self._full_at_s, self._unit_s
         if before_s - now_s > _EPSILON_S:
             return None
         if self._is_plain:
             amount, spread = 1, CERTAIN
+            paced_s = unit_s
             held = self._held + 1
             if held > self._easy:
                 return None
@@ -311,9 +319,9 @@ class Window:
                 return None
             if spread is not CERTAIN:
                 doubt.add(spread)
+            paced_s = amount * unit_s
         self._held = held
-        unit_s = self._unit_s
-        self._full_at_s = (before_s if before_s > now_s else now_s) + amount * unit_s
+        self._full_at_s = (before_s if before_s > now_s else now_s) + paced_s
         return Booking(self, amount, now_s, spread, unit_s, before_s)
 
     def undo(self, booking: Booking) -> None:

@@ -15,7 +15,7 @@ class Issuer(Protocol):
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
     def settle(self, taken: Any, used: Cost) -> None: ...
-    def replied(self, taken: Any, took_s: float, sent_s: float) -> None: ...
+    def replied(self, taken: Any, took_s: float, sent_s: float, used: Cost | None) -> None: ...
 
 
 @mutable
@@ -65,11 +65,9 @@ class Grant(msgspec.Struct, eq=False, gc=False):
         can have reached the server, from which the guard is measured (limits/rule/guard.py). used:
         as for `settle`, if it is known by now.
         """
-        issuer, taken, sent_s = self._issuer, self.taken, self.sent_s
+        sent_s = self.sent_s
         if sent_s is not None:
-            issuer.replied(taken, took_s, sent_s)
-            if used is not None:
-                issuer.settle(taken, used)
+            self._issuer.replied(self.taken, took_s, sent_s, used)
 
 
 class FreeGrant(Grant):
