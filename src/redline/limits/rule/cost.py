@@ -26,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True, gc=False):
 CERTAIN = Spread()
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """What a call is expected to use: one request and these tokens, each 0 or more.
 
     The output's number is a mean if it is learned; spread: of the true ones around it. is_bound:

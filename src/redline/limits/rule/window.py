@@ -314,7 +314,7 @@ class Window:
             amount = AMOUNT_OF[self.kind](cost)
             spread = CERTAIN if self.kind == "input_tokens" else cost.spread
             held, doubt = self._held + amount, self._doubt
-            margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0.0
+            margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0
             if held + margin > self._easy:
                 return None
             if spread is not CERTAIN:
