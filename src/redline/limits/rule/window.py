@@ -175,8 +175,6 @@ class Window:
     kind: what it counts.
     """
 
-    # CPython reads at most 29 attributes of an object without a look-up in a dict.
-
     def __init__(
         self,
         rate: Rate,
