@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from redline.limits import Limits, Rate
+from redline.limits import Cost, Limits, Rate
 from redline.limits.rule import Booking, Rules, Window
 from support.catching import assert_caught
 from support.pacing import SERVERS, Ask, Law, SmallBucket, drive, exchange, most_in, rejections
@@ -366,8 +366,14 @@ def check_measured(kind: Any) -> None:
 class Trusting(Rules):
     """Takes every reply for one that came at once."""
 
-    def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
-        super().replied(bookings, 0.0, sent_s)
+    def replied(
+        self,
+        bookings: Iterable[Booking],
+        took_s: float,
+        sent_s: float,
+        used: Cost | None = None,
+    ) -> None:
+        super().replied(bookings, 0.0, sent_s, used)
 
 
 def test_a_wrong_measured_guard_is_caught() -> None:

@@ -138,9 +138,10 @@ class EndpointLimits:
         grant: its call's. first_byte_s: when the answer began. used: by the call; None if it is not
         known. The body of a 429 may state the limit, too.
         """
-        if grant is None or grant.sent_s is None or first_byte_s is None:
+        sent_s = None if grant is None else grant.sent_s
+        if grant is None or sent_s is None or first_byte_s is None:
             return
-        took_s, headers = first_byte_s - grant.sent_s, answer.headers
+        took_s, headers = first_byte_s - sent_s, answer.headers
         if tuple(headers) in self._reader.silent and answer.status != 429:
             grant.replied(took_s, used)
             return

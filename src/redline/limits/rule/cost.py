@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import msgspec
@@ -25,7 +26,7 @@ class Spread(msgspec.Struct, frozen=True, gc=False):
 CERTAIN = Spread()
 
 
-class Cost(msgspec.Struct, frozen=True):
+class Cost(msgspec.Struct, frozen=True, gc=False):
     """What a call is expected to use: one request and these tokens, each 0 or more.
 
     The output's number is a mean if it is learned; spread: of the true ones around it. is_bound:
@@ -43,8 +44,18 @@ class Cost(msgspec.Struct, frozen=True):
 
     def amount(self, kind: Kind) -> int:
         """The amount that a limit of this kind counts."""
-        return 1 if kind == "requests" else int(getattr(self, kind))
+        return AMOUNT_OF[kind](self)
 
     def spread_of(self, kind: Kind) -> Spread:
         """The uncertainty of that amount."""
         return self.spread if kind in ("tokens", "output_tokens") else CERTAIN
+
+
+AmountOf = Callable[[Cost], int]
+# What a limit of each kind counts of a call.
+AMOUNT_OF: dict[Kind, AmountOf] = {
+    "requests": lambda cost: 1,
+    "tokens": lambda cost: cost.input_tokens + cost.output_tokens,
+    "input_tokens": lambda cost: cost.input_tokens,
+    "output_tokens": lambda cost: cost.output_tokens,
+}

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from redline.errors import OverLimit
-from redline.limits.rule.cost import CERTAIN, KINDS, Cost, Kind
+from redline.limits.rule.cost import AMOUNT_OF, CERTAIN, KINDS, AmountOf, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.settings import AUTO, Limits, as_rates, usable
-from redline.limits.rule.window import Alone, AmountOf, Booking, Window, prove
+from redline.limits.rule.window import Alone, Booking, Window, prove
 
 # A smaller change of the guard does not justify a division in every window.
 _LEAST_CHANGE_S = 1e-4
@@ -215,14 +215,26 @@ class Rules:
         """Replaces a call's estimate by `used`."""
         for booking in bookings:
             window = booking.window
-            if window.kind != "requests":
-                window.settle(booking, window.amount_of(used))
+            kind = window.kind
+            if kind != "requests":
+                window.settle(booking, AMOUNT_OF[kind](used))
 
-    def replied(self, bookings: Iterable[Booking], took_s: float, sent_s: float) -> None:
-        """Records that a call's first byte came `took_s` after its write, less server time."""
+    def replied(
+        self,
+        bookings: Iterable[Booking],
+        took_s: float,
+        sent_s: float,
+        used: Cost | None = None,
+    ) -> None:
+        """Records that a call's first byte came `took_s` after its write, less server time.
+
+        used: as for `settle`, if it is known by now.
+        """
         if self.learner is not None:
             self.learner.replied(took_s, sent_s)
-            prove(bookings, took_s)
+            prove(bookings, took_s, used)
+        elif used is not None:
+            self.settle(bookings, used)
 
     def follow_guard(self) -> None:
         """Updates the windows with the measured guard, and with what replies prove."""
@@ -302,7 +314,7 @@ class Rules:
         lines = self.lines
         self.learner = self.jitter if self.limits.guard_s is None and lines else None
         self._tokens = [
-            (line, line.window.amount_of, self._most(line))
+            (line, AMOUNT_OF[line.kind], self._most(line))
             for line in lines
             if line.kind != "requests"
         ]

@@ -28,18 +28,18 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
-from operator import attrgetter
+from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
 import msgspec
 
 from redline.limits.rule.bucket import LATE_S, BucketLevel, Entry
-from redline.limits.rule.cost import CERTAIN, Cost, Kind, Spread
+from redline.limits.rule.cost import AMOUNT_OF, CERTAIN, Cost, Kind, Spread
 from redline.limits.rule.guard import MARGIN_S
 from redline.limits.rule.phases import Phases
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, shape_of
+from redline.limits.rule.structs import mutable
 
 # Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9
@@ -57,9 +57,6 @@ _DEVIATIONS = 4.0
 _CALM_SHARE = 4
 # For this many windows after it was more, Phases must know the past.
 _CROWDED_WINDOWS = 4
-
-
-AmountOf = Callable[[Cost], int]
 
 
 class Doubt:
@@ -100,8 +97,9 @@ class Doubt:
         return max(0.0, min(margin, self.most + spread.most))
 
 
+@mutable
 class Record(msgspec.Struct, eq=False, gc=False):
-    """The sends from `first_s` to `sent_s`.
+    """The sends until `sent_s`, since the record before it.
 
     unproven: the number of its sends without a reply yet; they count with the largest possible
     lateness. took_s: the longest of the replies. doubt: about amounts whose usage is not known yet,
@@ -109,7 +107,6 @@ class Record(msgspec.Struct, eq=False, gc=False):
     """
 
     number: int
-    first_s: float
     sent_s: float
     amount: int
     unproven: int = 1
@@ -129,6 +126,7 @@ class Alone(NamedTuple):
     others: int
 
 
+@mutable
 class Booking(msgspec.Struct, eq=False, gc=False):
     """An amount taken from one window, and its state."""
 
@@ -136,18 +134,21 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     amount: int
     booked_s: float
     spread: Spread  # CERTAIN once it is settled
-    paced_s: float = 0.0  # by how much it has delayed the sends behind it
+    unit_s: float = 0.0  # by how much each unit delays the sends behind it
     before_s: float = 0.0  # when the pace had paid for those ahead of it; if it was booked at once
-    is_sent: bool | None = None  # None while it is booked, False once it is released
+    is_released: bool = False
     is_proved: bool = False
-    record: Record | None = None  # once sent, if the hard rule holds
+    record: Record | None = None  # once sent; in no window if the hard rule does not hold
     entry: Entry | None = None  # if it does not
     step: tuple[Phases, int] | None = None  # its place in Phases, if there were any
     alone: Alone | None = None  # what the server would count of us alone
 
 
-def prove(bookings: Iterable[Booking], took_s: float) -> None:
-    """Records a reply that came `took_s` after the send; what that proves counts from now on."""
+def prove(bookings: Iterable[Booking], took_s: float, used: Cost | None = None) -> None:
+    """Records a reply that came `took_s` after the send; what that proves counts from now on.
+
+    used: by the call, if that is known by now.
+    """
     for booking in bookings:
         record = booking.record
         if record is not None and not booking.is_proved:
@@ -155,6 +156,10 @@ def prove(bookings: Iterable[Booking], took_s: float) -> None:
             record.unproven -= 1
             if took_s > record.took_s:
                 record.took_s = took_s
+        if used is not None:
+            kind = booking.window.kind
+            if kind != "requests":
+                booking.window.settle(booking, AMOUNT_OF[kind](used))
 
 
 class Keeper(Protocol):
@@ -181,7 +186,6 @@ class Window:
         catch_up_s: float = MARGIN_S,
     ) -> None:
         self.kind: Kind = kind
-        self.amount_of: AmountOf = attrgetter(kind)  # of tokens
         self._full_at_s = -math.inf  # when the even pace has paid for all that was booked
         self._next_s = -math.inf  # of the next request in a burst
         self._level = BucketLevel()
@@ -222,14 +226,11 @@ class Window:
         was_hard, self._is_hard = self._is_hard, shape.is_hard
         if was_hard != self._is_hard:
             self._change_books(rate)
-        self._span_s = rate.window_s + (guard_s if self._is_hard else 0.0)
         self._grain_s = self._span_s * GRAIN
         self._unit_s = shape.unit_s
         self._burst = shape.burst
         self._is_even = shape.is_even
         self._is_plain = self.kind == "requests"
-        # One request is one, and a record of it is never doubted.
-        self._is_simple = self._is_plain and self._is_hard
         if self._is_even:
             self._full_at_s, self._next_s = max(self._full_at_s, self._next_s), -math.inf
         self._reshape_phases(shape)
@@ -239,6 +240,11 @@ class Window:
         self._catch_up_s = max(self._catch_up_s, shape.catch_up_s)
         apart_s = min(_BURST_MOST_S, rate.window_s * BURST_SHARE / rate.count)
         self._apart_s = apart_s if self._is_plain and not self._is_even else 0.0
+
+    @property
+    def _span_s(self) -> float:
+        """For how long a send counts, unless its reply proves less."""
+        return self.rate.window_s + (self.guard_s if self._is_hard else 0.0)
 
     @property
     def full_at_s(self) -> float | None:
@@ -259,7 +265,8 @@ class Window:
         """
         # If a burst is the whole limit, the hard rule alone is equivalent to both.
         due_s = self._full_at_s if self._is_even else self._next_s
-        is_free = self._is_simple and self._held + amount <= self.rate.count
+        # One request is one, and a record of it is never doubted.
+        is_free = self._is_plain and self._is_hard and self._held + amount <= self.rate.count
         if is_free and due_s - now_s <= _EPSILON_S:
             return 0.0
         margin = 0.0
@@ -292,27 +299,28 @@ class Window:
 
         As in wait_s and book, without their other cases.
         """
-        before_s = self._full_at_s
+        before_s, unit_s = self._full_at_s, self._unit_s
         if before_s - now_s > _EPSILON_S:
             return None
         if self._is_plain:
             amount, spread = 1, CERTAIN
+            paced_s = unit_s
             held = self._held + 1
             if held > self._easy:
                 return None
         else:
-            amount = self.amount_of(cost)
+            amount = AMOUNT_OF[self.kind](cost)
             spread = CERTAIN if self.kind == "input_tokens" else cost.spread
             held, doubt = self._held + amount, self._doubt
-            margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0.0
+            margin = doubt.margin(spread) if spread is not CERTAIN or doubt.variance else 0
             if held + margin > self._easy:
                 return None
             if spread is not CERTAIN:
                 doubt.add(spread)
+            paced_s = amount * unit_s
         self._held = held
-        paced_s = amount * self._unit_s
         self._full_at_s = (before_s if before_s > now_s else now_s) + paced_s
-        return Booking(self, amount, now_s, spread, paced_s, before_s)
+        return Booking(self, amount, now_s, spread, unit_s, before_s)
 
     def undo(self, booking: Booking) -> None:
         """Undoes the last booking of `book_now`."""
@@ -349,8 +357,8 @@ class Window:
                 from_s -= min(late_s, self._catch_up_s)
             if self._full_at_s > from_s:
                 from_s = self._full_at_s
-            booking.paced_s = paced_s = amount * self._unit_s
-            self._full_at_s = from_s + paced_s
+            booking.unit_s = self._unit_s
+            self._full_at_s = from_s + amount * self._unit_s
         else:
             if self._apart_s:
                 self._next_s = max(self._next_s, now_s - min(late_s, _BURST_MOST_S)) + self._apart_s
@@ -362,15 +370,15 @@ class Window:
 
     def sent(self, booking: Booking, now_s: float) -> None:
         """Records that the booking was written at `now_s`, from when its window counts."""
-        if booking.is_sent is not None:
-            return
-        booking.is_sent = True
-        if not self._is_hard:
-            self._left_bucket(booking, now_s)
+        if booking.record is not None or booking.is_released:
             return
         amount, records = booking.amount, self._records
-        if records and now_s <= self._open_until_s:
-            record = booking.record = records[-1]
+        if not self._is_hard:
+            booking.record = Record(-1, now_s, amount)
+            self._left_bucket(booking, now_s)
+            return
+        if now_s <= self._open_until_s and records:
+            record = records[-1]
             record.amount += amount
             record.unproven += 1
             if now_s > record.sent_s:
@@ -380,22 +388,16 @@ class Window:
             if number >= self._sweep_at:
                 self._expire(now_s)
                 # Of tokens at once, so that no doubt about what is over keeps some of them free.
-                self._sweep_at = number + (SWEEP_EVERY if self._is_simple or self._easy >= 0 else 1)
-            record = booking.record = Record(number, now_s, now_s, amount)
+                self._sweep_at = number + (SWEEP_EVERY if self._is_plain or self._easy >= 0 else 1)
+            record = Record(number, now_s, amount)
             self._number = number + 1
             self._open_until_s = now_s + self._grain_s
             records.append(record)
+        booking.record = record
         if self._keeper is not None:
             self._keeper.keep(record, amount)
-        phases = self._phases
-        if phases is not None and (
-            booking.step is None
-            or booking.step[0] is not phases
-            or now_s - booking.booked_s > LATE_S
-        ):
-            # It counts there from when it was sent, too.
-            self._amend_phases(booking, -amount, 0)
-            booking.step = phases, phases.add(amount, now_s)
+        if self._phases is not None:
+            self._move_in_phases(self._phases, booking, now_s)
         spread = booking.spread
         if spread is not CERTAIN:
             doubt = record.doubt
@@ -413,15 +415,16 @@ class Window:
 
         The pace gets back only what has not refilled since: time that has passed cannot be sent in.
         """
-        if booking.is_sent is not None:
+        if booking.record is not None or booking.is_released:
             return
-        booking.is_sent = False
+        booking.is_released = True
         self._held -= booking.amount
         self._doubt.subtract(booking.spread)
         if booking.entry is not None:
             self._level.amend(booking.entry, 0)
         else:
-            self._full_at_s -= refund_s(booking.paced_s, now_s - booking.booked_s)
+            paced_s = booking.amount * booking.unit_s
+            self._full_at_s -= refund_s(paced_s, now_s - booking.booked_s)
             self._amend_phases(booking, -booking.amount, 0)
 
     def believe(self, base_s: float) -> None:
@@ -430,42 +433,42 @@ class Window:
 
     def settle(self, booking: Booking, used: int) -> None:
         """Replaces the estimate of a sent booking by `used`, at least 0; ignores any other one."""
-        if not booking.is_sent:
+        record, records = booking.record, self._records
+        if record is None:
             return
-        amount, by_s = booking.amount, 0.0
+        amount, spread = booking.amount, booking.spread
         if used > amount and used > self.rate.count:
             # More than a window cannot be owed, or a server that counts wrongly would stop the run.
             used = max(self.rate.count, amount)
-        difference = used - amount
-        if difference:
-            by_s = difference * (booking.paced_s / amount if amount else self._unit_s)
-            booking.paced_s += by_s
-            booking.amount = used
-        spread, booking.spread = booking.spread, CERTAIN
+        if spread is not CERTAIN:
+            booking.spread = CERTAIN
         if booking.entry is not None:
+            booking.amount = used
             self._level.amend(booking.entry, used)
             self._doubt.subtract(spread)
             self._keep_pace()
             return
-        self._full_at_s += by_s
+        is_counted = records and record.number >= records[0].number
+        if is_counted and spread is not CERTAIN:
+            self._doubt.subtract(spread)
+            if record.doubt is spread:
+                record.doubt = None
+            elif isinstance(record.doubt, Doubt):
+                record.doubt.subtract(spread)
+        difference = used - amount
+        if not difference:
+            return
+        booking.amount = used
+        record.amount += difference
+        self._full_at_s += difference * booking.unit_s
         if self._phases is not None:
             self._amend_phases(booking, difference, used)
-        record = booking.record
-        if record is not None:
-            record.amount += difference
-            records = self._records
-            if records and record.number >= records[0].number:
-                if spread is not CERTAIN:
-                    self._doubt.subtract(spread)
-                    if record.doubt is spread:
-                        record.doubt = None
-                    elif isinstance(record.doubt, Doubt):
-                        record.doubt.subtract(spread)
-                self._held += difference
-                if self._held > self._calm:
-                    self._crowd(records[-1].sent_s)
-                if difference and self._keeper is not None:
-                    self._keeper.keep(record, abs(difference))
+        if is_counted:
+            self._held += difference
+            if self._held > self._calm:
+                self._crowd(records[-1].sent_s)
+            if self._keeper is not None:
+                self._keeper.keep(record, abs(difference))
 
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount` as just used by another user of the limit."""
@@ -492,7 +495,7 @@ class Window:
                 full_at_s = paid_at_s(self._full_at_s, sent_s, amount, self._unit_s)
                 self._full_at_s = min(full_at_s, sent_s + self._span_s)
         if self._records and self._calm < math.inf:
-            self._gone_s = max(self._gone_s, self._records[0].first_s)
+            self._gone_s = max(self._gone_s, self._records[0].sent_s)
             self._crowd(self._records[-1].sent_s)
 
     def resume_pace(self, full_at_s: float) -> None:
@@ -614,6 +617,13 @@ class Window:
             at_s = self._phases_from_s if record is None else record.sent_s
             step = phases.step_at(min(at_s, self._phases_from_s))
         phases.amend(step, by, amount)
+
+    def _move_in_phases(self, phases: Phases, booking: Booking, sent_s: float) -> None:
+        """Counts a booking there from when it was sent, unless that is when it was booked."""
+        step = booking.step
+        if step is None or step[0] is not phases or sent_s - booking.booked_s > LATE_S:
+            self._amend_phases(booking, -booking.amount, 0)
+            booking.step = phases, phases.add(booking.amount, sent_s)
 
     def _left_bucket(self, booking: Booking, now_s: float) -> None:
         self._held -= booking.amount

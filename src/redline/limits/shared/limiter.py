@@ -239,12 +239,14 @@ class SharedLimiter(RateLimiter):
         taken.settle(tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated))
         self._note(taken)
 
-    def replied(self, taken: Slot, took_s: float, sent_s: float) -> None:
-        """Records that a grant's reply began `took_s` after its write at `sent_s`."""
+    def replied(self, taken: Slot, took_s: float, sent_s: float, used: Cost | None) -> None:
+        """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
         if self._limits.guard_s is None:
             self.jitter.replied(took_s, sent_s)
             taken.prove(self.jitter.proved_s(took_s))
             self._note(taken)
+        if used is not None:
+            self.settle(taken, used)
 
     async def aclose(self) -> None:
         """Gives back what is booked, and closes the ledger. May be repeated."""

@@ -127,10 +127,14 @@ class SyncLimiter:
             self.rules.settle(taken, used)
             self._wake_head()
 
-    def replied(self, taken: list[Booking], took_s: float, sent_s: float) -> None:
-        """Records that a grant's reply began `took_s` after its write."""
+    def replied(
+        self, taken: list[Booking], took_s: float, sent_s: float, used: Cost | None
+    ) -> None:
+        """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
         with self._lock:
-            self.rules.replied(taken, took_s, sent_s)
+            self.rules.replied(taken, took_s, sent_s, used)
+            if used is not None:
+                self._wake_head()
 
     def _leave(self, ticket: _Ticket) -> None:
         """Removes a ticket whose thread has its grant, or has given up."""

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from redline.limits.rule import Cost
+from redline.limits.rule import Cost, mutable
 
 
 class Issuer(Protocol):
@@ -15,14 +15,15 @@ class Issuer(Protocol):
     def mark_sent(self, taken: Any, now_s: float) -> None: ...
     def give_back(self, taken: Any) -> None: ...
     def settle(self, taken: Any, used: Cost) -> None: ...
-    def replied(self, taken: Any, took_s: float, sent_s: float) -> None: ...
+    def replied(self, taken: Any, took_s: float, sent_s: float, used: Cost | None) -> None: ...
 
 
+@mutable
 class Grant(msgspec.Struct, eq=False, gc=False):
     """Permission to send one call now. Ends in exactly one of `sent` or `release`.
 
-    taken: what it took from the limits. waited_s: how long the caller waited for it. sent_s: when
-    the call was written, None before.
+    taken: what it took from the limits, None once it is released. waited_s: how long the caller
+    waited for it. sent_s: when the call was written, None before.
     """
 
     _issuer: Issuer
@@ -30,20 +31,18 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     cost: Cost
     waited_s: float
     sent_s: float | None = None
-    _is_open: bool = True
 
     def sent(self, now_s: float) -> None:
         """Records that the call was written at `now_s`: the windows count from then."""
-        if self._is_open:
-            self._is_open = False
+        if self.sent_s is None and self.taken is not None:
             self.sent_s = now_s
             self._issuer.mark_sent(self.taken, now_s)
 
     def release(self) -> None:
         """Gives everything back, since the call was not written. Does nothing after `sent`."""
-        if self._is_open:
-            self._is_open = False
-            self._issuer.give_back(self.taken)
+        if self.sent_s is None and self.taken is not None:
+            taken, self.taken = self.taken, None
+            self._issuer.give_back(taken)
 
     def settle(self, used: Cost | int) -> None:
         """The call used `used` in place of its estimate: tokens by kind, or their sum.
@@ -66,10 +65,9 @@ class Grant(msgspec.Struct, eq=False, gc=False):
         can have reached the server, from which the guard is measured (limits/rule/guard.py). used:
         as for `settle`, if it is known by now.
         """
-        if self.sent_s is not None:
-            self._issuer.replied(self.taken, took_s, self.sent_s)
-            if used is not None:
-                self._issuer.settle(self.taken, used)
+        sent_s = self.sent_s
+        if sent_s is not None:
+            self._issuer.replied(self.taken, took_s, sent_s, used)
 
 
 class FreeGrant(Grant):

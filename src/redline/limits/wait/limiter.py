@@ -49,8 +49,6 @@ class Limiter(RateLimiter):
         self._free: Grant | None = None
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
-        # A reply changes what the rules know, and no more.
-        self.replied = self.rules.replied
 
     def __call__(
         self,
@@ -250,6 +248,14 @@ class Limiter(RateLimiter):
         """Records that a grant's call used `used`."""
         self.rules.settle(taken, used)
         if self._queue.waiting and self.counts_tokens:
+            self.pump()
+
+    def replied(
+        self, taken: list[Booking], took_s: float, sent_s: float, used: Cost | None
+    ) -> None:
+        """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
+        self.rules.replied(taken, took_s, sent_s, used)
+        if used is not None and self._queue.waiting and self.counts_tokens:
             self.pump()
 
     def pump(self) -> None:

@@ -40,7 +40,6 @@ class RateLimiter(ABC):
     accepted: Callable[[float], bool]
     _timer: asyncio.TimerHandle | None = None
     _due_s = math.inf  # when the timer should ring; inf without one
-    _parked_until_s = -math.inf
     _busy_from_s = 0.0  # since when the queue has not been empty
 
     def __init__(self, limits: Limits, clock: Clock) -> None:
@@ -49,6 +48,7 @@ class RateLimiter(ABC):
         self.shook_hands = self.rules.jitter.shook_hands
         self._clock = clock
         self._queue: WaitQueue[Any, Any] = WaitQueue()
+        self._parked_until_s = -math.inf
 
     @property
     def easy_tokens(self) -> int:
