@@ -16,7 +16,7 @@ from redline.apis.error_inside import judge_choice, judge_part
 from redline.apis.event_stream import event_bytes
 from redline.apis.loose_json import number
 from redline.apis.request_parts import Count, ResponseFormat, StreamOptions
-from redline.apis.usage import stated_tokens
+from redline.apis.usage import Counts
 from redline.errors import BadReply
 from redline.waist import Reply
 
@@ -107,6 +107,7 @@ class _Endings(msgspec.Struct):
 _REPLY = msgspec.json.Decoder(_Reply)
 _ENDINGS = msgspec.json.Decoder(_Endings)
 _decode_usual = msgspec.json.Decoder(_UsualReply).decode
+_convert = msgspec.convert
 
 
 def choices(body: Object) -> int:
@@ -132,18 +133,19 @@ def read_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | N
     """See `Api.read_usual`: the reply of a chat to a request for one choice."""
     if asked and (type(asked) is not dict or "n" in asked or "prompt" in asked):
         return None
+    input_tokens = output_tokens = None
     try:
         found = _decode_usual(body)
+        if found.usage is not None:
+            counts = _convert(found.usage, Counts)
+            input_tokens, output_tokens = counts.prompt_tokens, counts.completion_tokens
     except (ValueError, RecursionError):
         return None
-    input_tokens = output_tokens = None
-    choice, usage = found.choices[0], found.usage
-    if usage is not None:
-        input_tokens, output_tokens = stated_tokens(usage)
+    (choice,) = found.choices
     return Reply(
         output=choice.message.content,
         finish_reason=choice.finish_reason,
-        usage=usage,
+        usage=found.usage,
         model=found.model,
         input_tokens=input_tokens,
         output_tokens=output_tokens,

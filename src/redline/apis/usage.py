@@ -20,15 +20,20 @@ MOST_TOKENS = 10**9
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
 
 
+class Counts(msgspec.Struct, frozen=True, gc=False):
+    """The counts in the usage of chat and completions."""
+
+    prompt_tokens: _Tokens
+    completion_tokens: _Tokens
+
+
 class _Details(msgspec.Struct, frozen=True):
     cached_tokens: _Tokens = 0
 
 
-class _UsualUsage(msgspec.Struct, frozen=True):
+class _UsualUsage(Counts, frozen=True):
     """The usage of chat and completions, without what other providers count differently."""
 
-    prompt_tokens: _Tokens
-    completion_tokens: _Tokens
     total_tokens: _Tokens = 0
     prompt_tokens_details: _Details | None = None
     input_tokens_details: msgspec.UnsetType = msgspec.UNSET
@@ -59,17 +64,12 @@ def response_usage(input_tokens: int, output_tokens: int) -> dict[str, Any]:
 
 def stated_tokens(usage: Mapping[str, Any]) -> tuple[int | None, int | None]:
     """Input and output tokens that a usage states, 0 to 10^9; None for a count that it does not."""
-    read, written = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if read is None:
-        read = usage.get("input_tokens")
-    if written is None:
-        written = usage.get("output_tokens")
-    # As `_count`, without its calls: each answer is counted here.
-    if type(read) is not int or not 0 <= read <= MOST_TOKENS:
-        read = None
-    if type(written) is not int or not 0 <= written <= MOST_TOKENS:
-        written = None
-    return read, written
+    read = usage.get("prompt_tokens")
+    written = usage.get("completion_tokens")
+    return (
+        _count(usage.get("input_tokens") if read is None else read),
+        _count(usage.get("output_tokens") if written is None else written),
+    )
 
 
 class Usage(NamedTuple):
