@@ -12,6 +12,7 @@ from msgspec.structs import force_setattr
 
 from redline.clock import Clock
 from redline.errors import TimedOut
+from redline.structs import mutable
 from redline.waist.load import Load
 from redline.waist.outcome import Outcome
 from redline.waist.surrogates import replacing_halves
@@ -189,6 +190,7 @@ class Held(Protocol):
         """Releases the room; may be called again."""
 
 
+@mutable
 class Call(msgspec.Struct, kw_only=True):
     """The state of one call on its way through the backends.
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from redline.errors import CallError, NoEndpoint, Retryable, Withdrawn
+from redline.structs import mutable
 
 Status = Literal["succeeded", "rejected", "exhausted"]
 # Short, so that a list of a thousand outcomes is readable in a notebook.
@@ -16,6 +17,7 @@ _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = 200
 
 
+@mutable
 class Reply(msgspec.Struct, kw_only=True):
     """A readable answer.
 
@@ -93,6 +95,7 @@ class Attempt(msgspec.Struct, frozen=True):
         return self.sent_s is not None
 
 
+@mutable
 class Outcome(msgspec.Struct, kw_only=True):
     """The outcome of a call; each call has exactly one.
 

@@ -50,6 +50,7 @@ from redline.events import (
     RequestRepeated,
 )
 from redline.limits import Cost, Grant
+from redline.structs import mutable
 from redline.waist import (
     Attempt,
     Attempts,
@@ -70,6 +71,7 @@ _NOTHING = Cost()
 _ENCODE = msgspec.json.Encoder().encode
 
 
+@mutable
 class _Attempt(Exchange, kw_only=True, eq=False):
     """One attempt of a call, with what the backend learns from it.
 

@@ -18,6 +18,7 @@ import msgspec
 from redline.clock import Clock
 from redline.errors import CallError, ConfigError, TimedOut
 from redline.limits import Grant
+from redline.structs import mutable
 
 # The media type of a stream of events, by which an answer is streamed.
 EVENTS = "text/event-stream"
@@ -99,6 +100,7 @@ class Repeat(Exception):
         self.body = body
 
 
+@mutable
 class Exchange(msgspec.Struct, eq=False):
     """One exchange, with its clocks and its grant, which the caller releases or settles.
 

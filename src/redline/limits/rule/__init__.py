@@ -28,5 +28,4 @@ from redline.limits.rule.settings import (
     usable,
 )
 from redline.limits.rule.shape import paid_at_s, refund_s, shape_of
-from redline.limits.rule.structs import mutable
 from redline.limits.rule.window import Booking, Doubt, Window, prove

@@ -39,7 +39,7 @@ from redline.limits.rule.guard import MARGIN_S
 from redline.limits.rule.phases import Phases
 from redline.limits.rule.rate import Rate
 from redline.limits.rule.shape import BURST_SHARE, Shape, paid_at_s, refund_s, shape_of
-from redline.limits.rule.structs import mutable
+from redline.structs import mutable
 
 # Sums of floats differ in the last bits; a shorter wait counts as 0.
 _EPSILON_S = 1e-9

@@ -6,7 +6,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from redline.limits.rule import Cost, mutable
+from redline.limits.rule import Cost
+from redline.structs import mutable
 
 
 class Issuer(Protocol):

@@ -1,0 +1,27 @@
+"""`mutable` structs are tracked by the garbage collector from the start, or never."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+
+from redline.calls import Call, Outcome, Reply
+from redline.calls.wire import Exchange, Timeouts, Timing
+from redline.clock import SYSTEM
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Call(),
+        Reply(),
+        Outcome(status="succeeded", reply=Reply()),
+        Exchange(Timing(Timeouts(), SYSTEM)),
+    ],
+    ids=lambda made: type(made).__name__,
+)
+def test_the_collector_knows_each_that_may_be_in_a_cycle(made: Any) -> None:
+    assert gc.is_tracked(made)
