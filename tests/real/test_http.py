@@ -42,7 +42,7 @@ from redline.errors import (
     Rejected,
     TimedOut,
 )
-from redline.events import EndpointParked, Event
+from redline.events import EndpointBack, EndpointLost, EndpointParked, Event
 from redline.limits import Limits
 from redline.waist import Attempts, Outlet
 from support.raw_server import RawServer, Seen, answer, chat
@@ -874,6 +874,41 @@ def test_a_post_whose_kept_connection_fails_is_repeated_once_on_a_new_one(run: R
             assert used(backend) == 5
             assert heard.ends == [None, "disconnected", None, "disconnected", "disconnected"]
             assert_nothing_held(backend)
+            await backend.aclose()
+
+    run(main())
+
+
+def test_a_server_that_dies_with_a_request_on_a_kept_connection_is_lost_and_not_back(
+    run: Run,
+) -> None:
+    async def main() -> None:
+        stopping: list[asyncio.Task[None]] = []
+
+        async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            if len(server.seen) == 2:
+                stopping.append(asyncio.create_task(server.stop()))
+                return
+            writer.write(answer(chat("a")))
+            await writer.drain()
+
+        heard = Heard()
+        async with RawServer(handle) as server:
+            backend = backend_of(server, listener=heard)
+            assert (await backend.send(ASK, Call())).is_success
+            outcome = await backend.send(ASK, Call())
+            assert isinstance(outcome.error, Disconnected)
+            assert [type(event) for event in heard.events[-1:]] == [EndpointLost]
+            now_s = SYSTEM.now_s()
+            load = backend.load(now_s)
+            assert load.state is Health.DEGRADED
+            # The next connection is tried after a pause.
+            assert load.room_s > 0
+            await asyncio.gather(*stopping)
+            await server.start()
+            assert (await backend.send(ASK, Call())).is_success
+            assert type(heard.events[-1]) is EndpointBack
+            assert backend.load(SYSTEM.now_s()).state is Health.READY
             await backend.aclose()
 
     run(main())

@@ -655,10 +655,8 @@ class HttpBackend:
         else:
             outcome = self._failed(error, latency_s)
             outcome.tried = (tried,)
-        if not self._outage.is_up and self._outage.answered():
-            self._listener.on_event(EndpointBack(now_s, self.label))
-            if self.on_room is not None:
-                self.on_room()
+        if not self._outage.is_up:
+            self._came_back(error, now_s)
         must_tell = error is not None or self._finds_limits
         if must_tell or not (limiter.is_unlimited or limiter.accepted(now_s)):
             self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
@@ -668,6 +666,18 @@ class HttpBackend:
         elif error is not None:
             self._count_failure(attempt, error, now_s, latency_s)
         return outcome
+
+    def _came_back(self, error: CallError | NoEndpoint | None, now_s: float) -> None:
+        """Records that the endpoint can be reached, unless `error` says that it cannot.
+
+        A request that was written may have met, when it was repeated, a server that was gone.
+        """
+        if isinstance(error, NoEndpoint) or is_unreachable(error):
+            return
+        if self._outage.answered():
+            self._listener.on_event(EndpointBack(now_s, self.label))
+            if self.on_room is not None:
+                self.on_room()
 
     def _count_failure(
         self, attempt: _Attempt, error: CallError | NoEndpoint, now_s: float, latency_s: float
