@@ -14,6 +14,7 @@ import msgspec
 from redline.apis import read_usage
 from redline.calls import Backend, Endpoint, HttpBackend
 from redline.calls.cost import Metered, Price, Spending
+from redline.cli.flags import job_flags
 from redline.cli.session import Configuration, resolve_run
 from redline.errors import ConfigError, nearest
 from redline.job.settings import FLAGS, SIM, Flags, Job, Option, flag_of, job_of, options_in
@@ -26,20 +27,16 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
 # Flags on how rows become requests; a function gets the rows themselves and does not use them.
-PROMPTING = (
-    *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method", "body"),
-    *("output_path", "constant_prompt"),
+_PROMPTING = (
+    "prompt system model temperature max_tokens params url method body output_path constant_prompt"
 )
-_OF_ROWS = ("prompt", "system", "body", "url", "method", "output_path", "constant_prompt")
+_OF_ROWS = "prompt system body url method output_path constant_prompt"
 # Flags that apply to an endpoint.
-CALLING = (
-    *("endpoint", "balance", "api_key", "headers", "proxy"),
-    *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
-    *("profile", "headroom", "guard_s", "charge", "budget", "budget_tokens"),
-    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
+_CALLING = (
+    "endpoint balance api_key headers proxy requests tokens input_tokens output_tokens rps rpm tpm "
+    "profile headroom guard_s charge budget budget_tokens timeout_s connect_timeout_s "
+    "first_byte_timeout_s"
 )
-
-
 # Their help texts for a load, if those for a run do not fit.
 _HELP = {
     "constant_prompt": "The prompt or body uses no column on purpose.",
@@ -87,7 +84,7 @@ def target_of(
 ) -> Target:
     """Returns the target of these names.
 
-    rows: as for `resolve_run`. given: flags of PROMPTING and CALLING, by their keys.
+    rows: as for `resolve_run`. given: those flags of a run that apply, by their keys.
     Raises ConfigError that names the mistake.
     """
     if not names:
@@ -103,12 +100,11 @@ def target_of(
         return _handler_target(handlers[0], rows, given, configuration)
     for name in names:
         _check_name(name, configuration)
-    flags = {**given, **({"endpoint": list(names)} if names else {})}
-    known = {FLAGS[name].key for name in (*PROMPTING, *CALLING)}
-    known.add("concurrency")
+    flags = {**given, "endpoint": list(names)}
+    known = {"concurrency", *_keys(_PROMPTING), *_keys(_CALLING)}
     if not isinstance(rows, str):
         # Settings for the rows of a project do not apply to synthetic prompts.
-        known -= {FLAGS[name].key for name in _OF_ROWS}
+        known -= {*_keys(_OF_ROWS)}
     run = {name: value for name, value in configuration.run.items() if name in known}
     configuration = msgspec.structs.replace(configuration, run=run)
     job = resolve_run(rows, flags, configuration).job
@@ -146,8 +142,7 @@ def _is_handler(name: str, configuration: Configuration) -> bool:
 
 
 def _handler_target(name: str, rows: object, given: Flags, configuration: Configuration) -> Target:
-    for option in CALLING:
-        key = FLAGS[option].key
+    for key in _keys(_CALLING):
         if key in given:
             raise ConfigError(
                 f"{flag_of(key)} applies to endpoints, and {name} is code of your own",
@@ -158,14 +153,12 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
     job = job_of(rows, options, configuration.environment)
     caller_of(handler)
     takes_rows = not takes_requests(handler)
-    if takes_rows:
-        for option in PROMPTING:
-            key = FLAGS[option].key
-            if key in given:
-                raise ConfigError(
-                    f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
-                    hint="leave it out, and let the function build its own request",
-                )
+    for key in _keys(_PROMPTING):
+        if takes_rows and key in given:
+            raise ConfigError(
+                f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
+                hint="leave it out, and let the function build its own request",
+            )
     return Target(label=name, job=job, handler=handler, takes_rows=takes_rows)
 
 
@@ -233,7 +226,9 @@ async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Bac
 
 def run_options() -> list[Option]:
     """Returns the options of `redline run` that apply to a load."""
-    return [
-        msgspec.structs.replace(FLAGS[name], help=_HELP.get(name, FLAGS[name].help))
-        for name in (*PROMPTING, *CALLING)
-    ]
+    return job_flags(f"{_PROMPTING} {_CALLING}", _HELP)
+
+
+def _keys(names: str) -> list[str]:
+    """Returns the keys of the flags with these names."""
+    return [FLAGS[name].key for name in names.split()]

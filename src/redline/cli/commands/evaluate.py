@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, flag, read_flags, whole
@@ -60,13 +59,12 @@ PARAMS = (
     *_OWN,
     # The evaluation sets the other flags itself, or does not use them.
     *run_flags(
-        *("prompt", "system", "body", "url", "method", "output_path", "fail_on"),
-        *("format", "ordered", "follow", "until_empty"),
+        "prompt system body url method output_path fail_on format ordered follow until_empty"
     ),
 )
 
 
-def evaluate(ctx: Context, words: list[str] | None) -> None:
+def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
     Each question gets one line in the results with correct, strict, extracted and verdict. The same
@@ -92,7 +90,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
         if len(words) != 3:
             raise ConfigError("compare takes two results files", hint="redline eval compare A B")
         say(compare(Path(words[1]), Path(words[2])).text())
-        raise Exit(0)
+        return 0
     given = read_flags(ctx, _OWN)
     evaluation = _evaluation(words, given)
     if "data" not in given:
@@ -100,7 +98,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
         raise ConfigError(
             "an evaluation needs its questions", hint=f"redline eval {task} --data FILE"
         )
-    raise Exit(_carry_out(Session(ctx), evaluation, given))
+    return _carry_out(Session(ctx), evaluation, given)
 
 
 def _evaluation(named: list[str], given: Flags) -> Evaluation:

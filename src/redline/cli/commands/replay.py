@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.flags import Word, read_flags, switch, whole
-from redline.cli.session import aligned, say, say_json
+from redline.cli.session import aligned, say_json, say_lines
 from redline.process import counted
 from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
 from redline.route.replay import replay as replayed
@@ -39,8 +38,7 @@ def replay(ctx: Context, trace: str) -> None:
     if "json" in given:
         say_json(_json(found))
     else:
-        say("\n".join([*_lines(found), ""]))
-    raise Exit(0)
+        say_lines(_lines(found))
 
 
 def _lines(found: Replay) -> list[str]:

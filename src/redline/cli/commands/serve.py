@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ import msgspec
 from click import Context
 
 from redline.calls import Cache
-from redline.cli.flags import flag, stated, switch, time, whole
+from redline.cli.flags import flag, job_flags, stated, switch, time, whole
 from redline.cli.session import Answering, Configuration, load, resolve_endpoints, say
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, Flags, flag_of, kinds_of, read, settings_in, values
@@ -26,10 +25,8 @@ _FILE = "redline.toml"
 _MOST_DRAIN_S = 86_400.0
 # Flags that apply to all endpoints.
 _CALLING = (
-    *("endpoint", "balance", "concurrency", "api_key", "headers", "proxy"),
-    *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
-    *("profile", "headroom", "guard_s", "charge"),
-    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
+    "endpoint balance concurrency api_key headers proxy requests tokens input_tokens output_tokens "
+    "rps rpm tpm profile headroom guard_s charge timeout_s connect_timeout_s first_byte_timeout_s"
 )
 _HELP = {
     "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
@@ -100,24 +97,13 @@ _OWN = (
     whole("max_batch_size", "Most items in one call of the function. Default 32."),
     time("max_wait", "How long a call waits for others. Default 10ms."),
 )
-PARAMS = (
-    *_OWN,
-    *(
-        msgspec.structs.replace(
-            FLAGS[name],
-            help=_HELP.get(name, FLAGS[name].help),
-            section="Endpoints" if name == "endpoint" else FLAGS[name].section,
-        )
-        for name in _CALLING
-    ),
-)
+_ENDPOINT, *_OTHERS = job_flags(_CALLING, _HELP)
+PARAMS = (*_OWN, msgspec.structs.replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
 # The tables in [serve]; its other keys are those of flags.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 # Fields of the gateway's settings that flags set as they are.
-_FIELDS = (
-    *("host", "port", "workers", "balance", "drain_s", "most_body_bytes", "keys", "cache_ttl_s"),
-)
+_FIELDS = "host port workers balance drain_s most_body_bytes keys cache_ttl_s"
 
 
 def serve(ctx: Context) -> None:
@@ -190,19 +176,12 @@ def _settings(given: Flags) -> GatewaySettings:
         cache = _cache(flags, own, state)
         certificate = _certificate(own)
         function = _function(flags, own)
-    most = own.get("concurrency")
-    calling = {FLAGS[name].key for name in _CALLING}
-    found = (
-        Answering(endpoints=())
-        if function is not None
-        else resolve_endpoints(
-            {name: value for name, value in given.items() if name in calling},
-            msgspec.structs.replace(
-                configuration,
-                run={name: value for name, value in configuration.run.items() if name in calling},
-            ),
-        )
-    )
+    most, found = own.get("concurrency"), Answering(endpoints=())
+    if function is None:
+        calling = " ".join(FLAGS[name].key for name in _CALLING.split())
+        run = _among(configuration.run, calling)
+        of_calls = msgspec.structs.replace(configuration, run=run)
+        found = resolve_endpoints(_among(given, calling), of_calls)
     return GatewaySettings(
         endpoints=found.endpoints,
         embedded=found.embedded,
@@ -242,36 +221,39 @@ def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     from redline.serve.gateway import FunctionSettings
 
     if "function" not in own:
-        for name in ("max_batch_size", "max_wait"):
-            if name in flags:
-                raise ConfigError(f"{flag_of(name)} needs --function", hint="add --function")
+        _refuse("--function", _among(flags, "max_batch_size max_wait"))
         return None
     if "endpoint" in flags:
         raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
-    return FunctionSettings(spec=own["function"], **_among(own, ("max_batch_size", "max_wait_s")))
+    return FunctionSettings(spec=own["function"], **_among(own, "max_batch_size max_wait_s"))
 
 
 def _cache(flags: Flags, own: Flags, state: Path) -> Cache | None:
     if not own.get("cache"):
-        for name in ("cache_ttl", "cache_size", "cache_sampled"):
-            if flags.get(name):
-                raise ConfigError(f"{flag_of(name)} needs --cache", hint="add --cache")
+        _refuse("--cache", _among(flags, "cache_ttl cache_size cache_sampled"))
         return None
-    return Cache(state / "answers", **_among(own, ("max_bytes", "includes_sampled")))
+    return Cache(state / "answers", **_among(own, "max_bytes includes_sampled"))
+
+
+def _refuse(missing: str, given: Flags) -> None:
+    """Raises ConfigError for a given flag that needs the missing one."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{flag_of(name)} needs {missing}", hint=f"add {missing}")
 
 
 def _certificate(own: Flags) -> Certificate | None:
     from redline.serve.gateway import Certificate
 
-    found = _among(own, ("chain", "key"))
+    found = _among(own, "chain key")
     if len(found) == 1:
         missing = "--tls-cert" if "key" in found else "--tls-key"
         raise ConfigError(f"HTTPS needs {missing}, too", hint="both are files in PEM form")
     return Certificate(**found) if found else None
 
 
-def _among(own: Flags, names: Sequence[str]) -> dict[str, Any]:
-    return {name: own[name] for name in names if name in own}
+def _among(own: Flags, names: str) -> dict[str, Any]:
+    return {name: own[name] for name in names.split() if name in own}
 
 
 def _summary(settings: GatewaySettings) -> str:

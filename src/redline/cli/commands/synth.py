@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import flag, whole
@@ -82,13 +81,13 @@ PARAMS = (
     *_OWN,
     # The synthesis sets the other flags itself, or does not use them.
     *run_flags(
-        *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
-        *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
+        "body url method output_path fail_on format ordered keep_input limit via follow "
+        "until_empty constant_prompt"
     ),
 )
 
 
-def synth(ctx: Context) -> None:
+def synth(ctx: Context) -> int:
     r"""Generate texts from a prompt, without near-duplicates.
 
     The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. Interrupt it and
@@ -101,7 +100,7 @@ def synth(ctx: Context) -> None:
     The last line on stdout states the number of texts, as in: delivered: 1000/1000. Exit status: 0
     all texts delivered, 1 fewer, with the reasons; otherwise as for `redline run`.
     """
-    raise Exit(_carry_out(Session(ctx)))
+    return _carry_out(Session(ctx))
 
 
 def _carry_out(session: Session) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, choice, flag, whole
@@ -77,14 +76,11 @@ PARAMS = (
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
-    *run_flags(
-        *("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via"),
-        *("follow", "until_empty"),
-    ),
+    *run_flags("body url method output_path fail_on format keep_input via follow until_empty"),
 )
 
 
-def tag(ctx: Context, rows: str) -> None:
+def tag(ctx: Context, rows: str) -> int:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
     If an answer is not valid, the model is asked again; a row without a valid answer is among the
@@ -101,7 +97,7 @@ def tag(ctx: Context, rows: str) -> None:
     The last line on stdout is then the accuracy, as in: accuracy: 2900/3080. Exit status: as for
     `redline run`.
     """
-    raise Exit(_carry_out(Session(ctx), rows))
+    return _carry_out(Session(ctx), rows)
 
 
 def _carry_out(session: Session, rows: str) -> int:

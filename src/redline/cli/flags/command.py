@@ -33,14 +33,14 @@ def _check_folder() -> None:
 class Command(click.Command):
     """A command whose help is plain text in sections, and whose flags are given once.
 
-    function: called with the context and the words; its docstring is the help. stated: its words
-    and flags.
+    function: called with the context and the words; returns the exit status, None for 0. Its
+    docstring is the help. stated: its words and flags.
     """
 
     def __init__(
         self,
         name: str,
-        function: Callable[..., None],
+        function: Callable[..., int | None],
         stated: Iterable[Word | Option],
         summary: str,
     ) -> None:
@@ -52,10 +52,10 @@ class Command(click.Command):
             short_help=summary,
         )
 
-    def invoke(self, ctx: Context) -> None:
+    def invoke(self, ctx: Context) -> Any:
         assert self.callback is not None
         _check_folder()
-        self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
+        return self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Returns the words of the usage line, such as `INPUT [FLAGS]`."""

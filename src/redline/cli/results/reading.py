@@ -5,37 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from redline.cli.flags import whole
 from redline.cli.results.verify import results_path
 from redline.cli.session import load
 from redline.errors import ConfigError
 from redline.job.inspect import Opened, Tariff, opened
 from redline.journal import Output
 from redline.process import counted
-from redline.store import url_of
+from redline.store import local_path, url_of
+
+# A seed of samples.
+SEED = whole(
+    "seed",
+    "Draw other rows; the same seed always draws the same. Default: 0.",
+    least=0,
+    most=2**63 - 1,
+)
 
 
-class Priced(NamedTuple):
-    """The prices of answers. problem: why redline.toml could not be read, or empty."""
-
-    tariff: Tariff
-    problem: str
-
-
-def priced() -> Priced:
+def priced() -> tuple[Tariff, list[str]]:
     """Returns the prices of redline.toml in the working folder, beside those that redline knows.
 
-    An unreadable file is not an error, because prices are optional.
+    An unreadable file is not an error, because prices are optional; a note then says why.
     """
     try:
         settings = load(Path.cwd())
     except ConfigError as error:
-        return Priced(Tariff(), str(error))
+        return Tariff(), [f"prices of redline.toml are not used: {error}"]
     models = {name: table.get("models", {}) for name, table in settings.endpoints.items()}
-    return Priced(Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), "")
+    return Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), []
+
+
+def new_file(text: str, named: str, hint: str) -> Path:
+    """Returns the path of a file to be written. Raises ConfigError if there can be none."""
+    path = local_path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise ConfigError(f"{named} {text} {what}", hint=hint)
+    return path
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,10 +11,11 @@ from click import Context
 from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
-from redline.cli.results.reading import notes_of, open_results, priced
-from redline.cli.session import folded, say, say_json, screen_width
+from redline.cli.results.reading import SEED, notes_of, open_results, priced
+from redline.cli.session import folded, say, say_json, say_lines, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import (
+    Ending,
     Figures,
     Found,
     Line,
@@ -28,7 +29,6 @@ from redline.journal import FAIL_ON
 from redline.process import counted, duration
 
 _MOST_SAMPLED = 100_000
-_MOST_SEED = 2**63 - 1
 # In a sample of up to this many rows, each is shown with its request, if necessary from the input.
 _FEW = 100
 # The most lines of a folded text.
@@ -48,12 +48,7 @@ PARAMS = (
         "At most N rows, drawn at random from all or from those of the other flags.",
         most=_MOST_SAMPLED,
     ),
-    whole(
-        "seed",
-        "Draw other rows; the same seed always draws the same. Default: 0.",
-        least=0,
-        most=_MOST_SEED,
-    ),
+    SEED,
     switch("json", "For programs: JSON, rows as they are in the file."),
 )
 
@@ -75,12 +70,12 @@ def show(ctx: Context, results: str) -> None:
     selection = _selection(given)
     with open_results(results) as found:
         if selection is None:
-            tariff, problem = priced()
+            tariff, notes = priced()
             figures = figures_of(found, tariff)
             if "json" in given:
                 say_json(loose_json.encoded(_fields(found, figures)))
             else:
-                say(_text(found, figures, results, problem))
+                say_lines(_lines(found, figures, results, notes))
             return
         _show_rows(found, selection, is_json="json" in given)
 
@@ -106,26 +101,23 @@ def _selection(given: Mapping[str, Any]) -> Selection | None:
 
 
 def _show_rows(found: Opened, selection: Selection, *, is_json: bool) -> None:
-    width, is_any = screen_width(), False
+    width, before = screen_width(), ""
     for row in select(found, selection):
         if is_json:
             say_json(row.data)
         elif selection.row is not None:
-            say(("\n" if is_any else "") + _whole_row(row))
+            say(before + _whole_row(row))
         else:
-            say(("\n" if is_any else "") + "\n".join(_short_row(row, width)) + "\n")
-        is_any = True
-    if is_any:
+            say(before)
+            say_lines(_short_row(row, width))
+        before = "\n"
+    if before:
         return
     if selection.row is not None:
         raise _missing(found, selection.row)
     if not is_json:
-        wanted = [words for words, is_asked in _asked(selection) if is_asked]
+        wanted = ["was cut at the token limit"] * selection.cut + ["has failed"] * selection.failed
         say(f"no row {' or '.join(wanted) or 'has an outcome yet'}\n")
-
-
-def _asked(selection: Selection) -> tuple[tuple[str, bool], ...]:
-    return ("was cut at the token limit", selection.cut), ("has failed", selection.failed)
 
 
 def _missing(found: Opened, row: str) -> ConfigError:
@@ -162,44 +154,35 @@ def _fields(found: Opened, figures: Figures) -> dict[str, Any]:
     }
 
 
-def _text(found: Opened, figures: Figures, name: str, problem: str) -> str:
+def _lines(found: Opened, figures: Figures, name: str, of_prices: list[str]) -> list[str]:
     width = screen_width()
     lines = [*folded(_sum(found, figures), width, 3), *_origin(found, width)]
     if figures.succeeded:
-        lines += ["", "succeeded", *_reasons(figures, width)]
+        lines += ["", "succeeded", *_counted(_reasons(figures), figures.rows, width)]
     if figures.failed:
-        lines += ["", "failed", *_errors(figures, width)]
+        lines += ["", "failed", *_counted(_errors(figures), figures.rows, width)]
     table = [row for row in _table(found, figures) if row[1]]
     if table:
         lines.append("")
     for title, text in table:
-        first, *more = folded(text, width - 12, 10)
-        lines += [f"{title:12}{first}", *(f"{'':12}{each}" for each in more)]
-    notes = notes_of(found, name)
-    if problem:
-        notes.append(f"prices of redline.toml are not used: {problem}")
-    for note in notes:
+        lines += _beside(f"{title:12}", text, width, 10)
+    for note in (*notes_of(found, name), *of_prices):
         lines += ["", *folded(note, width, 5)]
     if figures.rows:
         flags = ["--failed"] * bool(figures.failed) + ["--cut"] * bool(figures.cut)
         lines += ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
-    return "\n".join(lines) + "\n"
+    return lines
 
 
 def _sum(found: Opened, figures: Figures) -> str:
-    line = (
-        f"{counted(figures.rows, 'row')} = {figures.succeeded:,} succeeded + "
-        f"{figures.failed:,} failed"
-    )
-    manifest = found.manifest
+    rows, manifest = counted(figures.rows, "row"), found.manifest
+    line = f"{rows} = {figures.succeeded:,} succeeded + {figures.failed:,} failed"
     if manifest is None:
         return line
     if manifest.rows is None:
         now = "a run is going on" if found.is_running else "the input is not read to its end"
         return f"{line} so far; {now}"
-    if manifest.rows > figures.rows:
-        return f"{line}; of {manifest.rows:,} in the input"
-    return line
+    return f"{line}; of {manifest.rows:,} in the input" if manifest.rows > figures.rows else line
 
 
 def _origin(found: Opened, width: int) -> list[str]:
@@ -214,30 +197,35 @@ def _origin(found: Opened, width: int) -> list[str]:
     return folded(", ".join(parts), width, 2)
 
 
-def _reasons(figures: Figures, width: int) -> Iterator[str]:
-    endings = sorted(figures.reasons.items(), key=lambda item: -item[1].rows)
-    for reason, ending in endings:
+def _reasons(figures: Figures) -> Iterator[tuple[Ending, str]]:
+    for reason, ending in figures.reasons.items():
         text = reason or "no finish reason"
         if reason in FAIL_ON:
             text += f": {FAIL_ON[reason]}"
         if reason not in ("stop", None):
             text += f", such as {ending.example}"
-        yield from _counted(ending.rows, figures.rows, text, width)
+        yield ending, text
 
 
-def _errors(figures: Figures, width: int) -> Iterator[str]:
-    for (kind, status), ending in sorted(figures.errors.items(), key=lambda item: -item[1].rows):
+def _errors(figures: Figures) -> Iterator[tuple[Ending, str]]:
+    for (kind, status), ending in figures.errors.items():
         code = "" if status is None else f", HTTP {status}"
-        text = f"{kind}{code}, such as {ending.example}: {ending.message}"
-        yield from _counted(ending.rows, figures.rows, text, width)
+        yield ending, f"{kind}{code}, such as {ending.example}: {ending.message}"
 
 
-def _counted(rows: int, total: int, text: str, width: int) -> Iterator[str]:
-    """Formats `  1,234   12.3 %  stop`, with further lines of the text aligned below it."""
-    number = f"  {rows:>{len(f'{total:,}')},}  {100 * rows / total:5.1f} %  "
-    first, *more = folded(text, width - len(number), _MESSAGE_LINES)
-    yield f"{number}{first}"
-    yield from (f"{'':{len(number)}}{each}" for each in more)
+def _counted(endings: Iterable[tuple[Ending, str]], total: int, width: int) -> Iterator[str]:
+    """Formats each as `  1,234   12.3 %  stop`, the most frequent first."""
+    for ending, text in sorted(endings, key=lambda pair: -pair[0].rows):
+        share = 100 * ending.rows / total
+        number = f"  {ending.rows:>{len(f'{total:,}')},}  {share:5.1f} %  "
+        yield from _beside(number, text, width, _MESSAGE_LINES)
+
+
+def _beside(head: str, text: str, width: int, most_lines: int) -> Iterator[str]:
+    """Yields the text folded beside `head`."""
+    for line in folded(text, width - len(head), most_lines):
+        yield f"{head}{line}"
+        head = " " * len(head)
 
 
 def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:

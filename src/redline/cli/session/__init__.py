@@ -6,9 +6,12 @@ from redline.cli.session.output import (
     Notes,
     forget_stdout,
     hold_standard_streams,
+    save,
     say,
     say_json,
+    say_lines,
     tell,
+    tell_line,
 )
 from redline.cli.session.present import (
     error_text,

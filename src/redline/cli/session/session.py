@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from click import Context
 
 from redline.cli.flags import stated
 from redline.cli.session import configuration as configurations
-from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell
+from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell, tell_line
 from redline.cli.session.present import plan_text, summary_line, summary_text
 from redline.cli.session.resolve import Resolved, resolve_run
 from redline.job import Report, plan, run_job
@@ -72,7 +71,7 @@ class Session:
         notes, embedded = self._notes, resolved.job.embedded
         display = None if self._is_quiet else _display(resolved, is_json=notes.is_json)
         if embedded is not None and embedded.notice and not (self._is_quiet or notes.is_json):
-            tell(f"{embedded.notice}\n")
+            tell_line(embedded.notice)
         report = _run(resolved, display, notes)
         show = summary_line if notes.is_json else summary_text
         tell(show(report, self._argv, notes))
@@ -115,20 +114,14 @@ def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
     if job.output is not None:
         return start(on_failure=notes.note)
     lines = Lines(sys.stdout, resolved.lines, notes)
-    lost: OSError | None = None
+    lost: OSError | ExceptionGroup[OSError]
     try:
         return start(on_result=lines.write)
     except* OSError as group:
-        lost = next(error for error in _leaves(group) if isinstance(error, OSError))
+        lost = group
+    while isinstance(lost, ExceptionGroup):
+        lost = lost.exceptions[0]
     raise lost_stdout(lost)
-
-
-def _leaves(group: BaseExceptionGroup[OSError]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 def _status(report: Report) -> int:
