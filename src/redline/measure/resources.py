@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from importlib import import_module
+from operator import sub
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
@@ -26,16 +27,17 @@ class Watch:
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._lag = Spread()
-        self.late = Spread()
         self._tasks: list[asyncio.Task[None]] = []
-        self._gpu_sum, self._gpu_count = 0.0, 0
         self._begun = self._ended = (0.0, 0.0, 0.0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._lag, self.late = Spread(), Spread()
+        self._gpu_sum, self._gpu_count = 0.0, 0
 
     def start(self) -> None:
         """Starts observing; a later call starts over, as at the end of the warm-up."""
-        self._lag, self.late = Spread(), Spread()
-        self._gpu_sum, self._gpu_count = 0.0, 0
+        self._clear()
         self._begun = _used(self._clock)
         if not self._tasks:
             work = (self._watch_loop(), self._watch_gpus())
@@ -51,9 +53,7 @@ class Watch:
 
     def use(self) -> ClientUse:
         """Returns the measurements from the last start to the stop, without a bottleneck."""
-        thread_s, process_s, wall_s = (
-            after - before for before, after in zip(self._begun, self._ended, strict=True)
-        )
+        thread_s, process_s, wall_s = map(sub, self._ended, self._begun)
         return ClientUse(
             cpu=thread_s / wall_s if wall_s > 0 else 0.0,
             process_cpu=process_s / wall_s if wall_s > 0 else 0.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.measure.figures import Figures
@@ -18,29 +18,43 @@ _EXAMPLE_CHARS = 300
 
 def figures_lines(figures: Figures) -> list[str]:
     """Returns the lines for everything that was measured."""
+    took = f"{figures.seconds:.1f} s" if figures.seconds >= 1 else _time(figures.seconds)
+    warm_up = f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
     lines = [
         f"requests    {_rate(figures.requests)} requests/s: {figures.succeeded:,} succeeded, "
-        f"{figures.failed:,} failed in {_seconds(figures.seconds)}{_warm_up(figures)}",
-        *_token_lines(figures),
-        f"in flight   {figures.in_flight:.1f} on average{_cost(figures)}",
-        *_gpu_lines(figures),
-        *_goodput_lines(figures),
-        "",
-        *_times(figures),
+        f"{figures.failed:,} failed in {took}{warm_up}"
     ]
-    lines += [
-        f"failed: {failure.count:,} {failure.kind}, such as: {failure.example:.{_EXAMPLE_CHARS}}"
-        for failure in figures.failures
+    if figures.output_tokens_per_s is not None:
+        lines.append(
+            f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
+            f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
+        )
+    spent = ""
+    if figures.spent_usd is not None:
+        spent = f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"
+    lines.append(f"in flight   {figures.in_flight:.1f} on average{spent}")
+    if figures.gpu_utilization is not None:
+        lines.append(f"GPU         {figures.gpu_utilization:.0%} busy on this machine")
+    if (good := figures.goodput) is not None:
+        lines.append(
+            f"goodput     {_rate(good.rate)} requests/s within {good.objectives}: "
+            f"{good.share:.1%} of requests"
+        )
+    return [
+        *(*lines, "", *_times(figures)),
+        *(
+            f"failed: {one.count:,} {one.kind}, such as: {one.example:.{_EXAMPLE_CHARS}}"
+            for one in figures.failures
+        ),
+        *(f"note: {note}" for note in _notes(figures)),
     ]
-    return [*lines, *(f"note: {note}" for note in notes(figures))]
 
 
-def notes(figures: Figures) -> list[str]:
+def _notes(figures: Figures) -> list[str]:
     """Returns the notes that a reader of the figures needs."""
     found = list[str]()
-    client = figures.client
-    if client is not None and client.bottleneck:
-        found.append(f"this client is the bottleneck: {client.bottleneck}")
+    if client := _bottleneck(figures):
+        found.append(f"this client is the bottleneck: {client}")
     if figures.unsent:
         found.append(
             f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} could not be made in "
@@ -66,81 +80,45 @@ def notes(figures: Figures) -> list[str]:
     return found
 
 
-def _warm_up(figures: Figures) -> str:
-    return f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
+def _bottleneck(figures: Figures) -> str:
+    """Returns why the figures are this client's own; empty if they are not."""
+    return "" if figures.client is None else figures.client.bottleneck
 
 
-def _token_lines(figures: Figures) -> list[str]:
-    if figures.output_tokens_per_s is None:
-        return []
-    return [
-        f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
-        f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
-    ]
-
-
-def _cost(figures: Figures) -> str:
-    if figures.spent_usd is None:
-        return ""
-    return f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"
-
-
-def _gpu_lines(figures: Figures) -> list[str]:
-    if figures.gpu_utilization is None:
-        return []
-    return [f"GPU         {figures.gpu_utilization:.0%} busy on this machine"]
-
-
-def _goodput_lines(figures: Figures) -> list[str]:
-    good = figures.goodput
-    if good is None:
-        return []
-    return [
-        f"goodput     {_rate(good.rate)} requests/s within {good.objectives}: "
-        f"{good.share:.1%} of requests"
-    ]
-
-
-def _times(figures: Figures) -> list[str]:
-    rows = [
-        (name, found)
-        for name, found in (
-            ("latency", figures.latency),
-            ("first token", figures.ttft),
-            ("between tokens", figures.inter_token),
-            ("per token", figures.tpot),
-        )
-        if found is not None
-    ]
-    if not rows:
-        return []
-    head = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
-    return [head.format("", "p50", "p95", "p99", "mean", "max")] + [
-        head.format(name, *map(_time, (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)))
-        for name, one in rows
-    ]
+def _times(figures: Figures) -> Iterator[str]:
+    line = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
+    head = line.format("", "p50", "p95", "p99", "mean", "max")
+    for name, one in (
+        ("latency", figures.latency),
+        ("first token", figures.ttft),
+        ("between tokens", figures.inter_token),
+        ("per token", figures.tpot),
+    ):
+        if one is not None:
+            if head:
+                yield head
+            head = ""
+            times_s = (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)
+            yield line.format(name, *map(_time, times_s))
 
 
 def level_lines(measured: Sequence[Figures]) -> list[str]:
     """Returns the header of the table of levels, and a line for each level."""
-    lines = [
-        _LEVEL.format(*("in flight", "requests/s", "tokens/s", "p50", "p99", "first p50", "failed"))
-    ]
-    for one in measured:
-        tokens = one.output_tokens_per_s
-        latency, ttft = one.latency, one.ttft
-        lines.append(
-            _LEVEL.format(
-                one.concurrency,
-                _rate(one.requests),
-                "-" if tokens is None else f"{tokens:,.0f}",
-                "-" if latency is None else _time(latency.p50_s),
-                "-" if latency is None else _time(latency.p99_s),
-                "-" if ttft is None else _time(ttft.p50_s),
-                f"{one.failed:,}",
-            )
-        )
-    return lines
+    head = _LEVEL.format("in flight", "requests/s", "tokens/s", "p50", "p99", "first p50", "failed")
+    return [head, *map(_level_line, measured)]
+
+
+def _level_line(one: Figures) -> str:
+    tokens, latency, ttft = one.output_tokens_per_s, one.latency, one.ttft
+    return _LEVEL.format(
+        one.concurrency,
+        _rate(one.requests),
+        "-" if tokens is None else f"{tokens:,.0f}",
+        "-" if latency is None else _time(latency.p50_s),
+        "-" if latency is None else _time(latency.p99_s),
+        "-" if ttft is None else _time(ttft.p50_s),
+        f"{one.failed:,}",
+    )
 
 
 def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
@@ -161,10 +139,9 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
     if knee.is_open:
         lines.append("note: throughput still rose at the highest level that was measured")
     for one in measured:
-        if one.client is not None and one.client.bottleneck:
+        if client := _bottleneck(one):
             lines.append(
-                f"note: at {one.concurrency:,} in flight this client is the bottleneck: "
-                f"{one.client.bottleneck}"
+                f"note: at {one.concurrency:,} in flight this client is the bottleneck: {client}"
             )
             break
     return lines
@@ -175,10 +152,6 @@ def _rate(found: Rate) -> str:
     places = 0 if found.per_s >= 1000 else 1 if found.per_s >= 10 else 2
     shown = f"{found.per_s:,.{places}f}"
     return shown if found.error is None else f"{shown} ± {found.error:,.{places}f}"
-
-
-def _seconds(value_s: float) -> str:
-    return f"{value_s:.1f} s" if value_s >= 1 else _time(value_s)
 
 
 def _time(value_s: float) -> str:
