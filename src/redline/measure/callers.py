@@ -146,10 +146,12 @@ def _answered(outcome: Outcome) -> Answer:
     if outcome.tried:
         tried = outcome.tried[-1]
         answer.sent_s = tried.sent_s
-        if tried.slot_s is not None and tried.eligible_s is not None:
-            answer.held_s += tried.slot_s - tried.eligible_s
-        if tried.granted_s is not None and tried.connected_s is not None:
-            answer.held_s += tried.granted_s - tried.connected_s
+        for begin_s, end_s in (
+            (tried.eligible_s, tried.slot_s),
+            (tried.connected_s, tried.granted_s),
+        ):
+            if begin_s is not None and end_s is not None:
+                answer.held_s += end_s - begin_s
     if outcome.error is not None:
         answer.kind, answer.example = outcome.error.kind, str(outcome.error)
         answer.error = outcome.error
@@ -186,9 +188,8 @@ class FunctionCaller:
         if isinstance(function, partial):
             method = function.func
         self._is_generator = inspect.isasyncgenfunction(method)
-        is_plain = not (self._is_generator or inspect.iscoroutinefunction(method))
         self._threads: Executor | None = None
-        if is_plain:
+        if not (self._is_generator or inspect.iscoroutinefunction(method)):
             self._threads = DaemonThreads(threads, "redline-measured")
 
     async def ask(self, requests: Sequence[Any]) -> Answer:
@@ -259,8 +260,7 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
             if part.error is not None:
                 raise part.error
             part = part.reply
-        tokens = _tokens(part)
-        if tokens is not None:
+        if (tokens := _tokens(part)) is not None:
             answer.input_tokens = (answer.input_tokens or 0) + tokens[0]
             answer.output_tokens = (answer.output_tokens or 0) + tokens[1]
 
@@ -270,12 +270,10 @@ def _tokens(part: Any) -> tuple[int, int] | None:
     if isinstance(part, Reply):
         return part.input_tokens or 0, part.output_tokens or 0
     usage = part.get("usage") if isinstance(part, Mapping) else getattr(part, "usage", None)
-    if usage is not None and not isinstance(usage, Mapping):
+    if not isinstance(usage, Mapping):
         usage = getattr(usage, "__dict__", None)
-    found = read_usage(usage, has_output=False) if isinstance(usage, Mapping) else None
-    if found is None:
-        return None
-    return found.input_tokens, found.output
+    found = read_usage(usage, has_output=False)
+    return None if found is None else (found.input_tokens, found.output)
 
 
 def takes_requests(handler: Any) -> bool:

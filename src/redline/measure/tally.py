@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from operator import sub
 
@@ -10,7 +12,7 @@ import msgspec
 from redline.calls.cost import DOLLAR
 from redline.measure.callers import Answer
 from redline.measure.figures import Failures, Figures, Goodput
-from redline.measure.flow import Flow, Rate, rate
+from redline.measure.flow import Flow, rate
 from redline.measure.slo import Objective, keeps
 from redline.timeline import Spread
 
@@ -19,16 +21,16 @@ _MOST_KINDS = 50
 OTHERS = "other errors"
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """The end of a load, with times in seconds since its start.
+class Ended(msgspec.Struct):
+    """How a load ends, with times in seconds since its start.
 
-    full_s: when the load was no longer kept up. answered_s: when the last answer arrived, but not
-    before full_s. unsent: requests that were due by full_s but not made. cut: requests that an
-    interrupt ended. Neither counts requests of the warm-up. why: as `Figures.ended`.
+    full_s: when the load was no longer kept up. answered_s: when the last answer arrived. unsent:
+    requests that were due by full_s but not made. cut: requests that an interrupt ended. Neither
+    counts requests of the warm-up. why: as `Figures.ended`.
     """
 
-    full_s: float
-    answered_s: float
+    full_s: float = math.inf
+    answered_s: float = 0.0
     unsent: int = 0
     cut: int = 0
     why: str = ""
@@ -55,7 +57,7 @@ class Tally:
         self._input, self._output = Flow(), Flow()
         self._latency, self._from_send, self._waited = Spread(), Spread(), Spread()
         self._ttft, self._inter_token, self._tpot = Spread(), Spread(), Spread()
-        self._failures = dict[str, list[int]]()
+        self._failures = Counter[str]()
         self._examples = dict[str, str]()
         self._good_count = 0
         self._picodollars: int | None = 0
@@ -109,15 +111,15 @@ class Tally:
 
     def give_up(self, begun_s: float, now_s: float, weight: int) -> None:
         """Adds a call that began at begun_s and was ended by an interrupt at now_s."""
-        at_s, now_at_s = begun_s - self._begun_s, now_s - self._begun_s
-        self._busy.add(at_s, now_at_s, (now_s - begun_s) * weight)
+        spent_s = (now_s - begun_s) * weight
+        self._busy.add(begun_s - self._begun_s, now_s - self._begun_s, spent_s)
 
     def _fail(self, answer: Answer) -> None:
         self._measured_failed += answer.weight
         kind = answer.kind
         if kind not in self._failures and len(self._failures) >= _MOST_KINDS:
             kind = OTHERS
-        self._failures.setdefault(kind, [0])[0] += answer.weight
+        self._failures[kind] += answer.weight
         self._examples.setdefault(kind, answer.example)
 
     def _count_tokens(self, answer: Answer, begin_s: float, end_s: float) -> int:
@@ -154,9 +156,9 @@ class Tally:
         It ends when the load was no longer kept up; or, if that is soon, as with a limit of few
         requests, with the last answer, so that the window is not empty.
         """
-        end_s = ended.full_s
-        if end_s - self._warm_up_s < (ended.answered_s - self._warm_up_s) / 2:
-            end_s = ended.answered_s
+        end_s, answered_s = ended.full_s, max(ended.answered_s, ended.full_s)
+        if end_s - self._warm_up_s < (answered_s - self._warm_up_s) / 2:
+            end_s = answered_s
         return self._warm_up_s, max(end_s, self._warm_up_s + 1e-3)
 
     def figures(self, target: str, load: str, concurrency: int, ended: Ended) -> Figures:
@@ -170,7 +172,6 @@ class Tally:
             input_per_s = rate(self._input, begin_s, end_s).per_s
             output_per_s = rate(self._output, begin_s, end_s).per_s
         has_cost = self._cost_of is not None and self._picodollars is not None
-        failures = sorted(self._failures.items(), key=lambda each: -each[1][0])
         return Figures(
             target=target,
             load=load,
@@ -199,7 +200,7 @@ class Tally:
             spent_usd=float(self._picodollars or 0) / DOLLAR if has_cost else None,
             failures=tuple(
                 Failures(kind=kind, count=count, example=self._examples[kind])
-                for kind, (count,) in failures
+                for kind, count in self._failures.most_common()
             ),
             ended=ended.why,
             is_interrupted=ended.is_interrupted,
@@ -208,10 +209,8 @@ class Tally:
     def _goodput(self, begin_s: float, end_s: float, call_s: float, missing: int) -> Goodput | None:
         if not self._objectives:
             return None
-        found: Rate = rate(self._good, begin_s, end_s, call_s)
-        of = self._measured + missing
         return Goodput(
             objectives=",".join(map(str, self._objectives)),
-            rate=found,
-            share=self._good_count / of if of else 0.0,
+            rate=rate(self._good, begin_s, end_s, call_s),
+            share=self._good_count / max(1, self._measured + missing),
         )

@@ -128,14 +128,10 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         interrupts: Interrupts | None,
     ) -> Self:
         _check(options, duration_s)
-        batch_size = options.get("batch_size")
-        usual = USUAL_CONCURRENCY if batch_size is None else 1
-        if options.get("rate_per_s") is not None:
-            usual = SCHEDULE_CONCURRENCY
-        plan = _plan(options, duration_s, usual)
+        plan = _plan(options, duration_s)
         caller = caller_of(
             handler,
-            batch_size=batch_size,
+            batch_size=options.get("batch_size"),
             threads=plan.concurrency,
             is_streamed=options.get("stream", True),
         )
@@ -151,10 +147,9 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         finally:
             caller.close()
         found = cls(**{name: getattr(figures, name) for name in figures.__struct_fields__})
-        think_s = options.get("think_time_s", 0.0)
-        if found.concurrent_users is None or not think_s:
+        if found.concurrent_users is None:
             return found
-        users = found.concurrent_users + found.requests_per_s * think_s
+        users = found.concurrent_users + found.requests_per_s * options.get("think_time_s", 0.0)
         return msgspec.structs.replace(found, concurrent_users=users)
 
 
@@ -199,9 +194,11 @@ def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
     return poisson(rate_per_s, seed) if arrivals == "poisson" else constant(rate_per_s)
 
 
-def _plan(options: LoadOptions, duration_s: float, usual: int) -> Plan:
+def _plan(options: LoadOptions, duration_s: float) -> Plan:
     rate_per_s, schedule = options.get("rate_per_s"), None
+    usual = USUAL_CONCURRENCY if options.get("batch_size") is None else 1
     if rate_per_s is not None:
+        usual = SCHEDULE_CONCURRENCY
         arrivals = options.get("arrivals", ARRIVALS[0])
         schedule = schedule_of(rate_per_s, arrivals, options.get("seed", 0))
     elif "arrivals" in options:
@@ -228,20 +225,20 @@ def _check(options: LoadOptions, duration_s: float) -> None:
             )
         if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if name in _NUMBERS and not _is_number(value):
-            raise ConfigError(f"{name} must be a number, not {value!r}")
+        if name in _NUMBERS:
+            _check_number(name, value)
         kind, words = _OTHERS.get(name, (object, ""))
         if not isinstance(value, kind):
             raise ConfigError(f"{name} must be {words}, not {value!r}")
-    if not _is_number(duration_s):
-        raise ConfigError(f"duration_s must be a number, not {duration_s!r}")
+    _check_number("duration_s", duration_s)
     if (think_s := options.get("think_time_s", 0.0)) < 0:
         raise ConfigError(f"think_time_s must be 0 s or more, not {think_s:g} s")
 
 
-def _is_number(value: object) -> bool:
-    """Returns whether the value is a finite number."""
-    return isinstance(value, int | float) and -math.inf < value < math.inf
+def _check_number(name: str, value: object) -> None:
+    """Raises ConfigError for anything but a finite number."""
+    if not isinstance(value, int | float) or not -math.inf < value < math.inf:
+        raise ConfigError(f"{name} must be a number, not {value!r}")
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:

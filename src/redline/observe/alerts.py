@@ -48,17 +48,16 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what}; {self.advice}"
 
 
-class _State:
+class _State(msgspec.Struct):
     """The state of one rule.
 
     beyond_s, within_s: since when its figure is beyond the threshold, or within it; None if it is
     not.
     """
 
-    def __init__(self) -> None:
-        self.beyond_s: float | None = None
-        self.within_s: float | None = None
-        self.alert: Alert | None = None
+    beyond_s: float | None = None
+    within_s: float | None = None
+    alert: Alert | None = None
 
 
 class Alerts:
