@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import RedlineError
@@ -71,9 +72,9 @@ async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figu
         fill = tally.batch_fill()
     elif plan.schedule is None:
         fill = min(1.0, figures.in_flight / plan.concurrency)
-    return msgspec.structs.replace(
+    return replace(
         figures,
-        client=msgspec.structs.replace(use, bottleneck=reason),
+        client=replace(use, bottleneck=reason),
         gpu_utilization=watch.gpu_utilization,
         batch_efficiency=fill,
     )
@@ -88,7 +89,7 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
     done = list[Figures]()
     left = plan.most
     for level in levels(plan.concurrency):
-        one = msgspec.structs.replace(plan, concurrency=level, most=left, schedule=None)
+        one = replace(plan, concurrency=level, most=left, schedule=None)
         figures = await measured(what, one, requests)
         done.append(figures)
         yield figures

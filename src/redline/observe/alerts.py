@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.observe.alert_figures import BEST_S, Seen, tokens_per_s
 from redline.observe.alert_rules import KNOWN_RULES, Rule
@@ -112,7 +113,7 @@ class Alerts:
             beyond = f"{known.beyond(rule.threshold)} for {lasts_s:.0f} s"
             what = f"{known.what} {beyond}: {known.shown(value)}"
             if alert is not None:
-                state.alert = msgspec.structs.replace(alert, value=value, what=what)
+                state.alert = replace(alert, value=value, what=what)
                 return None
             if lasts_s < rule.for_s:
                 return None
@@ -145,4 +146,4 @@ class Alerts:
 def _ended(alert: Alert, value: float, now_s: float, how: str) -> Alert:
     known = KNOWN_RULES[alert.rule]
     what = f"{known.what} no longer {known.beyond(alert.threshold)}: {how}"
-    return msgspec.structs.replace(alert, state="ended", value=value, at_s=now_s, what=what)
+    return replace(alert, state="ended", value=value, at_s=now_s, what=what)

@@ -57,20 +57,14 @@ def stretches(found: Sequence[Binding]) -> list[Binding]:
     """Merges neighbours with the same cause, and drops a different one of a moment between them."""
     groups: list[Binding] = []
     for one in found:
-        if groups and groups[-1].is_same(one):
-            groups[-1] = _joined(groups[-1], one)
-            continue
         is_bridged = len(groups) > 1 and groups[-2].is_same(one)
         if is_bridged and groups[-1].span_s < _BRIDGED_S:
             groups.pop()
-            groups[-1] = _joined(groups[-1], one)
+        if groups and groups[-1].is_same(one):
+            groups[-1] = msgspec.structs.replace(one, begin_s=groups[-1].begin_s)
         else:
             groups.append(one)
     return groups
-
-
-def _joined(earlier: Binding, later: Binding) -> Binding:
-    return msgspec.structs.replace(later, begin_s=earlier.begin_s)
 
 
 def _sentence(shares: Sequence[Share]) -> str:

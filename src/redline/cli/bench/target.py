@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.apis import read_usage
 from redline.calls import Backend, Endpoint, HttpBackend
@@ -106,7 +107,7 @@ def target_of(
         # Settings for the rows of a project do not apply to synthetic prompts.
         known -= {*_keys(_OF_ROWS)}
     run = {name: value for name, value in configuration.run.items() if name in known}
-    configuration = msgspec.structs.replace(configuration, run=run)
+    configuration = replace(configuration, run=run)
     job = resolve_run(rows, flags, configuration).job
     for endpoint in job.endpoints:
         if endpoint.limits.is_adaptive:
@@ -192,7 +193,7 @@ async def answering(
             yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
         return
     async with job.embedded.open() as base_url:
-        inside = msgspec.structs.replace(endpoints[0], base_url=base_url, proxy="")
+        inside = replace(endpoints[0], base_url=base_url, proxy="")
         async with _calls(job, (inside,)) as backend:
             yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
 
@@ -201,8 +202,8 @@ def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
     """Returns the endpoint with room for all calls, unless it states its own concurrency."""
     if endpoint.limits.concurrency is not None:
         return endpoint
-    limits = msgspec.structs.replace(endpoint.limits, concurrency=concurrency)
-    return msgspec.structs.replace(endpoint, limits=limits)
+    limits = replace(endpoint.limits, concurrency=concurrency)
+    return replace(endpoint, limits=limits)
 
 
 @asynccontextmanager

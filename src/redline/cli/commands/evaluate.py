@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from click import Context
+from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, flag, read_flags, whole
@@ -116,7 +116,7 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
         raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
     evaluation = built_in(named[0]) if path is None else load(Path(path))
     stated = {name: given[name] for name in ("shots", "shots_file") if name in given}
-    evaluation = msgspec.structs.replace(evaluation, **stated)
+    evaluation = replace(evaluation, **stated)
     if evaluation.shots and evaluation.shots_file is None:
         raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
     return evaluation
@@ -128,7 +128,7 @@ def _carry_out(session: Session, evaluation: Evaluation, given: Flags) -> int:
     output = session.configuration.run.get("output", usual)
     resolved = session.resolved(given["data"], {"output": output, **session.given})
     job = _job(resolved.job, evaluation, given.get("samples", 1))
-    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
+    status = session.carry_out(replace(resolved, job=job))
     output = job.output
     if output is not None and not session.is_dry and output.path.exists():
         say(Scores(output).text())
@@ -151,10 +151,10 @@ def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
     )
     if evaluation.shots:
         shots = shots_of(evaluation, Renderer(prompting).prompt)
-        prompting = msgspec.structs.replace(prompting, shots=shots)
+        prompting = replace(prompting, shots=shots)
     # [run] in redline.toml may set it differently for other commands.
-    output = msgspec.structs.replace(job.output, format="redline", ordered=False)
-    return msgspec.structs.replace(
+    output = replace(job.output, format="redline", ordered=False)
+    return replace(
         job,
         prompting=prompting,
         samples=samples,

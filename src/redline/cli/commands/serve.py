@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from click import Context
+from msgspec.structs import replace
 
 from redline.calls import Cache
 from redline.cli.flags import flag, job_flags, stated, switch, time, whole
@@ -98,7 +98,7 @@ _OWN = (
     time("max_wait", "How long a call waits for others. Default 10ms."),
 )
 _ENDPOINT, *_OTHERS = job_flags(_CALLING, _HELP)
-PARAMS = (*_OWN, msgspec.structs.replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
+PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
 # The tables in [serve]; its other keys are those of flags.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
@@ -180,7 +180,7 @@ def _settings(given: Flags) -> GatewaySettings:
     if function is None:
         calling = " ".join(FLAGS[name].key for name in _CALLING.split())
         run = _among(configuration.run, calling)
-        of_calls = msgspec.structs.replace(configuration, run=run)
+        of_calls = replace(configuration, run=run)
         found = resolve_endpoints(_among(given, calling), of_calls)
     return GatewaySettings(
         endpoints=found.endpoints,
@@ -214,7 +214,7 @@ def _configuration(given: Flags) -> Configuration:
     kinds = kinds_of(option for option in PARAMS if option.key not in _ONLY_FLAGS)
     stated = {key: value for key, value in configuration.serve.items() if key not in _TABLES}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")
-    return msgspec.structs.replace(configuration, run=run, defaults="serve")
+    return replace(configuration, run=run, defaults="serve")
 
 
 def _function(flags: Flags, own: Flags) -> FunctionSettings | None:

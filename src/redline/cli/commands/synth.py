@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from click import Context
+from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import flag, whole
@@ -118,9 +118,9 @@ def _carry_out(session: Session) -> int:
     job = _job(resolved.job, task, is_dry=session.is_dry)
     if not rows.has_columns:
         # Without columns, many texts result from repetitions of the same request.
-        prompting = msgspec.structs.replace(job.prompting, constant_prompt=True)
-        job = msgspec.structs.replace(job, prompting=prompting)
-    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
+        prompting = replace(job.prompting, constant_prompt=True)
+        job = replace(job, prompting=prompting)
+    status = session.carry_out(replace(resolved, job=job))
     if session.is_dry:
         return status
     if job.output is not None and job.output.path.exists():
@@ -138,15 +138,11 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
         raise ConfigError("each text is requested on its own", hint="leave out --param n=...")
     if job.output is not None:
         # [run] in redline.toml may set it differently for other commands.
-        output = msgspec.structs.replace(
-            job.output, format="redline", ordered=False, keep_input=True
-        )
-        job = msgspec.structs.replace(job, output=output)
+        output = replace(job.output, format="redline", ordered=False, keep_input=True)
+        job = replace(job, output=output)
     elif not is_dry:
         raise ConfigError("the texts need a file", hint="name it: -o stories.jsonl")
-    return msgspec.structs.replace(
-        job, task=task, retries_failures=not job.retry_failed, fail_on=(), limit=None
-    )
+    return replace(job, task=task, retries_failures=not job.retry_failed, fail_on=(), limit=None)
 
 
 def _variations(given: Flags) -> Variations:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 from click import Context
+from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, choice, flag, whole
@@ -115,8 +116,8 @@ def _carry_out(session: Session, rows: str) -> int:
         prompt = prompt_of(row, rows, gold)
     task = _task(schema, given)
     job = _job(resolved.job, schema, task, prompt)
-    lines = msgspec.structs.replace(resolved.lines, format="redline")
-    status = session.carry_out(msgspec.structs.replace(resolved, job=job, lines=lines))
+    lines = replace(resolved.lines, format="redline")
+    status = session.carry_out(replace(resolved, job=job, lines=lines))
     output = job.output
     if output is None or session.is_dry:
         return status
@@ -139,13 +140,13 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     # The system message is a template, so the schema's braces must be in a string literal.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
-    prompting: Prompting = msgspec.structs.replace(
+    prompting: Prompting = replace(
         job.prompting,
         prompt=prompt or job.prompting.prompt,
         system=wanted if system is None else f"{system}\n\n{wanted}",
     )
-    output = job.output and msgspec.structs.replace(job.output, format="redline")
-    return msgspec.structs.replace(job, prompting=prompting, output=output, task=task)
+    output = job.output and replace(job.output, format="redline")
+    return replace(job, prompting=prompting, output=output, task=task)
 
 
 def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
