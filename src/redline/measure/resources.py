@@ -9,6 +9,8 @@ from importlib import import_module
 from operator import sub
 from typing import Any
 
+from msgspec.structs import replace
+
 from redline.clock import SYSTEM, Clock
 from redline.measure.figures import ClientUse
 from redline.timeline import Quantiles, Spread
@@ -51,15 +53,16 @@ class Watch:
             task.cancel()
         self._tasks = []
 
-    def use(self) -> ClientUse:
-        """Returns the measurements from the last start to the stop, without a bottleneck."""
+    def use(self, typical: Quantiles | None) -> ClientUse:
+        """Returns the measurements from the last start to the stop. typical: as in `bottleneck`."""
         thread_s, process_s, wall_s = map(sub, self._ended, self._begun)
-        return ClientUse(
+        use = ClientUse(
             cpu=thread_s / wall_s if wall_s > 0 else 0.0,
             process_cpu=process_s / wall_s if wall_s > 0 else 0.0,
             loop_lag_s=self._lag.quantile(0.99),
             late_s=self.late.quantile(0.99),
         )
+        return replace(use, bottleneck=bottleneck(use, typical))
 
     @property
     def gpu_utilization(self) -> float | None:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from operator import sub
+from typing import Any
 
 import msgspec
 
@@ -19,6 +20,8 @@ from redline.timeline import Spread
 # Kinds of errors whose counts are kept one by one; further ones are counted together.
 _MOST_KINDS = 50
 OTHERS = "other errors"
+# The figures that are quantiles.
+_SPREADS = "latency from_send ttft inter_token tpot waited"
 
 
 class Ended(msgspec.Struct):
@@ -53,10 +56,10 @@ class Tally:
     ) -> None:
         self._begun_s, self._warm_up_s = begun_s, warm_up_s
         self._objectives, self._cost_of = objectives, cost_of
-        self._requests, self._good, self._busy = Flow(), Flow(), Flow()
-        self._input, self._output = Flow(), Flow()
-        self._latency, self._from_send, self._waited = Spread(), Spread(), Spread()
-        self._ttft, self._inter_token, self._tpot = Spread(), Spread(), Spread()
+        self._requests, self._good, self._busy, self._input, self._output = (
+            Flow() for _ in range(5)
+        )
+        self._spreads = {name: Spread() for name in _SPREADS.split()}
         self._failures = Counter[str]()
         self._examples = dict[str, str]()
         self._good_count = 0
@@ -70,7 +73,7 @@ class Tally:
 
     def add(self, scheduled_s: float, begun_s: float, done_s: float, answer: Answer) -> None:
         """Adds a call that was due at scheduled_s and has ended. All times are monotonic."""
-        weight = answer.weight
+        weight, spreads = answer.weight, self._spreads
         self.ended += weight
         # A backend of the user's may have a coarser clock.
         sent_s = begun_s if answer.sent_s is None else min(max(begun_s, answer.sent_s), done_s)
@@ -79,7 +82,7 @@ class Tally:
         self._busy.add(at_s, done_at_s, (done_s - sent_s) * weight)
         if is_measured:
             self._measured += weight
-            self._waited.add(max(0.0, answer.held_s))
+            spreads["waited"].add(max(0.0, answer.held_s))
         if answer.kind:
             self.failed += weight
             if is_measured:
@@ -101,13 +104,13 @@ class Tally:
         if not is_measured:
             return
         self._good_count += weight * is_good
-        self._latency.extend([latency_s] * weight)
-        self._from_send.extend([done_s - sent_s] * weight)
+        spreads["latency"].extend([latency_s] * weight)
+        spreads["from_send"].extend([done_s - sent_s] * weight)
         if ttft_s is not None:
-            self._ttft.add(ttft_s)
-        self._inter_token.extend(map(sub, texts_s[1:], texts_s))
+            spreads["ttft"].add(ttft_s)
+        spreads["inter_token"].extend(map(sub, texts_s[1:], texts_s))
         if tpot_s is not None:
-            self._tpot.add(tpot_s)
+            spreads["tpot"].add(tpot_s)
 
     def give_up(self, begun_s: float, now_s: float, weight: int) -> None:
         """Adds a call that began at begun_s and was ended by an interrupt at now_s."""
@@ -164,7 +167,10 @@ class Tally:
     def figures(self, target: str, load: str, concurrency: int, ended: Ended) -> Figures:
         """Returns the figures of all calls so far."""
         begin_s, end_s = self.window_s(ended)
-        latency, from_send = self._latency.quantiles(), self._from_send.quantiles()
+        quantiles: dict[str, Any] = {
+            name: spread.quantiles() for name, spread in self._spreads.items()
+        }
+        latency, from_send = quantiles["latency"], quantiles["from_send"]
         call_s = 0.0 if from_send is None else from_send.mean_s
         requests = rate(self._requests, begin_s, end_s, call_s)
         input_per_s = output_per_s = None
@@ -189,12 +195,6 @@ class Tally:
             tokens_per_s=None if output_per_s is None else output_per_s + (input_per_s or 0.0),
             is_token_count_estimated=self._is_estimated,
             in_flight=rate(self._busy, begin_s, end_s).per_s,
-            latency=latency,
-            from_send=from_send,
-            ttft=self._ttft.quantiles(),
-            inter_token=self._inter_token.quantiles(),
-            tpot=self._tpot.quantiles(),
-            waited=self._waited.quantiles(),
             goodput=self._goodput(begin_s, end_s, call_s, ended.unsent + ended.cut),
             concurrent_users=None if latency is None else requests.per_s * latency.mean_s,
             spent_usd=float(self._picodollars or 0) / DOLLAR if has_cost else None,
@@ -204,6 +204,7 @@ class Tally:
             ),
             ended=ended.why,
             is_interrupted=ended.is_interrupted,
+            **quantiles,
         )
 
     def _goodput(self, begin_s: float, end_s: float, call_s: float, missing: int) -> Goodput | None:

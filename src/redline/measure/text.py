@@ -16,47 +16,44 @@ _WAITED_SHARE = 0.05
 _EXAMPLE_CHARS = 300
 
 
-def figures_lines(figures: Figures) -> list[str]:
-    """Returns the lines for everything that was measured."""
+def figures_lines(figures: Figures) -> Iterator[str]:
+    """Yields the lines for everything that was measured."""
     took = f"{figures.seconds:.1f} s" if figures.seconds >= 1 else _time(figures.seconds)
     warm_up = f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
-    lines = [
+    yield (
         f"requests    {_rate(figures.requests)} requests/s: {figures.succeeded:,} succeeded, "
         f"{figures.failed:,} failed in {took}{warm_up}"
-    ]
+    )
     if figures.output_tokens_per_s is not None:
-        lines.append(
+        yield (
             f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
             f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
         )
     spent = ""
     if figures.spent_usd is not None:
         spent = f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"
-    lines.append(f"in flight   {figures.in_flight:.1f} on average{spent}")
+    yield f"in flight   {figures.in_flight:.1f} on average{spent}"
     if figures.gpu_utilization is not None:
-        lines.append(f"GPU         {figures.gpu_utilization:.0%} busy on this machine")
+        yield f"GPU         {figures.gpu_utilization:.0%} busy on this machine"
     if (good := figures.goodput) is not None:
-        lines.append(
+        yield (
             f"goodput     {_rate(good.rate)} requests/s within {good.objectives}: "
             f"{good.share:.1%} of requests"
         )
-    return [
-        *(*lines, "", *_times(figures)),
-        *(
-            f"failed: {one.count:,} {one.kind}, such as: {one.example:.{_EXAMPLE_CHARS}}"
-            for one in figures.failures
-        ),
-        *(f"note: {note}" for note in _notes(figures)),
-    ]
+    yield ""
+    yield from _times(figures)
+    for one in figures.failures:
+        yield f"failed: {one.count:,} {one.kind}, such as: {one.example:.{_EXAMPLE_CHARS}}"
+    for note in _notes(figures):
+        yield f"note: {note}"
 
 
-def _notes(figures: Figures) -> list[str]:
-    """Returns the notes that a reader of the figures needs."""
-    found = list[str]()
+def _notes(figures: Figures) -> Iterator[str]:
+    """Yields the notes that a reader of the figures needs."""
     if client := _bottleneck(figures):
-        found.append(f"this client is the bottleneck: {client}")
+        yield f"this client is the bottleneck: {client}"
     if figures.unsent:
-        found.append(
+        yield (
             f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} could not be made in "
             "time: the target does not keep up with this rate, and latencies grow with the "
             "duration"
@@ -64,20 +61,19 @@ def _notes(figures: Figures) -> list[str]:
     waited = figures.waited
     latency_s = 0.0 if figures.latency is None else figures.latency.p50_s
     if waited is not None and latency_s and waited.p50_s > _WAITED_SHARE * latency_s:
-        found.append(
+        yield (
             f"limits of this client held requests back, typically {_time(waited.p50_s)}: "
             "the throughput is that of the limits"
         )
     if figures.is_token_count_estimated:
-        found.append("answers without a usage are counted by their chunks, one token each")
+        yield "answers without a usage are counted by their chunks, one token each"
     spreads = (figures.latency, figures.ttft, figures.inter_token, figures.tpot)
     if error := max((one.error for one in spreads if one is not None), default=0.0):
-        found.append(f"quantiles are within {error:.0%} of the exact ones")
+        yield f"quantiles are within {error:.0%} of the exact ones"
     if figures.cut:
-        found.append(f"{counted(figures.cut, 'request')} in flight were dropped")
+        yield f"{counted(figures.cut, 'request')} in flight were dropped"
     if figures.ended:
-        found.append(f"the load ended before its time: {figures.ended}")
-    return found
+        yield f"the load ended before its time: {figures.ended}"
 
 
 def _bottleneck(figures: Figures) -> str:
@@ -121,30 +117,27 @@ def _level_line(one: Figures) -> str:
     )
 
 
-def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
-    """Returns the lines about the knee: the level, the rule, and how certain it is."""
+def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
+    """Yields the lines about the knee: the level, the rule, and how certain it is."""
     found = next(one for one in measured if one.concurrency == knee.concurrency)
-    lines = [
+    yield (
         f"knee: {knee.concurrency:,} in flight, {_rate(found.requests)} requests/s: the smallest "
         f"level with {ENOUGH:.0%} of the best"
-    ]
+    )
     if knee.best != knee.concurrency:
-        lines.append(f"({knee.share:.0%} of that of {knee.best:,} in flight)")
+        yield f"({knee.share:.0%} of that of {knee.best:,} in flight)"
     if knee.unsure:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
-        lines.append(
+        yield (
             f"note: {shown} may be enough as well, given the intervals: a longer duration would "
             "show"
         )
     if knee.is_open:
-        lines.append("note: throughput still rose at the highest level that was measured")
+        yield "note: throughput still rose at the highest level that was measured"
     for one in measured:
         if client := _bottleneck(one):
-            lines.append(
-                f"note: at {one.concurrency:,} in flight this client is the bottleneck: {client}"
-            )
+            yield f"note: at {one.concurrency:,} in flight this client is the bottleneck: {client}"
             break
-    return lines
 
 
 def _rate(found: Rate) -> str:

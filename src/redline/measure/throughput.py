@@ -165,14 +165,15 @@ def load_words(plan: Plan, rate_per_s: float | None, arrivals: str | None) -> st
 
 def checked_plan(plan: Plan) -> Plan:
     """Returns the plan. Raises ConfigError if it is not valid."""
-    if not 0 < plan.duration_s <= _LONGEST_S:
-        raise ConfigError(f"the duration must be above 0 s, not {plan.duration_s:g} s")
-    if plan.warm_up_s < 0:
-        raise ConfigError(f"the warm-up must be 0 s or more, not {plan.warm_up_s:g} s")
-    if plan.warm_up_s >= plan.duration_s:
+    duration_s, warm_up_s = plan.duration_s, plan.warm_up_s
+    if not 0 < duration_s <= _LONGEST_S:
+        raise ConfigError(f"the duration must be above 0 s, not {duration_s:g} s")
+    if warm_up_s < 0:
+        raise ConfigError(f"the warm-up must be 0 s or more, not {warm_up_s:g} s")
+    if warm_up_s >= duration_s:
         raise ConfigError(
-            f"the warm-up of {plan.warm_up_s:g} s leaves nothing of the duration of "
-            f"{plan.duration_s:g} s to be measured",
+            f"the warm-up of {warm_up_s:g} s leaves nothing of the duration of {duration_s:g} s to "
+            "be measured",
             hint="the warm-up is the first part of the duration: make that longer",
         )
     if not 1 <= plan.concurrency <= MOST_CONCURRENCY:

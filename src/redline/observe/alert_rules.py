@@ -118,10 +118,9 @@ def _thumb(advice: str) -> str:
 
 def _by_what_binds(seen: Seen, span_s: float) -> str:
     binding = current(seen.windows)
-    advice = None if binding is None else _BY_CAUSE.get(binding.cause)
-    if binding is None or advice is None:
+    if binding is None or binding.cause not in _BY_CAUSE:
         return _thumb("a look at what binds: redline status")
-    return f"{_by_fit(seen) or _thumb(advice)} (bound by {binding.what})"
+    return f"{_by_fit(seen) or _thumb(_BY_CAUSE[binding.cause])} (bound by {binding.what})"
 
 
 def _by_fit(seen: Seen) -> str:
@@ -134,8 +133,7 @@ def _by_fit(seen: Seen) -> str:
 
 
 def _by_error(seen: Seen, span_s: float) -> str:
-    kinds = figures.errors_lately(seen, span_s)
-    kind = next(iter(kinds), "")
+    kind = next(iter(figures.errors_lately(seen, span_s)), "")
     advice = _BY_ERROR.get(kind, "a look at the errors: redline status")
     return _thumb(f"{advice} (most are {kind})" if kind else advice)
 

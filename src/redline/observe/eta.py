@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
@@ -67,8 +68,7 @@ def _eta_s(points: Sequence[_Point]) -> float | None:
 
 def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
     """The windows without long standstills, and whether the run is at a standstill now."""
-    points: list[_Point] = []
-    held: list[Window] = []
+    points, held = list[_Point](), list[Window]()
     active_s, ended = 0.0, 0
     for window in windows:
         if _is_standstill(window):
@@ -140,20 +140,22 @@ def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float
     """
     if begin_s >= end_s:
         return _ended_at(points, end_s)
-    inner = [one for one in points if begin_s < one.active_s < end_s]
-    times = [begin_s, *(one.active_s for one in inner), end_s]
-    ended = [_ended_at(points, begin_s), *(one.ended for one in inner), _ended_at(points, end_s)]
-    pieces = zip(times, times[1:], ended, ended[1:], strict=False)
-    return sum((to - at) * (first + last) / 2 for at, to, first, last in pieces) / (end_s - begin_s)
+    marks = [
+        (begin_s, _ended_at(points, begin_s)),
+        *((one.active_s, one.ended) for one in points if begin_s < one.active_s < end_s),
+        (end_s, _ended_at(points, end_s)),
+    ]
+    area = sum((to - at) * (first + last) / 2 for (at, first), (to, last) in pairwise(marks))
+    return area / (end_s - begin_s)
 
 
 def _ended_at(points: Sequence[_Point], at_s: float) -> float:
     """Rows of this run that had ended then."""
     place = bisect_left(points, at_s, key=lambda one: one.active_s)
-    if place == len(points):
-        return points[-1].ended
-    after = points[place]
     begin_s, before = (points[place - 1].active_s, points[place - 1].ended) if place else (0.0, 0)
+    if place == len(points):
+        return before
+    after = points[place]
     share = max(0.0, at_s - begin_s) / (after.active_s - begin_s)
     return before + share * (after.ended - before)
 

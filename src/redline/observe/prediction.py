@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import mul
 
 import msgspec
@@ -148,21 +148,18 @@ def _predicted(known: _Known, to: Setting, change: str) -> Prediction:
     )
 
 
-def _usual_changes(known: _Known) -> list[tuple[Setting, str]]:
+def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
     """The changes that users ask about: twice the calls in flight or the limits, more endpoints."""
     now = known.setting
-    found = []
     if now.slots:
-        twice = replace(now, slots=2 * now.slots)
-        found.append((twice, f"{2 * now.slots:,.0f} calls in flight"))
+        yield replace(now, slots=2 * now.slots), f"{2 * now.slots:,.0f} calls in flight"
     if now.limits:
         raised = {name: 2 * count for name, count in now.limits.items()}
-        found.append((replace(now, limits=raised), "twice the limits"))
+        yield replace(now, limits=raised), "twice the limits"
     grown = 1 + 1 / now.endpoints
     limits = {name: round(count * grown) for name, count in now.limits.items()}
     more = replace(now, endpoints=now.endpoints + 1, limits=limits)
-    is_limited = known.cause is Cause.LIMIT
-    return [*found, (more, "another endpoint or key" if is_limited else "another endpoint")]
+    yield more, "another endpoint or key" if known.cause is Cause.LIMIT else "another endpoint"
 
 
 def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
@@ -183,7 +180,7 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
         return None
     before, last = seen[-1], seen[-1].windows[-1]
     was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
-    change = _change(was, to)
+    change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
         return None
     known = _known_of(seen)
@@ -192,20 +189,18 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     return _predicted(known, to, change)
 
 
-def _change(was: Setting, to: Setting) -> str:
-    """The change in words; empty if there is none."""
-    words = []
+def _changes(was: Setting, to: Setting) -> Iterator[str]:
+    """The changes in words."""
     if round(was.slots) != round(to.slots):
         one, other = (f"{n:,.0f}" if n else "any number of" for n in (was.slots, to.slots))
-        words.append(f"{one} -> {other} calls in flight")
+        yield f"{one} -> {other} calls in flight"
     for name in sorted({*was.limits, *to.limits}):
         amounts = was.limits.get(name), to.limits.get(name)
         if amounts[0] != amounts[1]:
             one, other = ("no limit of" if n is None else f"{n:,}" for n in amounts)
-            words.append(f"{one} -> {other} {name}")
+            yield f"{one} -> {other} {name}"
     if was.endpoints != to.endpoints:
-        words.append(f"{was.endpoints} -> {counted(to.endpoints, 'endpoint')}")
-    return ", ".join(words)
+        yield f"{was.endpoints} -> {counted(to.endpoints, 'endpoint')}"
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -37,9 +38,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summary_of(found: Sequence[Binding]) -> Summary:
     """The shares of time of each constraint, from the bindings of one run or of several."""
     total_s = sum(one.span_s for one in found) or 1.0
-    alike: dict[tuple[Cause, str], list[Binding]] = {}
+    alike = defaultdict[tuple[Cause, str], list[Binding]](list)
     for one in found:
-        alike.setdefault((one.cause, one.what), []).append(one)
+        alike[one.cause, one.what].append(one)
     shares = [
         Share(
             cause=cause,
@@ -71,8 +72,7 @@ def _sentence(shares: Sequence[Share]) -> str:
     if not shares:
         return "nothing was recorded"
     first = shares[0]
-    for_ = f"for {100 * first.share:.0f} % of the time"
+    what = f"bound by {first.what}{',' if ', ' in first.what else ''}"
     if first.cause is Cause.UNDETERMINED:
-        return f"undetermined {for_}"
-    end = "," if ", " in first.what else ""
-    return f"bound by {first.what}{end} {for_}"
+        what = first.what
+    return f"{what} for {100 * first.share:.0f} % of the time"

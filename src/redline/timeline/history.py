@@ -199,7 +199,7 @@ class TimelineFile:
 
     def begin(self, facts: RunFacts) -> list[RunHistory]:
         """Records the start of a run. The runs before it; none if the file cannot be read."""
-        runs: list[RunHistory] = []
+        runs = list[RunHistory]()
         with self._failing():
             drop_unfinished(self.path)
             runs = self._open()

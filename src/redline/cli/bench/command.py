@@ -112,14 +112,13 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
 
     found, knee = in_own_loop(work, interrupts)
     page = _page(bench, found, knee)
-    lines = figures_lines(found[-1])
-    if bench.is_sweep:
-        lines = [] if knee is None else knee_lines(knee, found)
     try:
         if "json" in options:
             say_json(page)
-        else:
-            say_lines(lines)
+        elif not bench.is_sweep:
+            say_lines(figures_lines(found[-1]))
+        elif knee is not None:
+            say_lines(knee_lines(knee, found))
     finally:
         # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:

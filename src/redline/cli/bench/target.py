@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -186,16 +186,14 @@ async def answering(
         finally:
             caller.close()
         return
-    endpoints = tuple(_with_slots(one, concurrency) for one in job.endpoints)
+    endpoints = [_with_slots(one, concurrency) for one in job.endpoints]
     raise_limit(concurrency)
-    if job.embedded is None:
-        async with _calls(job, endpoints) as backend:
-            yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
-        return
-    async with job.embedded.open() as base_url:
-        inside = replace(endpoints[0], base_url=base_url, proxy="")
-        async with _calls(job, (inside,)) as backend:
-            yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
+    async with AsyncExitStack() as stack:
+        if job.embedded is not None:
+            base_url = await stack.enter_async_context(job.embedded.open())
+            endpoints = [replace(endpoints[0], base_url=base_url, proxy="")]
+        backend = await stack.enter_async_context(_calls(job, endpoints))
+        yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
 
 
 def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
@@ -207,7 +205,7 @@ def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
 
 
 @asynccontextmanager
-async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
+async def _calls(job: Job, endpoints: Sequence[Endpoint]) -> AsyncIterator[Backend]:
     """Opens a backend that calls the endpoints within their limits and the job's budget.
 
     Nothing is retried.

@@ -115,8 +115,8 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     if len(named) > 1:
         raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
     evaluation = built_in(named[0]) if path is None else load(Path(path))
-    stated = {name: given[name] for name in ("shots", "shots_file") if name in given}
-    evaluation = replace(evaluation, **stated)
+    stated = given.keys() & {"shots", "shots_file"}
+    evaluation = replace(evaluation, **{name: given[name] for name in stated})
     if evaluation.shots and evaluation.shots_file is None:
         raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
     return evaluation
@@ -127,9 +127,8 @@ def _carry_out(session: Session, evaluation: Evaluation, given: Flags) -> int:
     usual = f"{evaluation.name}.results.jsonl"
     output = session.configuration.run.get("output", usual)
     resolved = session.resolved(given["data"], {"output": output, **session.given})
-    job = _job(resolved.job, evaluation, given.get("samples", 1))
-    status = session.carry_out(replace(resolved, job=job))
-    output = job.output
+    resolved.job = _job(resolved.job, evaluation, given.get("samples", 1))
+    status, output = session.carry_out(resolved), resolved.job.output
     if output is not None and not session.is_dry and output.path.exists():
         say(Scores(output).text())
     return status

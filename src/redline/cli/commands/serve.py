@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from redline.calls import Cache
 from redline.cli.flags import flag, job_flags, stated, switch, time, whole
-from redline.cli.session import Answering, Configuration, load, resolve_endpoints, say
+from redline.cli.session import Configuration, load, resolve_endpoints, say
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, Flags, flag_of, kinds_of, read, settings_in, values
 from redline.process import counted
@@ -176,15 +176,17 @@ def _settings(given: Flags) -> GatewaySettings:
         cache = _cache(flags, own, state)
         certificate = _certificate(own)
         function = _function(flags, own)
-    most, found = own.get("concurrency"), Answering(endpoints=())
+    most = own.get("concurrency")
     if function is None:
         calling = " ".join(FLAGS[name].key for name in _CALLING.split())
         run = _among(configuration.run, calling)
         of_calls = replace(configuration, run=run)
-        found = resolve_endpoints(_among(given, calling), of_calls)
+        endpoints, embedded = resolve_endpoints(_among(given, calling), of_calls)
+    else:
+        endpoints, embedded = (), None
     return GatewaySettings(
-        endpoints=found.endpoints,
-        embedded=found.embedded,
+        endpoints=endpoints,
+        embedded=embedded,
         function=function,
         most=most if isinstance(most, int) else None,
         certificate=certificate,

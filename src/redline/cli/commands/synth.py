@@ -12,7 +12,7 @@ from redline.cli.commands.run import run_flags
 from redline.cli.flags import flag, whole
 from redline.cli.session import Session, say
 from redline.errors import ConfigError
-from redline.job.settings import Flags, Job, Kind, read, values
+from redline.job.settings import Flags, Job, Kind, read, reason_of, values
 from redline.sources import first_rows
 from redline.tasks.synth import MOST_TEXTS, SAMPLING, Filters, Synthesis, Variations, delivered
 from redline.tasks.tag import load
@@ -115,15 +115,13 @@ def _carry_out(session: Session) -> int:
         tries=given.get("tries", _TRIES),
         similarity=given.get("similarity", _SIMILARITY),
     )
-    job = _job(resolved.job, task, is_dry=session.is_dry)
+    job = resolved.job = _job(resolved.job, task, is_dry=session.is_dry)
     if not rows.has_columns:
         # Without columns, many texts result from repetitions of the same request.
         prompting = replace(job.prompting, constant_prompt=True)
-        job = replace(job, prompting=prompting)
-    status = session.carry_out(replace(resolved, job=job))
-    if session.is_dry:
-        return status
-    if job.output is not None and job.output.path.exists():
+        resolved.job = replace(job, prompting=prompting)
+    status = session.carry_out(resolved)
+    if not session.is_dry and job.output is not None and job.output.path.exists():
         say(delivered(job.output, wanted, task.similarity).text())
     return status
 
@@ -146,7 +144,7 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
 
 
 def _variations(given: Flags) -> Variations:
-    vary: dict[str, list[Any]] = {}
+    vary = dict[str, list[Any]]()
     for text in given.get("vary", ()):
         name, choices = _varied(text)
         if name in vary:
@@ -167,18 +165,18 @@ def _varied(text: str) -> tuple[str, list[Any]]:
     if not equals or not name:
         raise ConfigError(f"--vary is not NAME=A,B,C: {text}", hint="write it like topic=tea,rain")
     words = _lines(listed[1:]) if listed.startswith("@") else listed.split(",")
-    choices = [word.strip() for word in words if word.strip()]
-    return name, [
-        values.number(word, f"--vary {name}") if name in SAMPLING else word for word in choices
-    ]
+    choices: list[Any] = list(filter(None, map(str.strip, words)))
+    if name in SAMPLING:
+        choices = [values.number(word, f"--vary {name}") for word in choices]
+    return name, choices
 
 
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"--vary cannot read {path}: {reason}", hint="NAME=@FILE") from error
+        what = f"--vary cannot read {path}: {reason_of(error)}"
+        raise ConfigError(what, hint="NAME=@FILE") from error
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:
@@ -189,12 +187,10 @@ def _base(path: str | None) -> list[dict[str, Any]]:
         rows = list(found_rows)
     if len(rows) > _MOST_BASE:
         raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="use fewer rows")
-    found = []
     for row in rows:
         if row.data is None:
             raise ConfigError(f"a row cannot be read: {row.problem}", where=f"{path}:{row.line}")
-        found.append(row.data)
-    return found
+    return [row.data for row in rows if row.data is not None]
 
 
 def _filters(given: Flags) -> Filters:

@@ -114,25 +114,17 @@ def _carry_out(session: Session, rows: str) -> int:
     prompt = None
     if resolved.job.prompting.prompt is None and resolved.job.prompting.body is None:
         prompt = prompt_of(row, rows, gold)
-    task = _task(schema, given)
-    job = _job(resolved.job, schema, task, prompt)
-    lines = replace(resolved.lines, format="redline")
-    status = session.carry_out(replace(resolved, job=job, lines=lines))
-    output = job.output
+    own = read(_OWN, given)
+    form = own.get("response_format", FORMATS[0])
+    task = Tagging(schema, reasks=own.get("reasks", _REASKS), response_format=form)
+    resolved.job = _job(resolved.job, schema, task, prompt)
+    resolved.lines = replace(resolved.lines, format="redline")
+    status, output = session.carry_out(resolved), resolved.job.output
     if output is None or session.is_dry:
         return status
     if output.path.exists() or output.failed_path.exists():
         _tell(output, schema, task, gold, table)
     return status
-
-
-def _task(schema: Schema, given: Flags) -> Tagging:
-    own = read(_OWN, given)
-    return Tagging(
-        schema,
-        reasks=own.get("reasks", _REASKS),
-        response_format=own.get("response_format", FORMATS[0]),
-    )
 
 
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
@@ -151,12 +143,11 @@ def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
 
 def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
     """Returns the path of --export. Raises ConfigError, before anything is sent, if not usable."""
-    if output is None:
-        for name in ("gold", "export"):
-            if name in given:
-                raise ConfigError(
-                    f"{flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
-                )
+    for name in ("gold", "export"):
+        if output is None and name in given:
+            raise ConfigError(
+                f"{flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
+            )
     if output is None or "export" not in given:
         return None
     path = Path(given["export"])
@@ -185,17 +176,13 @@ def _tell(
         )
     if found.agreement is not None:
         matrix = _matrix_path(output)
-        _write(matrix, found.agreement.as_csv())
+        try:
+            matrix.write_text(found.agreement.as_csv(), "utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {matrix}: {error.strerror}") from error
         notes.append(f"confusion matrix: {matrix}")
     if table is not None:
         count = write_table(output.path, table) if output.path.exists() else 0
         left = f"; without the {found.failed:,} that failed" if found.failed else ""
         notes.append(f"table: {table}, {counted(count, 'row')}{left}")
     say(found.text(*notes))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

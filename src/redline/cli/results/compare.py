@@ -100,36 +100,34 @@ def _notes(found: Opened, name: str) -> list[str]:
 
 def _lines(
     found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: list[str]
-) -> list[str]:
+) -> Iterator[str]:
     width = screen_width()
-    lines: list[str] = []
     for letter, side in zip("AB", sides, strict=True):
         model = f", model {side.model}" if side.model else ""
-        lines += folded(f"{letter}  {side.name}{model}", width, 2)
-    lines.append("")
+        yield from folded(f"{letter}  {side.name}{model}", width, 2)
+    yield ""
     only = f"{found.only_first:,} in A only, {found.only_second:,} in B only"
-    lines += folded(f"{counted(found.common, 'row')} in common; {only}", width, 2)
+    yield from folded(f"{counted(found.common, 'row')} in common; {only}", width, 2)
     if found.changed:
         hold = "holds" if found.changed == 1 else "hold"
-        lines += folded(
+        yield from folded(
             f"{found.changed:,} of these {hold} something else in B than in A", width, 2
         )
     rows = [("", "A", "B"), *_table(found)]
-    lines += ["", *aligned(rows, is_figures=True, least=_NARROW)]
-    lines += ["", *_pairs(found, width)]
+    yield from ["", *aligned(rows, is_figures=True, least=_NARROW)]
+    yield from ["", *_pairs(found, width)]
     if found.settings:
-        lines += ["", "settings that differ"]
+        yield from ["", "settings that differ"]
         for name, one, two in found.settings:
             text = f"{name}: {one or 'not set'} in A, {two or 'not set'} in B"
-            lines += folded(text, width, 4, "  ")
+            yield from folded(text, width, 4, "  ")
     if scores:
-        lines.append("")
+        yield ""
     for line in scores.splitlines():
         # The aligned columns of one that is narrow enough are kept.
-        lines += [line] if len(line) <= width else folded(line, width, 3)
+        yield from [line] if len(line) <= width else folded(line, width, 3)
     for note in notes:
-        lines += ["", *folded(note, width, 5)]
-    return lines
+        yield from ["", *folded(note, width, 5)]
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:

@@ -67,35 +67,33 @@ def open_results(name: str) -> Iterator[Opened]:
             yield msgspec.structs.replace(found, name=url.name, problem=problem)
 
 
-def notes_of(found: Opened, name: str) -> list[str]:
+def notes_of(found: Opened, name: str) -> Iterator[str]:
     """Returns notes on lines that are not counted, with a remedy, and on unknown settings."""
     lines = found.lines
-    said = []
     if lines.damaged:
-        said.append(
+        yield (
             f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "
             f"redline verify {name} names missing rows, redline repair {name} moves such lines out"
         )
     if lines.is_torn:
-        said.append(
+        yield (
             "the last line is incomplete and is not counted: it is being written, or a crash has "
             "cut it off, which the next run repairs"
         )
     if lines.results.repeated:
         repeat = counted(lines.results.repeated, "line repeats", "lines repeat")
-        said.append(f"{repeat} a row and {_are(lines.results.repeated)}: redline repair {name}")
+        yield f"{repeat} a row and {_are(lines.results.repeated)}: redline repair {name}"
     if outdated := lines.results.outdated + lines.failures.outdated:
         older = counted(outdated, "older line")
-        said.append(f"{older} of rows that were asked again {_are(outdated)}")
+        yield f"{older} of rows that were asked again {_are(outdated)}"
     if lines.failures.contested:
         rows = counted(lines.failures.contested, "row has", "rows have")
-        said.append(
+        yield (
             f"{rows} an answer and a failure of different contents, and the answer is counted: "
             "the next run decides by the input"
         )
     if found.problem:
-        said.append(f"the settings are unknown: {found.problem}")
-    return said
+        yield f"the settings are unknown: {found.problem}"
 
 
 def _are(number: int) -> str:

@@ -154,24 +154,24 @@ def _fields(found: Opened, figures: Figures) -> dict[str, Any]:
     }
 
 
-def _lines(found: Opened, figures: Figures, name: str, of_prices: list[str]) -> list[str]:
+def _lines(found: Opened, figures: Figures, name: str, of_prices: list[str]) -> Iterator[str]:
     width = screen_width()
-    lines = [*folded(_sum(found, figures), width, 3), *_origin(found, width)]
+    yield from folded(_sum(found, figures), width, 3)
+    yield from _origin(found, width)
     if figures.succeeded:
-        lines += ["", "succeeded", *_counted(_reasons(figures), figures.rows, width)]
+        yield from ["", "succeeded", *_counted(_reasons(figures), figures.rows, width)]
     if figures.failed:
-        lines += ["", "failed", *_counted(_errors(figures), figures.rows, width)]
+        yield from ["", "failed", *_counted(_errors(figures), figures.rows, width)]
     table = [row for row in _table(found, figures) if row[1]]
     if table:
-        lines.append("")
+        yield ""
     for title, text in table:
-        lines += _beside(f"{title:12}", text, width, 10)
+        yield from _beside(f"{title:12}", text, width, 10)
     for note in (*notes_of(found, name), *of_prices):
-        lines += ["", *folded(note, width, 5)]
+        yield from ["", *folded(note, width, 5)]
     if figures.rows:
         flags = ["--failed"] * bool(figures.failed) + ["--cut"] * bool(figures.cut)
-        lines += ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
-    return lines
+        yield from ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
 
 
 def _sum(found: Opened, figures: Figures) -> str:
@@ -317,19 +317,18 @@ def seconds(value: float) -> str:
 
 def _head(line: Line) -> str:
     """Returns the row and how it ended, on one line."""
-    parts = [line.name]
+    ended = line.reason
     if line.error is not None:
         code = "" if line.error.status is None else f", HTTP {line.error.status}"
-        parts.append(f"failed: {line.error.kind}{code}")
-    elif line.reason is not None:
-        parts.append(line.reason)
-    if isinstance(line.verdict, str):
-        parts.append(line.verdict)
-    parts.append(f"from the cache of {line.endpoint}" if line.cached else line.endpoint)
-    if line.attempts > 1:
-        parts.append(counted(line.attempts, "attempt"))
-    if line.latency_s and not line.cached:
-        parts.append(seconds(line.latency_s))
+        ended = f"failed: {line.error.kind}{code}"
+    parts = (
+        line.name,
+        ended,
+        line.verdict if isinstance(line.verdict, str) else "",
+        f"from the cache of {line.endpoint}" if line.cached else line.endpoint,
+        counted(line.attempts, "attempt") if line.attempts > 1 else "",
+        seconds(line.latency_s) if line.latency_s and not line.cached else "",
+    )
     return "  ".join(filter(None, parts))
 
 

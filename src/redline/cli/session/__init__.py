@@ -20,6 +20,6 @@ from redline.cli.session.present import (
     summary_text,
     without_secret,
 )
-from redline.cli.session.resolve import Answering, resolve_endpoints, resolve_run
+from redline.cli.session.resolve import resolve_endpoints, resolve_run
 from redline.cli.session.session import LOGS, Session, run_command
 from redline.cli.session.status_line import StatusLine

@@ -172,8 +172,7 @@ class Lines:
         fd, poll = self._stream.fileno(), select.poll()
         poll.register(fd, select.POLLOUT)
         # A view: slicing the bytes would copy the rest of a long line each time.
-        left = memoryview(data)
-        turn_bytes = _TURN_BYTES
+        left, turn_bytes = memoryview(data), _TURN_BYTES
         while left:
             # A ready pipe takes this much without blocking (POSIX). The loop's own events are not
             # used: uvloop's would make the pipe non-blocking for other writers.

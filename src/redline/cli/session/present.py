@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -47,48 +48,51 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
-    lines = [_sum(report)]
+    text = "".join(f"{line}\n" for line in _summary(report, argv, notes))
+    return text if stopped is None else f"{text}\n{error_text(stopped, _saved(report))}"
+
+
+def _summary(report: Report, argv: Sequence[str], notes: Notes) -> Iterator[str]:
+    yield _sum(report)
     if report.input is not None and report.input.left and not report.is_complete:
-        lines.append(report.input.text())
-    lines += _flaw_lines(report, argv)
+        yield report.input.text()
+    yield from _flaw_lines(report, argv)
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
-        lines.append(
+        yield (
             f"{duration(report.elapsed_s)}, {counted(report.attempts, 'request')} at {per_s:.1f}"
             f"/s, {counted(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
             f"at most {report.most_in_flight:,} in flight"
         )
     if report.repeated:
-        lines.append(
+        yield (
             f"{counted(report.repeated, 'request')} sent twice, because the answer on a reused "
             "connection was missing or in doubt; the server may have processed both"
         )
     if report.failovers:
-        lines.append(
+        yield (
             f"{counted(report.failovers, 'request')} sent to another endpoint after a failed "
             "attempt; may have been billed twice"
         )
     if report.input_tokens or report.output_tokens:
-        lines.append(f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
+        yield f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out"
     if report.spent.text:
-        lines.append(_spent(report))
-    lines += _cache_lines(report)
-    lines += _trace_lines(report)
-    lines += _batch_lines(report)
+        yield _spent(report)
+    yield from _cache_lines(report)
+    yield from _trace_lines(report)
+    yield from _batch_lines(report)
     if report.found_limits:
-        lines.append(f"limits found: {', '.join(report.found_limits)}")
-    lines += _endpoint_lines(report)
+        yield f"limits found: {', '.join(report.found_limits)}"
+    yield from _endpoint_lines(report)
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
-        lines.append(f"failed attempts: {kinds}")
+        yield f"failed attempts: {kinds}"
     if report.abandoned:
-        lines.append(f"abandoned: {'; '.join(report.abandoned)}")
+        yield f"abandoned: {'; '.join(report.abandoned)}"
     if report.output is not None:
-        lines += _files(report, report.output, notes)
+        yield from _files(report, report.output, notes)
     if command := _command(report, argv):
-        lines.append(f"continue with: {command}")
-    text = "\n".join(lines) + "\n"
-    return text if stopped is None else f"{text}\n{error_text(stopped, _saved(report))}"
+        yield f"continue with: {command}"
 
 
 def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
@@ -127,45 +131,46 @@ def _if_any(report: Report, names: str) -> dict[str, object]:
     }
 
 
-def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
-    """Returns how many successes are cut, empty or refused, and what to do about them."""
+def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
+    """Yields how many successes are cut, empty or refused, and what to do about them."""
     if not report.flawed:
-        return []
+        return
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
     if argv[:1] == ["run"] and not any(word.startswith("--fail-on") for word in argv):
         line += f": --fail-on {','.join(report.flawed)}"
     elif "length" in report.flawed:
         line += ": raise --max-tokens"
-    return [line]
+    yield line
 
 
-def _endpoint_lines(report: Report) -> list[str]:
-    """Returns which endpoints answered, which were taken out, and how long each was down."""
-    lines, each = [], report.endpoints
+def _endpoint_lines(report: Report) -> Iterator[str]:
+    """Yields which endpoints answered, which were taken out, and how long each was down."""
+    each = report.endpoints
     if any(one.answered for one in each):
-        lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
-    lines += [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
+        yield f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}"
+    yield from [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
     outages = [one.outages for one in each] if each else [report.outages]
     told = [troubles.outages_ended(one) for one in outages]
     told += [troubles.failing_ended(one.failing) for one in each]
-    return [*lines, *filter(None, told)]
+    yield from filter(None, told)
 
 
-def _cache_lines(report: Report) -> list[str]:
-    """Returns the calls that the cache saved, why it did not save more, and its notes."""
-    use, notes = report.cache, list[str]()
+def _cache_lines(report: Report) -> Iterator[str]:
+    """Yields the calls that the cache saved, why it did not save more, and its notes."""
+    use = report.cache
     if use is not None and (use.spared or use.misses):
-        notes.append(
-            f"{counted(use.hits, 'hit')}, {use.shared:,} shared in flight, "
+        yield (
+            f"cache: {counted(use.hits, 'hit')}, {use.shared:,} shared in flight, "
             f"{counted(use.misses, 'miss', 'misses')}: {100 * use.share:.0f} % of rows without a "
             "request"
         )
     if use is not None and use.passed:
-        notes.append(
-            f"{counted(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
+        yield (
+            f"cache: {counted(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
             "--temperature 0, --param seed=7, --cache-sampled"
         )
-    return [f"cache: {note}" for note in (*notes, *report.cache_notes)]
+    for note in report.cache_notes:
+        yield f"cache: {note}"
 
 
 def _trace_lines(report: Report) -> list[str]:
@@ -180,20 +185,19 @@ def _trace_lines(report: Report) -> list[str]:
     return list(filter(None, lines))
 
 
-def _batch_lines(report: Report) -> list[str]:
-    """Returns the rows that went through batches, and those still at the provider."""
+def _batch_lines(report: Report) -> Iterator[str]:
+    """Yields the rows that went through batches, and those still at the provider."""
     use = report.batches
     if use is None:
-        return []
+        return
     again = f", {counted(use.again, 'row')} sent again" if use.again else ""
-    lines = [f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"]
+    yield f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"
     if use.running:
-        lines.append(
+        yield (
             f"still at the provider: {counted(use.running, 'batch', 'batches')} of "
             f"{counted(use.rows, 'row')}; the same command reads their answers, or cancels them "
             "with --via live"
         )
-    return lines
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
@@ -263,23 +267,22 @@ def _spent(report: Report) -> str:
     return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} {whole}"
 
 
-def _files(report: Report, output: Output, notes: Notes) -> list[str]:
+def _files(report: Report, output: Output, notes: Notes) -> Iterator[str]:
     lost = report.not_uploaded
     if output.url is None:
-        lines = [f"results: {output.path}"]
+        yield f"results: {output.path}"
     elif lost is None:
-        lines = [f"results: {output.name}, uploaded; also in {output.path}"]
+        yield f"results: {output.name}, uploaded; also in {output.path}"
     else:
         why = "" if report.stopped is lost else f": {lost}"
-        lines = [f"results: {output.path}, on this machine only"]
-        lines.append(f"not uploaded: {output.name}{why}")
+        yield f"results: {output.path}, on this machine only"
+        yield f"not uploaded: {output.name}{why}"
     if output.failed_path.exists():
         name = output.failed_path if lost is not None else output.failed_name
-        lines.append(f"failures: {name} (--retry-failed tries them again)")
+        yield f"failures: {name} (--retry-failed tries them again)"
     # The error that stopped the run is shown below in full.
     if notes.first_failure is not None and report.stopped is None:
-        lines.append(f"first failure: {notes.first_failure}")
-    return lines
+        yield f"first failure: {notes.first_failure}"
 
 
 def _saved(report: Report) -> str:
@@ -288,14 +291,11 @@ def _saved(report: Report) -> str:
         return ""
     if isinstance(report.stopped, ResultsLost):
         return report.stopped.saved
-    counts = report.input
-    if counts is None:
-        counts = InputCounts(
-            rows=report.offered + report.skipped,
-            done=report.succeeded + report.skipped,
-            failed=report.failed,
-            is_exact=report.is_input_done,
-        )
+    counts = report.input or InputCounts(
+        rows=report.offered + report.skipped,
+        done=report.succeeded + report.skipped,
+        failed=report.failed,
+    )
     of = f" of {counts.rows:,}" if report.is_input_done else ""
     results = "result" if counts.done == 1 and not of else "results"
     failures = f", {counted(counts.failed, 'failure')} beside it" if counts.failed else ""
@@ -314,11 +314,9 @@ def _command(report: Report, argv: Sequence[str]) -> str | None:
         return None
     is_mended = report.untried and report.is_input_done and not report.unfinished
     dropped = {"--restart", "--retry-failed"} if is_mended else {"--restart"}
-    words = ["redline"]
-    for word in argv:
-        if word not in dropped:
-            words.append(without_secret(word, words[-1]))
-    return shlex.join(words)
+    kept = ["redline", *(word for word in argv if word not in dropped)]
+    shown = [without_secret(word, before) for before, word in pairwise(kept)]
+    return shlex.join(["redline", *shown])
 
 
 def without_secret(word: str, flag: str = "") -> str:

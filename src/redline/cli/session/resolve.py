@@ -46,7 +46,7 @@ _NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
 _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class Resolved(msgspec.Struct):
     """A job from flags and settings.
 
     job: the job to run. lines: the contents of a result line, also if results go to stdout.
@@ -54,16 +54,6 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     lines: Output
-
-
-class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints of a gateway.
-
-    embedded: the built-in server that is started as the only endpoint, if one is named.
-    """
-
-    endpoints: tuple[Endpoint, ...]
-    embedded: Embedded | None = None
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,14 +108,17 @@ def resolve_run(
             # Without a file these do not apply to this run.
             options = dataclasses.replace(options, retry_failed=None, restart=None, force=None)
         job = job_of(found, options, configuration.environment)
-        return Resolved(job=job, lines=job.output or output_at("-", options))
+        return Resolved(job, job.output or output_at("-", options))
 
 
-def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
+def resolve_endpoints(
+    given: Flags, configuration: Configuration
+) -> tuple[tuple[Endpoint, ...], Embedded | None]:
     """Returns the endpoints of a gateway: those that --endpoint names, otherwise all in the file.
 
-    given: the flags on the command line; `configuration.run` has those of the gateway's own table.
-    Raises ConfigError as `resolve_run` does.
+    And the built-in server that is started as the only endpoint, if one is named. given: the flags
+    on the command line; `configuration.run` has those of the gateway's own table. Raises
+    ConfigError as `resolve_run` does.
     """
     settings = _Settings(given, configuration)
     chosen = settings.flags({})
@@ -138,10 +131,8 @@ def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
             "things out, --endpoint sim",
         )
     servers = _servers(chosen, configuration)
-    return Answering(
-        endpoints=tuple(settings.one_of_several(server)[1] for server in servers),
-        embedded=embedded_in(servers[0].embedded),
-    )
+    endpoints = tuple(settings.one_of_several(server)[1] for server in servers)
+    return endpoints, embedded_in(servers[0].embedded)
 
 
 class _Settings:

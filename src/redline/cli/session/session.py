@@ -82,11 +82,9 @@ class Session:
 
         Raises ConfigError if that looks like a mistake.
         """
-        earlier = None if job.output is None else another_input(job, job.output)
-        if earlier is None or job.output is None:
-            return
-        what = f"{job.output.name} was begun with another input: {earlier}"
-        self._notes.tell("note", f"note: {what}", text=what)
+        if job.output is not None and (earlier := another_input(job, job.output)) is not None:
+            what = f"{job.output.name} was begun with another input: {earlier}"
+            self._notes.tell("note", f"note: {what}", text=what)
 
 
 def _display(resolved: Resolved, *, is_json: bool) -> Display:
@@ -103,15 +101,11 @@ def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
     def tell_metrics(url: str) -> None:
         notes.tell("metrics", f"metrics: {url}", url=url)
 
-    job = resolved.job
+    listeners = (notes,) if notes.is_json else ()
     start = partial(
-        run_job,
-        job,
-        display=display,
-        on_metrics=tell_metrics,
-        listeners=(notes,) if notes.is_json else (),
+        run_job, resolved.job, display=display, on_metrics=tell_metrics, listeners=listeners
     )
-    if job.output is not None:
+    if resolved.job.output is not None:
         return start(on_failure=notes.note)
     lines = Lines(sys.stdout, resolved.lines, notes)
     lost: OSError | ExceptionGroup[OSError]
