@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,14 @@ from msgspec.structs import replace
 
 from redline.calls import Cache
 from redline.cli.flags import flag, job_flags, stated, switch, time, whole
-from redline.cli.session import Configuration, load, resolve_endpoints, say
+from redline.cli.session import (
+    Configuration,
+    load,
+    resolve_endpoints,
+    say_line,
+    say_lines,
+    tell_line,
+)
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, Flags, flag_of, kinds_of, read, settings_in, values
 from redline.process import counted
@@ -106,7 +112,7 @@ _ONLY_FLAGS = ("config", "check", "schema")
 _FIELDS = "host port workers balance drain_s most_body_bytes keys cache_ttl_s"
 
 
-def serve(ctx: Context) -> None:
+def serve(ctx: Context) -> int:
     r"""Serve every endpoint behind one address with the OpenAI API.
 
     Calls go to whichever endpoint can answer them first, within the limits of each; a server that
@@ -137,27 +143,23 @@ def serve(ctx: Context) -> None:
         from redline.cli.commands.toml_schema import toml_schema
 
         of_serve = (option for option in PARAMS if option.key not in _ONLY_FLAGS)
-        say(json.dumps(toml_schema(of_serve), indent=2) + "\n")
-        return
+        say_line(json.dumps(toml_schema(of_serve), indent=2))
+        return 0
     settings = _settings(flags)
     if "check" in flags:
         settings.check()
-        say(_summary(settings))
-        return
-    on_note = partial(print, file=sys.stderr, flush=True)
+        say_lines(_summary(settings))
+        return 0
     if worker is None and settings.workers > 1:
-        ctx.exit(serve_workers(settings, flags, on_url=_say_url, on_note=on_note))
+        return serve_workers(settings, flags, on_url=say_line, on_note=tell_line)
     serve_gateway(
         settings,
         reread=lambda: _settings(flags),
-        on_url=_say_url,
-        on_note=on_note,
+        on_url=say_line,
+        on_note=tell_line,
         worker=worker,
     )
-
-
-def _say_url(url: str) -> None:
-    say(f"{url}\n")
+    return 0
 
 
 def _settings(given: Flags) -> GatewaySettings:
@@ -167,9 +169,9 @@ def _settings(given: Flags) -> GatewaySettings:
     from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
-    flags = {**configuration.run, **given}
-    classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
-    batches = parse_batches(configuration.serve.get("batches", {}), configuration.file)
+    flags, file = {**configuration.run, **given}, configuration.file
+    classes = parse_classes(configuration.serve.get("classes", {}), file)
+    batches = parse_batches(configuration.serve.get("batches", {}), file)
     state = Path(flags.get("state") or "redline.serve")
     with configuration.located(given):
         own = read((*_OWN, FLAGS["balance"], FLAGS["concurrency"]), flags)
@@ -194,9 +196,7 @@ def _settings(given: Flags) -> GatewaySettings:
         state=state,
         classes=classes,
         batches=batches,
-        tenants=parse_tenants(
-            configuration.tenants, configuration.file, [one.name for one in classes]
-        ),
+        tenants=parse_tenants(configuration.tenants, file, [one.name for one in classes]),
         prices=configuration.prices,
         **_among(own, _FIELDS),
     )
@@ -258,15 +258,15 @@ def _among(own: Flags, names: str) -> dict[str, Any]:
     return {name: own[name] for name in names.split() if name in own}
 
 
-def _summary(settings: GatewaySettings) -> str:
-    """Returns a summary of the gateway's settings, one line each."""
-    lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
+def _summary(settings: GatewaySettings) -> Iterator[str]:
+    """Yields a summary of the gateway's settings, one line each."""
     if settings.function is not None:
-        lines = [f"function: {settings.function.spec}"]
+        yield f"function: {settings.function.spec}"
+    else:
+        yield f"{counted(len(settings.endpoints), 'endpoint')}:"
     for endpoint in settings.endpoints:
         models = f", models {', '.join(endpoint.models)}" if endpoint.models else ""
-        lines.append(f"  {endpoint.label}: {endpoint.base_url}{models}")
+        yield f"  {endpoint.label}: {endpoint.base_url}{models}"
     scheme = "http" if settings.certificate is None else "https"
     workers = f", {settings.workers} workers" if settings.workers > 1 else ""
-    lines.append(f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}")
-    return "\n".join(lines) + "\n"
+    yield f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}"

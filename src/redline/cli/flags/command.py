@@ -30,8 +30,10 @@ def _check_folder() -> None:
         ) from error
 
 
-class _Described(click.Command):
-    """A command whose help is plain text."""
+class _Described:
+    """The help of a command, as plain text."""
+
+    help: str | None
 
     def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         """Writes wrapped paragraphs; an indented one is an example and is not wrapped."""
@@ -43,7 +45,7 @@ class _Described(click.Command):
                 formatter.write_text(" ".join(paragraph.split()))
 
 
-class Command(_Described):
+class Command(_Described, click.Command):
     """A command whose help is plain text in sections, and whose flags are given once.
 
     function: called with the context and the words; returns the exit status, None for 0. Its

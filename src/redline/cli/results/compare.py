@@ -163,17 +163,15 @@ def _cost(figures: Figures) -> str:
 
 def _pairs(found: Comparison, width: int) -> Iterator[str]:
     """Yields lines that count rows by their result in each output, with examples of each kind."""
-    answered = found.equal + found.different
-    if answered:
+    if answered := found.equal + found.different:
         share = 100 * found.equal / answered
         yield f"outputs: {found.equal:,} equal ({share:.1f} %), {found.different:,} different"
     for kind, words in KINDS.items():
-        count, examples = found.pairs[kind], found.examples.get(kind, [])
+        count = found.pairs[kind]
         if count and kind != "equal":
-            names = [one.name for one in examples]
-            if names and count > len(names):
-                names.append("...")
-            yield from folded(", ".join([f"{words}: {count:,}", *names]), width, 3)
+            names = [one.name for one in found.examples.get(kind, [])]
+            more = ["..."] if names and count > len(names) else []
+            yield from folded(", ".join([f"{words}: {count:,}", *names, *more]), width, 3)
 
 
 def _scores(found: Comparison, one: Opened, two: Opened) -> str:

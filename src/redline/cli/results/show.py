@@ -89,14 +89,13 @@ def _selection(given: Mapping[str, Any]) -> Selection | None:
         raise ConfigError("--seed draws a sample", hint="add --sample 5")
     if not {"failed", "cut", "row", "sample"} & given.keys():
         return None
-    sample = given.get("sample")
     return Selection(
         failed="failed" in given,
         cut="cut" in given,
         row=given.get("row"),
-        sample=sample,
+        sample=given.get("sample"),
         seed=given.get("seed", 0),
-        adds_input="json" not in given and (sample or 0) <= _FEW,
+        adds_input="json" not in given and given.get("sample", 0) <= _FEW,
     )
 
 
@@ -189,12 +188,10 @@ def _origin(found: Opened, width: int) -> list[str]:
     manifest = found.manifest
     if manifest is None:
         return []
-    parts = [f"begun {manifest.begun[:16].replace('T', ' ')} UTC"]
-    if found.model is not None:
-        parts.insert(0, f"model {found.model}")
-    if found.input_name:
-        parts.insert(0, f"from {found.input_name}")
-    return folded(", ".join(parts), width, 2)
+    input_name = f"from {found.input_name}, " if found.input_name else ""
+    model = "" if found.model is None else f"model {found.model}, "
+    begun = f"begun {manifest.begun[:16].replace('T', ' ')} UTC"
+    return folded(f"{input_name}{model}{begun}", width, 2)
 
 
 def _reasons(figures: Figures) -> Iterator[tuple[Ending, str]]:
@@ -251,14 +248,11 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 def tokens_text(figures: Figures) -> str:
     """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no answer states any."""
-    count = figures.stated
-    if not count or not (figures.input_tokens or figures.output_tokens):
+    count, read, written = figures.stated, figures.input_tokens, figures.output_tokens
+    if not count or not (read or written):
         return ""
-    read, written = figures.input_tokens / count, figures.output_tokens / count
-    text = (
-        f"{figures.input_tokens:,} in, {figures.output_tokens:,} out; {read:,.1f} in and "
-        f"{written:,.1f} out an answer"
-    )
+    text = f"{read:,} in, {written:,} out; {read / count:,.1f} in and {written / count:,.1f} out"
+    text += " an answer"
     if figures.unstated:
         text += f"; {counted(figures.unstated, 'answer states', 'answers state')} none"
     return text
@@ -269,12 +263,10 @@ def cost_text(figures: Figures) -> str:
 
     Empty if no answer costs anything.
     """
-    cost = figures.cost
+    cost, parts = figures.cost, list[str]()
     unpriced = sum(cost.unpriced.values())
-    parts = []
     if cost.priced:
-        is_whole = not (unpriced or cost.unstated)
-        of = "" if is_whole else f" for {counted(cost.priced, 'answer')}"
+        of = f" for {counted(cost.priced, 'answer')}" if unpriced or cost.unstated else ""
         parts.append(f"{dollars_text(cost.picodollars)}{of}")
     if unpriced:
         first = next(iter(cost.unpriced))
@@ -304,8 +296,8 @@ def latency_text(figures: Figures) -> str:
     found = figures.latencies.quantiles()
     if found is None:
         return ""
-    named = (("p50", found.p50_s), ("p95", found.p95_s), ("at most", found.max_s))
-    return ", ".join(f"{name} {seconds(value_s)}" for name, value_s in named)
+    p50, p95, most = map(seconds, (found.p50_s, found.p95_s, found.max_s))
+    return f"p50 {p50}, p95 {p95}, at most {most}"
 
 
 def seconds(value: float) -> str:

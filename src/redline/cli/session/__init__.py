@@ -9,6 +9,7 @@ from redline.cli.session.output import (
     save,
     say,
     say_json,
+    say_line,
     say_lines,
     tell,
     tell_line,

@@ -56,8 +56,13 @@ def say(text: str = "", *, clears: bool = False) -> None:
         raise lost_stdout(error) from error
 
 
+def say_line(line: str) -> None:
+    """Writes a line to stdout as `say` does."""
+    say(f"{line}\n")
+
+
 def say_lines(lines: Iterable[str]) -> None:
-    """Writes lines to stdout as `say` does; a line feed follows each."""
+    """Writes lines to stdout as `say` does."""
     say("".join(f"{line}\n" for line in lines))
 
 

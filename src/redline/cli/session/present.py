@@ -39,8 +39,8 @@ _JOINED = re.compile("(?P<flag>--[^=]+=|-[a-z])(?P<value>.+)", re.DOTALL)
 def error_text(error: RedlineError, saved: str = "") -> str:
     """Formats an error in three short parts: what and where, what is safe, what to do."""
     parts = {"where": error.where, "saved": saved, "\nhint": error.hint}
-    told = "".join(f"{name}: {part}\n" for name, part in parts.items() if part)
-    return f"error: {error.what}\n{told}"
+    lines = "".join(f"{name}: {part}\n" for name, part in parts.items() if part)
+    return f"error: {error.what}\n{lines}"
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
