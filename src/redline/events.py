@@ -102,6 +102,16 @@ class Listener(Protocol):
     def on_event(self, event: Event) -> None: ...
 
 
+class Silence:
+    """The listener that ignores everything."""
+
+    def on_event(self, event: Event) -> None:
+        pass
+
+
+SILENCE = Silence()
+
+
 class Listeners:
     """Passes each event on to several listeners, in their order."""
 
@@ -111,7 +121,3 @@ class Listeners:
     def on_event(self, event: Event) -> None:
         for listener in self._listeners:
             listener.on_event(event)
-
-
-# Ignores everything.
-SILENCE = Listeners()

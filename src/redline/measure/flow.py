@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from array import array
 from itertools import accumulate
-from statistics import stdev
 
 import msgspec
 
@@ -92,5 +91,6 @@ def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
     if not size or math.fsum(cut) < _LEAST_A_BATCH * batches:
         return Rate(per_s)
     sums = [math.fsum(cut[at * size : (at + 1) * size]) for at in range(batches)]
-    deviation = stdev(sums) / (size * width_s)
-    return Rate(per_s, _T[batches - 1] * deviation / math.sqrt(batches))
+    middle = math.fsum(sums) / batches
+    variance = math.fsum((each - middle) ** 2 for each in sums) / (batches - 1)
+    return Rate(per_s, _T[batches - 1] * math.sqrt(variance / batches) / (size * width_s))
