@@ -13,7 +13,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
-from operator import attrgetter, sub
+from operator import attrgetter, itemgetter, sub
 from typing import Any
 
 import msgspec
@@ -235,7 +235,7 @@ class Gatherer:
         if not self._ended:
             return
         ended, self._ended = self._ended, []
-        attempts = list(chain.from_iterable(tried for _, _, tried in ended))
+        attempts = list(chain.from_iterable(map(itemgetter(2), ended)))
         answered = [attempt for attempt in attempts if attempt.error is None]
         if len(answered) < len(attempts):
             # Errors of earlier attempts, which were tried again, were noted when they occurred.
