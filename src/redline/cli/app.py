@@ -31,7 +31,9 @@ from redline.process import lasting
 
 USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 # What the system says of a path that the user may not use, or that cannot exist.
-_REFUSALS = frozenset({errno.EACCES, errno.EPERM, errno.ENAMETOOLONG})
+_REFUSALS = dict.fromkeys(
+    (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
+) | {errno.ENAMETOOLONG: "choose a shorter name"}
 
 # By name: the module, see `Group`, and a description of the command.
 _COMMANDS = {
@@ -185,14 +187,10 @@ def _status(arguments: list[str]) -> int:
             return USAGE
         if isinstance(error, OSError) and error.filename and error.errno in _REFUSALS:
             refused = f"cannot use {error.filename}: {error.strerror}"
-            hint = "check the permissions of its folder, or name another place"
-            if error.errno == errno.ENAMETOOLONG:
-                hint = "choose a shorter name"
-            tell(error_text(ConfigError(refused, hint=hint)))
+            tell(error_text(ConfigError(refused, hint=_REFUSALS[error.errno])))
             return USAGE
-        tell(traceback.format_exc())
         tell(
-            "\nerror: this is a defect in redline, not in your input\n\n"
+            f"{traceback.format_exc()}\nerror: this is a defect in redline, not in your input\n\n"
             "hint: report it with the lines above; results that are on disk are safe\n"
         )
         return DEFECT
@@ -224,12 +222,10 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             hint = meant(error.option_name, known) or help_hint
             return ConfigError(f"unknown flag: {error.option_name}", hint=hint)
         case click.MissingParameter() if error.param is not None:
-            name = str(error.param.metavar)
-            return ConfigError(f"{name} is missing", where=path, hint=usage)
-        case click.BadOptionUsage() if "does not take" in error.message:
-            return ConfigError(f"{error.option_name} takes no value", hint=help_hint)
+            return ConfigError(f"{error.param.metavar} is missing", where=path, hint=usage)
         case click.BadOptionUsage():
-            return ConfigError(f"{error.option_name} needs a value", hint=help_hint)
+            needs = "takes no value" if "does not take" in error.message else "needs a value"
+            return ConfigError(f"{error.option_name} {needs}", hint=help_hint)
         case click.exceptions.NoSuchCommand():
             name = error.command_name
             hint = _command_hint(name, context) or help_hint
@@ -239,8 +235,8 @@ def _usage(error: click.ClickException, arguments: list[str]) -> ConfigError:
             if context is not None and any(one.name == "prompt" for one in context.command.params):
                 usage = "quote text with spaces"
                 if "INPUT" in words:
-                    usage += "; pass several files through stdin, as in: "
-                    usage += f"cat a.jsonl b.jsonl | {path} -"
+                    several = f"cat a.jsonl b.jsonl | {path} -"
+                    usage += f"; pass several files through stdin, as in: {several}"
             what = "too many arguments" if "arguments" in error.message else "one argument too many"
             named = " ".join(map(without_secret, extra))
             return ConfigError(f"{what}: {named}", hint=usage)

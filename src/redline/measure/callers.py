@@ -89,10 +89,8 @@ class BackendCaller:
 
     takes = 1
 
-    def __init__(
-        self, backend: Backend, label: str, *, is_streamed: bool = True, clock: Clock = SYSTEM
-    ) -> None:
-        self.label = label
+    def __init__(self, backend: Backend, *, is_streamed: bool, clock: Clock) -> None:
+        self.label = getattr(backend, "label", type(backend).__name__)
         self._backend = backend
         self._is_streamed = is_streamed
         self._clock = clock
@@ -146,10 +144,12 @@ def _answered(outcome: Outcome) -> Answer:
     if outcome.tried:
         tried = outcome.tried[-1]
         answer.sent_s = tried.sent_s
-        if tried.slot_s is not None and tried.eligible_s is not None:
-            answer.held_s += tried.slot_s - tried.eligible_s
-        if tried.granted_s is not None and tried.connected_s is not None:
-            answer.held_s += tried.granted_s - tried.connected_s
+        for begin_s, end_s in (
+            (tried.eligible_s, tried.slot_s),
+            (tried.connected_s, tried.granted_s),
+        ):
+            if begin_s is not None and end_s is not None:
+                answer.held_s += end_s - begin_s
     if outcome.error is not None:
         answer.kind, answer.example = outcome.error.kind, str(outcome.error)
         answer.error = outcome.error
@@ -160,35 +160,33 @@ def _answered(outcome: Outcome) -> Answer:
 
 
 class FunctionCaller:
-    """Calls a user's function with one request, or with a list of at most `takes`.
+    """Calls a user's function with one request, or with a list of at most `batch_size`.
 
-    is_of_lists: the function takes a list and returns one of the same length. A coroutine function
-    is awaited, an async generator's items are the pieces of a streamed answer, and a plain function
-    runs in one of `threads` threads.
+    A function of lists returns one of the same length. A coroutine function is awaited, an async
+    generator's items are the pieces of a streamed answer, and a plain function runs in one of
+    `threads` threads.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         *,
-        takes: int = 1,
-        is_of_lists: bool = False,
-        threads: int = 1,
-        clock: Clock = SYSTEM,
+        batch_size: int | None,
+        threads: int,
+        clock: Clock,
     ) -> None:
         self.label = getattr(function, "__qualname__", type(function).__name__)
-        self.takes = takes
+        self.takes = batch_size or 1
         self._function = function
-        self._is_of_lists = is_of_lists
+        self._is_of_lists = batch_size is not None
         self._clock = clock
         # A callable object is of the same kind as its `__call__`.
         method = function if inspect.isroutine(function) else type(function).__call__
         if isinstance(function, partial):
             method = function.func
         self._is_generator = inspect.isasyncgenfunction(method)
-        is_plain = not (self._is_generator or inspect.iscoroutinefunction(method))
         self._threads: Executor | None = None
-        if is_plain:
+        if not (self._is_generator or inspect.iscoroutinefunction(method)):
             self._threads = DaemonThreads(threads, "redline-measured")
 
     async def ask(self, requests: Sequence[Any]) -> Answer:
@@ -246,21 +244,18 @@ def _read(answer: Answer, result: Any, *, is_of_lists: bool) -> None:
     Raises ValueError if it should be a list and is not one of this length, and the error of a
     failed Outcome in it.
     """
-    parts = [result]
     if is_of_lists:
         if not isinstance(result, Sequence) or isinstance(result, str | bytes):
             raise ValueError(f"it returned {type(result).__name__} and not a list of answers")
         if len(result) != answer.weight:
             answers = counted(len(result), "answer")
             raise ValueError(f"it returned {answers} to {counted(answer.weight, 'request')}")
-        parts = list(result)
-    for part in parts:
+    for part in result if is_of_lists else [result]:
         if isinstance(part, Outcome):
             if part.error is not None:
                 raise part.error
             part = part.reply
-        tokens = _tokens(part)
-        if tokens is not None:
+        if (tokens := _tokens(part)) is not None:
             answer.input_tokens = (answer.input_tokens or 0) + tokens[0]
             answer.output_tokens = (answer.output_tokens or 0) + tokens[1]
 
@@ -270,12 +265,10 @@ def _tokens(part: Any) -> tuple[int, int] | None:
     if isinstance(part, Reply):
         return part.input_tokens or 0, part.output_tokens or 0
     usage = part.get("usage") if isinstance(part, Mapping) else getattr(part, "usage", None)
-    if usage is not None and not isinstance(usage, Mapping):
+    if not isinstance(usage, Mapping):
         usage = getattr(usage, "__dict__", None)
-    found = read_usage(usage, has_output=False) if isinstance(usage, Mapping) else None
-    if found is None:
-        return None
-    return found.input_tokens, found.output
+    found = read_usage(usage, has_output=False)
+    return None if found is None else (found.input_tokens, found.output)
 
 
 def takes_requests(handler: Any) -> bool:
@@ -307,16 +300,9 @@ def caller_of(
                 "a backend takes one request at a time",
                 hint="leave out the batch size, or give a function of a list of requests",
             )
-        label = getattr(handler, "label", type(handler).__name__)
-        return BackendCaller(handler, label, is_streamed=is_streamed, clock=clock)
+        return BackendCaller(handler, is_streamed=is_streamed, clock=clock)
     if not callable(handler):
         raise ConfigError(f"{handler!r:.100} cannot be called", hint=_FORM)
     if isinstance(handler, type):
         raise ConfigError(f"{handler.__name__} is a class, and not an object of it", hint=_FORM)
-    return FunctionCaller(
-        handler,
-        takes=batch_size or 1,
-        is_of_lists=batch_size is not None,
-        threads=threads,
-        clock=clock,
-    )
+    return FunctionCaller(handler, batch_size=batch_size, threads=threads, clock=clock)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
 from itertools import accumulate
 
 import msgspec
@@ -80,8 +79,10 @@ class Flow:
 
 def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
     """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's mean duration."""
-    cut = _cut(flow, begin_s, end_s)
-    seconds = len(cut) * flow.width_s
+    slices, width_s = flow.slices(), flow.width_s
+    first = min(round(begin_s / width_s), len(slices) - 1)
+    cut = slices[first : max(first + 1, math.ceil(end_s / width_s))]
+    seconds = len(cut) * width_s
     per_s = math.fsum(cut) / seconds
     batches = _MOST_BATCHES
     if call_s > 0:
@@ -89,16 +90,7 @@ def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
     size = len(cut) // batches if batches >= _LEAST_BATCHES else 0
     if not size or math.fsum(cut) < _LEAST_A_BATCH * batches:
         return Rate(per_s)
-    means = [math.fsum(cut[at * size : (at + 1) * size]) for at in range(batches)]
-    means = [mean / (size * flow.width_s) for mean in means]
-    middle = math.fsum(means) / batches
-    variance = math.fsum((mean - middle) ** 2 for mean in means) / (batches - 1)
-    return Rate(per_s, _T[batches - 1] * math.sqrt(variance / batches))
-
-
-def _cut(flow: Flow, begin_s: float, end_s: float) -> Sequence[float]:
-    """Returns the slices between two times, one or more."""
-    first = round(begin_s / flow.width_s)
-    slices = flow.slices()
-    first = min(first, len(slices) - 1)
-    return slices[first : max(first + 1, math.ceil(end_s / flow.width_s))]
+    sums = [math.fsum(cut[at * size : (at + 1) * size]) for at in range(batches)]
+    middle = math.fsum(sums) / batches
+    variance = math.fsum((each - middle) ** 2 for each in sums) / (batches - 1)
+    return Rate(per_s, _T[batches - 1] * math.sqrt(variance / batches) / (size * width_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
@@ -69,14 +70,11 @@ class Load:
         self._clock = clock
         self._begun_s = begun_s
         self._end_s = begun_s + plan.duration_s
-        self._sent = 0
+        # The requests that the plan still allows.
+        self._left = sys.maxsize if plan.most is None else plan.most
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._places = asyncio.Semaphore(plan.concurrency)
-        self._full_s: float | None = None
-        self._answered_s = 0.0
-        self._unsent = self._cut = 0
-        self._is_stopped = self._is_interrupted = False
-        self._why = ""
+        self._ended = Ended()
         self._makers: list[asyncio.Task[None]] = []
         # An exception of a call, which is a defect: no call should raise.
         self._defect: BaseException | None = None
@@ -101,36 +99,30 @@ class Load:
             self._is_over()
             while self._tasks:
                 await asyncio.wait(self._tasks)
-            raised = [one for one in results if isinstance(one, Exception)]
-            if (error := self._defect or next(iter(raised), None)) is not None:
-                raise error
+            for one in (self._defect, *results):
+                if isinstance(one, Exception):
+                    raise one
         finally:
             warming.cancel()
             self._watch.stop()
-            for task in (*self._makers, *self._tasks):
-                task.cancel()
-        full_s = self._since(self._begun_s if self._full_s is None else self._full_s)
-        return Ended(
-            full_s=full_s,
-            answered_s=max(self._answered_s, full_s),
-            unsent=self._unsent,
-            cut=self._cut,
-            why=self._why,
-            is_interrupted=self._is_interrupted,
-        )
+            self._cancel()
+        return self._ended
 
     def interrupt(self) -> None:
         """Stops making calls, and cancels those in flight."""
-        self._is_interrupted = True
+        self._ended.is_interrupted = True
         self._stop("it was interrupted")
+        self._cancel()
+
+    def _cancel(self) -> None:
         for task in (*self._makers, *self._tasks):
             task.cancel()
 
     def _stop(self, why: str) -> None:
         """Stops making calls. Those in flight continue."""
-        if self._is_stopped:
+        if self._ended.why:
             return
-        self._is_stopped, self._why = True, why
+        self._ended.why = why or "it was stopped"
         self._is_over()
         if self._plan.schedule is not None:
             for task in self._makers:
@@ -138,35 +130,27 @@ class Load:
 
     def _is_over(self) -> None:
         """Records when the load is no longer kept up."""
-        if self._full_s is None:
-            self._full_s = min(self._clock.now_s(), self._end_s)
+        if self._ended.full_s == math.inf:
+            self._ended.full_s = min(self._clock.now_s(), self._end_s) - self._begun_s
             self._watch.stop()
 
     async def _warm_up(self) -> None:
         """Restarts the watch when the warm-up is over."""
         self._watch.start()
         await asyncio.sleep(self._plan.warm_up_s)
-        if self._full_s is None:
+        if self._ended.full_s == math.inf:
             self._watch.start()
-
-    def _since(self, at_s: float) -> float:
-        return at_s - self._begun_s
-
-    def _left(self) -> int:
-        """Returns how many more requests the plan allows."""
-        most = sys.maxsize if self._plan.most is None else self._plan.most
-        return most - self._sent
 
     def _take(self, most: int) -> list[Any]:
         """Returns the next requests, at most this many; none if there are no more."""
-        taken = list(islice(self._requests, most))
-        self._sent += len(taken)
+        taken = list(islice(self._requests, min(most, self._left)))
+        self._left -= len(taken)
         return taken
 
     async def _user(self) -> None:
         """Makes one call after the other."""
-        while not self._is_stopped and (now_s := self._clock.now_s()) < self._end_s:
-            requests = self._take(min(self._caller.takes, self._left()))
+        while not self._ended.why and (now_s := self._clock.now_s()) < self._end_s:
+            requests = self._take(self._caller.takes)
             if not requests:
                 self._is_over()
                 return
@@ -191,7 +175,7 @@ class Load:
             if times[0] >= self._plan.duration_s:
                 await self._until(self._end_s)
                 break
-            times = times[: self._left()]
+            times = times[: self._left]
             if not times:
                 break
             due_s = self._begun_s + times[-1]
@@ -223,9 +207,9 @@ class Load:
 
     def _count_unsent(self, times: Iterable[float]) -> None:
         """Counts the requests of these times as not made, if they are due in the window."""
-        plan, most = self._plan, min(self._left(), _MOST_COUNTED)
+        plan, most = self._plan, min(self._left, _MOST_COUNTED)
         due = takewhile(lambda at_s: at_s < plan.duration_s, times)
-        self._unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
+        self._ended.unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
 
     def _forget(self, task: asyncio.Task[Answer]) -> None:
         self._tasks.discard(task)
@@ -244,13 +228,13 @@ class Load:
             answer = await self._caller.ask(requests)
         except asyncio.CancelledError:
             if scheduled_s - self._begun_s >= self._plan.warm_up_s:
-                self._cut += len(requests)
+                self._ended.cut += len(requests)
             tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:
             self.in_flight -= 1
         done_s = clock.now_s()
-        self._answered_s = max(self._answered_s, self._since(done_s))
+        self._ended.answered_s = max(self._ended.answered_s, done_s - self._begun_s)
         if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
             # A call that the budget does not allow is not a failure of the target.
             tally.add(scheduled_s, begun_s, done_s, answer)

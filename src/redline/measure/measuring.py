@@ -6,10 +6,11 @@ import asyncio
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import RedlineError
@@ -17,7 +18,7 @@ from redline.measure.callers import Answer, Caller
 from redline.measure.figures import Figures
 from redline.measure.knee import levels, rises_no_more
 from redline.measure.load import Load, Plan
-from redline.measure.resources import Watch, bottleneck
+from redline.measure.resources import Watch
 from redline.measure.slo import Objective
 from redline.measure.tally import Tally
 
@@ -63,17 +64,15 @@ async def measured(what: Measuring, plan: Plan, requests: Iterator[Any]) -> Figu
     ended = await load.run()
     if load.stopped is not None and not tally.succeeded:
         raise load.stopped
-    use = watch.use()
     figures = tally.figures(what.target, what.words, plan.concurrency, ended)
-    reason = bottleneck(use, figures.ttft or figures.latency)
     fill = None
     if what.caller.takes > 1:
         fill = tally.batch_fill()
     elif plan.schedule is None:
         fill = min(1.0, figures.in_flight / plan.concurrency)
-    return msgspec.structs.replace(
+    return replace(
         figures,
-        client=msgspec.structs.replace(use, bottleneck=reason),
+        client=watch.use(figures.ttft or figures.latency),
         gpu_utilization=watch.gpu_utilization,
         batch_efficiency=fill,
     )
@@ -85,18 +84,15 @@ async def swept(what: Measuring, plan: Plan, requests: Iterator[Any]) -> AsyncIt
     Each takes the plan's duration; `most` applies to all together. Ends when throughput stops
     rising, the requests are used up, or a level ended before its time.
     """
-    done = list[Figures]()
-    left = plan.most
+    done, left = list[Figures](), plan.most
     for level in levels(plan.concurrency):
-        one = msgspec.structs.replace(plan, concurrency=level, most=left, schedule=None)
+        one = replace(plan, concurrency=level, most=left, schedule=None)
         figures = await measured(what, one, requests)
         done.append(figures)
         yield figures
         if left is not None:
             left -= figures.warm_up + figures.scheduled
-            if left <= 0:
-                return
-        if figures.ended or rises_no_more(done):
+        if figures.ended or rises_no_more(done) or (left is not None and left <= 0):
             return
 
 
@@ -130,16 +126,11 @@ class Interrupts:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
+        with ExitStack() as stack:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(number, lambda *_: self.interrupt())
+                stack.callback(signal.signal, number, before)
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        self.interrupt()
 
 
 def in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:

@@ -6,7 +6,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from importlib import import_module
+from operator import sub
 from typing import Any
+
+from msgspec.structs import replace
 
 from redline.clock import SYSTEM, Clock
 from redline.measure.figures import ClientUse
@@ -26,16 +29,17 @@ class Watch:
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._lag = Spread()
-        self.late = Spread()
         self._tasks: list[asyncio.Task[None]] = []
-        self._gpu_sum, self._gpu_count = 0.0, 0
         self._begun = self._ended = (0.0, 0.0, 0.0)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._lag, self.late = Spread(), Spread()
+        self._gpu_sum, self._gpu_count = 0.0, 0
 
     def start(self) -> None:
         """Starts observing; a later call starts over, as at the end of the warm-up."""
-        self._lag, self.late = Spread(), Spread()
-        self._gpu_sum, self._gpu_count = 0.0, 0
+        self._clear()
         self._begun = _used(self._clock)
         if not self._tasks:
             work = (self._watch_loop(), self._watch_gpus())
@@ -49,17 +53,16 @@ class Watch:
             task.cancel()
         self._tasks = []
 
-    def use(self) -> ClientUse:
-        """Returns the measurements from the last start to the stop, without a bottleneck."""
-        thread_s, process_s, wall_s = (
-            after - before for before, after in zip(self._begun, self._ended, strict=True)
-        )
-        return ClientUse(
+    def use(self, typical: Quantiles | None) -> ClientUse:
+        """Returns the measurements from the last start to the stop. typical: as in `bottleneck`."""
+        thread_s, process_s, wall_s = map(sub, self._ended, self._begun)
+        use = ClientUse(
             cpu=thread_s / wall_s if wall_s > 0 else 0.0,
             process_cpu=process_s / wall_s if wall_s > 0 else 0.0,
             loop_lag_s=self._lag.quantile(0.99),
             late_s=self.late.quantile(0.99),
         )
+        return replace(use, bottleneck=bottleneck(use, typical))
 
     @property
     def gpu_utilization(self) -> float | None:

@@ -25,10 +25,8 @@ class Objective(msgspec.Struct, frozen=True):
     most_s: float
 
     def __str__(self) -> str:
-        is_short = self.most_s < 1
-        return f"{self.figure}<{1000 * self.most_s if is_short else self.most_s:g}" + (
-            "ms" if is_short else "s"
-        )
+        most = f"{1000 * self.most_s:g}ms" if self.most_s < 1 else f"{self.most_s:g}s"
+        return f"{self.figure}<{most}"
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.measure.figures import Figures
@@ -16,33 +16,44 @@ _WAITED_SHARE = 0.05
 _EXAMPLE_CHARS = 300
 
 
-def figures_lines(figures: Figures) -> list[str]:
-    """Returns the lines for everything that was measured."""
-    lines = [
+def figures_lines(figures: Figures) -> Iterator[str]:
+    """Yields the lines for everything that was measured."""
+    took = f"{figures.seconds:.1f} s" if figures.seconds >= 1 else _time(figures.seconds)
+    warm_up = f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
+    yield (
         f"requests    {_rate(figures.requests)} requests/s: {figures.succeeded:,} succeeded, "
-        f"{figures.failed:,} failed in {_seconds(figures.seconds)}{_warm_up(figures)}",
-        *_token_lines(figures),
-        f"in flight   {figures.in_flight:.1f} on average{_cost(figures)}",
-        *_gpu_lines(figures),
-        *_goodput_lines(figures),
-        "",
-        *_times(figures),
-    ]
-    lines += [
-        f"failed: {failure.count:,} {failure.kind}, such as: {failure.example:.{_EXAMPLE_CHARS}}"
-        for failure in figures.failures
-    ]
-    return [*lines, *(f"note: {note}" for note in notes(figures))]
+        f"{figures.failed:,} failed in {took}{warm_up}"
+    )
+    if figures.output_tokens_per_s is not None:
+        yield (
+            f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
+            f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
+        )
+    spent = ""
+    if figures.spent_usd is not None:
+        spent = f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"
+    yield f"in flight   {figures.in_flight:.1f} on average{spent}"
+    if figures.gpu_utilization is not None:
+        yield f"GPU         {figures.gpu_utilization:.0%} busy on this machine"
+    if (good := figures.goodput) is not None:
+        yield (
+            f"goodput     {_rate(good.rate)} requests/s within {good.objectives}: "
+            f"{good.share:.1%} of requests"
+        )
+    yield ""
+    yield from _times(figures)
+    for one in figures.failures:
+        yield f"failed: {one.count:,} {one.kind}, such as: {one.example:.{_EXAMPLE_CHARS}}"
+    for note in _notes(figures):
+        yield f"note: {note}"
 
 
-def notes(figures: Figures) -> list[str]:
-    """Returns the notes that a reader of the figures needs."""
-    found = list[str]()
-    client = figures.client
-    if client is not None and client.bottleneck:
-        found.append(f"this client is the bottleneck: {client.bottleneck}")
+def _notes(figures: Figures) -> Iterator[str]:
+    """Yields the notes that a reader of the figures needs."""
+    if client := _bottleneck(figures):
+        yield f"this client is the bottleneck: {client}"
     if figures.unsent:
-        found.append(
+        yield (
             f"{counted(figures.unsent, 'request')} of {figures.scheduled:,} could not be made in "
             "time: the target does not keep up with this rate, and latencies grow with the "
             "duration"
@@ -50,124 +61,83 @@ def notes(figures: Figures) -> list[str]:
     waited = figures.waited
     latency_s = 0.0 if figures.latency is None else figures.latency.p50_s
     if waited is not None and latency_s and waited.p50_s > _WAITED_SHARE * latency_s:
-        found.append(
+        yield (
             f"limits of this client held requests back, typically {_time(waited.p50_s)}: "
             "the throughput is that of the limits"
         )
     if figures.is_token_count_estimated:
-        found.append("answers without a usage are counted by their chunks, one token each")
+        yield "answers without a usage are counted by their chunks, one token each"
     spreads = (figures.latency, figures.ttft, figures.inter_token, figures.tpot)
     if error := max((one.error for one in spreads if one is not None), default=0.0):
-        found.append(f"quantiles are within {error:.0%} of the exact ones")
+        yield f"quantiles are within {error:.0%} of the exact ones"
     if figures.cut:
-        found.append(f"{counted(figures.cut, 'request')} in flight were dropped")
+        yield f"{counted(figures.cut, 'request')} in flight were dropped"
     if figures.ended:
-        found.append(f"the load ended before its time: {figures.ended}")
-    return found
+        yield f"the load ended before its time: {figures.ended}"
 
 
-def _warm_up(figures: Figures) -> str:
-    return f", after {figures.warm_up:,} in the warm-up" if figures.warm_up else ""
+def _bottleneck(figures: Figures) -> str:
+    """Returns why the figures are this client's own; empty if they are not."""
+    return "" if figures.client is None else figures.client.bottleneck
 
 
-def _token_lines(figures: Figures) -> list[str]:
-    if figures.output_tokens_per_s is None:
-        return []
-    return [
-        f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
-        f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
-    ]
-
-
-def _cost(figures: Figures) -> str:
-    if figures.spent_usd is None:
-        return ""
-    return f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"
-
-
-def _gpu_lines(figures: Figures) -> list[str]:
-    if figures.gpu_utilization is None:
-        return []
-    return [f"GPU         {figures.gpu_utilization:.0%} busy on this machine"]
-
-
-def _goodput_lines(figures: Figures) -> list[str]:
-    good = figures.goodput
-    if good is None:
-        return []
-    return [
-        f"goodput     {_rate(good.rate)} requests/s within {good.objectives}: "
-        f"{good.share:.1%} of requests"
-    ]
-
-
-def _times(figures: Figures) -> list[str]:
-    rows = [
-        (name, found)
-        for name, found in (
-            ("latency", figures.latency),
-            ("first token", figures.ttft),
-            ("between tokens", figures.inter_token),
-            ("per token", figures.tpot),
-        )
-        if found is not None
-    ]
-    if not rows:
-        return []
-    head = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
-    return [head.format("", "p50", "p95", "p99", "mean", "max")] + [
-        head.format(name, *map(_time, (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)))
-        for name, one in rows
-    ]
+def _times(figures: Figures) -> Iterator[str]:
+    line = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
+    head = line.format("", "p50", "p95", "p99", "mean", "max")
+    for name, one in (
+        ("latency", figures.latency),
+        ("first token", figures.ttft),
+        ("between tokens", figures.inter_token),
+        ("per token", figures.tpot),
+    ):
+        if one is not None:
+            if head:
+                yield head
+            head = ""
+            times_s = (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)
+            yield line.format(name, *map(_time, times_s))
 
 
 def level_lines(measured: Sequence[Figures]) -> list[str]:
     """Returns the header of the table of levels, and a line for each level."""
-    lines = [
-        _LEVEL.format(*("in flight", "requests/s", "tokens/s", "p50", "p99", "first p50", "failed"))
-    ]
-    for one in measured:
-        tokens = one.output_tokens_per_s
-        latency, ttft = one.latency, one.ttft
-        lines.append(
-            _LEVEL.format(
-                one.concurrency,
-                _rate(one.requests),
-                "-" if tokens is None else f"{tokens:,.0f}",
-                "-" if latency is None else _time(latency.p50_s),
-                "-" if latency is None else _time(latency.p99_s),
-                "-" if ttft is None else _time(ttft.p50_s),
-                f"{one.failed:,}",
-            )
-        )
-    return lines
+    head = _LEVEL.format("in flight", "requests/s", "tokens/s", "p50", "p99", "first p50", "failed")
+    return [head, *map(_level_line, measured)]
 
 
-def knee_lines(knee: Knee, measured: Sequence[Figures]) -> list[str]:
-    """Returns the lines about the knee: the level, the rule, and how certain it is."""
+def _level_line(one: Figures) -> str:
+    tokens, latency, ttft = one.output_tokens_per_s, one.latency, one.ttft
+    return _LEVEL.format(
+        one.concurrency,
+        _rate(one.requests),
+        "-" if tokens is None else f"{tokens:,.0f}",
+        "-" if latency is None else _time(latency.p50_s),
+        "-" if latency is None else _time(latency.p99_s),
+        "-" if ttft is None else _time(ttft.p50_s),
+        f"{one.failed:,}",
+    )
+
+
+def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
+    """Yields the lines about the knee: the level, the rule, and how certain it is."""
     found = next(one for one in measured if one.concurrency == knee.concurrency)
-    lines = [
+    yield (
         f"knee: {knee.concurrency:,} in flight, {_rate(found.requests)} requests/s: the smallest "
         f"level with {ENOUGH:.0%} of the best"
-    ]
+    )
     if knee.best != knee.concurrency:
-        lines.append(f"({knee.share:.0%} of that of {knee.best:,} in flight)")
+        yield f"({knee.share:.0%} of that of {knee.best:,} in flight)"
     if knee.unsure:
         shown = ", ".join(f"{level:,}" for level in knee.unsure)
-        lines.append(
+        yield (
             f"note: {shown} may be enough as well, given the intervals: a longer duration would "
             "show"
         )
     if knee.is_open:
-        lines.append("note: throughput still rose at the highest level that was measured")
+        yield "note: throughput still rose at the highest level that was measured"
     for one in measured:
-        if one.client is not None and one.client.bottleneck:
-            lines.append(
-                f"note: at {one.concurrency:,} in flight this client is the bottleneck: "
-                f"{one.client.bottleneck}"
-            )
+        if client := _bottleneck(one):
+            yield f"note: at {one.concurrency:,} in flight this client is the bottleneck: {client}"
             break
-    return lines
 
 
 def _rate(found: Rate) -> str:
@@ -175,10 +145,6 @@ def _rate(found: Rate) -> str:
     places = 0 if found.per_s >= 1000 else 1 if found.per_s >= 10 else 2
     shown = f"{found.per_s:,.{places}f}"
     return shown if found.error is None else f"{shown} ± {found.error:,.{places}f}"
-
-
-def _seconds(value_s: float) -> str:
-    return f"{value_s:.1f} s" if value_s >= 1 else _time(value_s)
 
 
 def _time(value_s: float) -> str:

@@ -128,14 +128,10 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         interrupts: Interrupts | None,
     ) -> Self:
         _check(options, duration_s)
-        batch_size = options.get("batch_size")
-        usual = USUAL_CONCURRENCY if batch_size is None else 1
-        if options.get("rate_per_s") is not None:
-            usual = SCHEDULE_CONCURRENCY
-        plan = _plan(options, duration_s, usual)
+        plan = _plan(options, duration_s)
         caller = caller_of(
             handler,
-            batch_size=batch_size,
+            batch_size=options.get("batch_size"),
             threads=plan.concurrency,
             is_streamed=options.get("stream", True),
         )
@@ -151,10 +147,9 @@ class ThroughputMetrics(Figures, frozen=True, kw_only=True):
         finally:
             caller.close()
         found = cls(**{name: getattr(figures, name) for name in figures.__struct_fields__})
-        think_s = options.get("think_time_s", 0.0)
-        if found.concurrent_users is None or not think_s:
+        if found.concurrent_users is None:
             return found
-        users = found.concurrent_users + found.requests_per_s * think_s
+        users = found.concurrent_users + found.requests_per_s * options.get("think_time_s", 0.0)
         return msgspec.structs.replace(found, concurrent_users=users)
 
 
@@ -170,14 +165,15 @@ def load_words(plan: Plan, rate_per_s: float | None, arrivals: str | None) -> st
 
 def checked_plan(plan: Plan) -> Plan:
     """Returns the plan. Raises ConfigError if it is not valid."""
-    if not 0 < plan.duration_s <= _LONGEST_S:
-        raise ConfigError(f"the duration must be above 0 s, not {plan.duration_s:g} s")
-    if plan.warm_up_s < 0:
-        raise ConfigError(f"the warm-up must be 0 s or more, not {plan.warm_up_s:g} s")
-    if plan.warm_up_s >= plan.duration_s:
+    duration_s, warm_up_s = plan.duration_s, plan.warm_up_s
+    if not 0 < duration_s <= _LONGEST_S:
+        raise ConfigError(f"the duration must be above 0 s, not {duration_s:g} s")
+    if warm_up_s < 0:
+        raise ConfigError(f"the warm-up must be 0 s or more, not {warm_up_s:g} s")
+    if warm_up_s >= duration_s:
         raise ConfigError(
-            f"the warm-up of {plan.warm_up_s:g} s leaves nothing of the duration of "
-            f"{plan.duration_s:g} s to be measured",
+            f"the warm-up of {warm_up_s:g} s leaves nothing of the duration of {duration_s:g} s to "
+            "be measured",
             hint="the warm-up is the first part of the duration: make that longer",
         )
     if not 1 <= plan.concurrency <= MOST_CONCURRENCY:
@@ -199,9 +195,11 @@ def schedule_of(rate_per_s: float, arrivals: str, seed: int) -> Iterator[float]:
     return poisson(rate_per_s, seed) if arrivals == "poisson" else constant(rate_per_s)
 
 
-def _plan(options: LoadOptions, duration_s: float, usual: int) -> Plan:
+def _plan(options: LoadOptions, duration_s: float) -> Plan:
     rate_per_s, schedule = options.get("rate_per_s"), None
+    usual = USUAL_CONCURRENCY if options.get("batch_size") is None else 1
     if rate_per_s is not None:
+        usual = SCHEDULE_CONCURRENCY
         arrivals = options.get("arrivals", ARRIVALS[0])
         schedule = schedule_of(rate_per_s, arrivals, options.get("seed", 0))
     elif "arrivals" in options:
@@ -228,20 +226,20 @@ def _check(options: LoadOptions, duration_s: float) -> None:
             )
         if name in _COUNTS and (not isinstance(value, int) or value < 1):
             raise ConfigError(f"{name} must be a whole number of at least 1, not {value!r}")
-        if name in _NUMBERS and not _is_number(value):
-            raise ConfigError(f"{name} must be a number, not {value!r}")
+        if name in _NUMBERS:
+            _check_number(name, value)
         kind, words = _OTHERS.get(name, (object, ""))
         if not isinstance(value, kind):
             raise ConfigError(f"{name} must be {words}, not {value!r}")
-    if not _is_number(duration_s):
-        raise ConfigError(f"duration_s must be a number, not {duration_s!r}")
+    _check_number("duration_s", duration_s)
     if (think_s := options.get("think_time_s", 0.0)) < 0:
         raise ConfigError(f"think_time_s must be 0 s or more, not {think_s:g} s")
 
 
-def _is_number(value: object) -> bool:
-    """Returns whether the value is a finite number."""
-    return isinstance(value, int | float) and -math.inf < value < math.inf
+def _check_number(name: str, value: object) -> None:
+    """Raises ConfigError for anything but a finite number."""
+    if not isinstance(value, int | float) or not -math.inf < value < math.inf:
+        raise ConfigError(f"{name} must be a number, not {value!r}")
 
 
 def _endless(requests: Iterable[Any]) -> Iterator[Any]:

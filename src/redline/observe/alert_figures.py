@@ -6,6 +6,7 @@ data, or while it has no meaning: a run without rows to send is not slow.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -46,9 +47,7 @@ def tokens_per_s(seen: Seen, span_s: float) -> float | None:
 def tokens_of_best(seen: Seen, span_s: float) -> float | None:
     """Tokens per second now, divided by those of the best minute."""
     now = tokens_per_s(seen, span_s)
-    if now is None or seen.best_tokens_per_s <= 0:
-        return None
-    return now / seen.best_tokens_per_s
+    return now / seen.best_tokens_per_s if now is not None and seen.best_tokens_per_s else None
 
 
 def error_rate(seen: Seen, span_s: float) -> float | None:
@@ -60,8 +59,7 @@ def error_rate(seen: Seen, span_s: float) -> float | None:
 
 def errors_lately(seen: Seen, span_s: float) -> dict[str, int]:
     """Failed attempts by kind, most first."""
-    errors = errors_of(_lately(seen.windows, span_s))
-    return dict(errors.most_common())
+    return dict(errors_of(_lately(seen.windows, span_s)).most_common())
 
 
 def batch_efficiency(seen: Seen, span_s: float) -> float | None:
@@ -94,45 +92,38 @@ def budget_burn(seen: Seen, span_s: float) -> float | None:
 
     Assumes that further rows cost as much as those of the last minute, whatever span_s is.
     """
-    last = seen.windows[-1].totals
-    found = _lately(seen.windows, _COST_S)
-    if not found or not last.is_exact:
+    last, found = seen.windows[-1].totals, _lately(seen.windows, _COST_S)
+    rows = sum(window.done + window.failed for window in found[1:])
+    if not last.is_exact or rows < _LEAST:
         return None
-    first, *others = found
-    rows = sum(window.done + window.failed for window in others)
-    if rows < _LEAST:
-        return None
-    shares = []
-    for budget, now, then in (
-        (seen.budget_usd, last.spent_usd, first.totals.spent_usd),
-        (seen.budget_tokens, last.spent_tokens, first.totals.spent_tokens),
-    ):
-        if budget and now is not None and then is not None:
-            shares.append((now + (now - then) / rows * last.left) / budget)
-    return max(shares, default=None)
+    first = found[0].totals
+    spent = (
+        (seen.budget_usd, last.spent_usd, first.spent_usd),
+        (seen.budget_tokens, last.spent_tokens, first.spent_tokens),
+    )
+    return max(
+        (
+            (now + (now - then) / rows * last.left) / budget
+            for budget, now, then in spent
+            if budget and now is not None and then is not None
+        ),
+        default=None,
+    )
 
 
 def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:
     """The windows of `span_s` that end `before_s` ago; none if they cover too little of it."""
     end_s = windows[-1].end_s - before_s
-    found: list[Window] = []
-    for window in reversed(windows):
-        if window.begin_s >= end_s:
-            continue
-        if window.end_s <= end_s - span_s:
-            break
-        found.append(window)
-    found.reverse()
-    covered_s = sum(window.span_s for window in found)
-    return found if covered_s >= _LEAST_OF * span_s else []
+    begin = bisect_right(windows, end_s - span_s, key=lambda window: window.end_s)
+    end = bisect_left(windows, end_s, key=lambda window: window.begin_s)
+    found = list(windows[begin:end])
+    return found if sum(window.span_s for window in found) >= _LEAST_OF * span_s else []
 
 
 def _rate(seen: Seen, span_s: float, count: Callable[[Window], int]) -> float | None:
     """Counts per second; None without windows, or if most samples had no row to send."""
     found = _at_work(seen, span_s)
-    if not found:
-        return None
-    return sum(map(count, found)) / sum(window.span_s for window in found)
+    return sum(map(count, found)) / sum(window.span_s for window in found) if found else None
 
 
 def _use(seen: Seen, span_s: float) -> ServerUse:

@@ -14,9 +14,11 @@ The end of a run ends all of its alerts.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.observe.alert_figures import BEST_S, Seen, tokens_per_s
 from redline.observe.alert_rules import KNOWN_RULES, Rule
@@ -48,17 +50,16 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.what}; {self.advice}"
 
 
-class _State:
+class _State(msgspec.Struct):
     """The state of one rule.
 
     beyond_s, within_s: since when its figure is beyond the threshold, or within it; None if it is
     not.
     """
 
-    def __init__(self) -> None:
-        self.beyond_s: float | None = None
-        self.within_s: float | None = None
-        self.alert: Alert | None = None
+    beyond_s: float | None = None
+    within_s: float | None = None
+    alert: Alert | None = None
 
 
 class Alerts:
@@ -72,8 +73,7 @@ class Alerts:
         budget_tokens: int | None = None,
     ) -> None:
         self._rules = [(rule, _State()) for rule in rules]
-        self._budget_usd = budget_usd
-        self._budget_tokens = budget_tokens
+        self._seen = partial(Seen, budget_usd=budget_usd, budget_tokens=budget_tokens)
         self._best = 0.0
         self._count = 0
 
@@ -84,12 +84,7 @@ class Alerts:
 
     def note(self, windows: Sequence[Window]) -> list[Alert]:
         """The alerts that begin or end with the last of these windows of the run."""
-        seen = Seen(
-            windows=windows,
-            best_tokens_per_s=self._best,
-            budget_usd=self._budget_usd,
-            budget_tokens=self._budget_tokens,
-        )
+        seen = self._seen(windows=windows, best_tokens_per_s=self._best)
         self._best = max(self._best, tokens_per_s(seen, BEST_S) or 0.0)
         found = (self._step(rule, state, seen) for rule, state in self._rules)
         return [alert for alert in found if alert is not None]
@@ -109,11 +104,10 @@ class Alerts:
             state.within_s = None
             if state.beyond_s is None:
                 state.beyond_s = window.begin_s if alert is None else alert.since_s
-            lasts_s = now_s - state.beyond_s
-            beyond = f"{known.beyond(rule.threshold)} for {lasts_s:.0f} s"
-            what = f"{known.what} {beyond}: {known.shown(value)}"
+            lasts_s, beyond = now_s - state.beyond_s, known.beyond(rule.threshold)
+            what = f"{known.what} {beyond} for {lasts_s:.0f} s: {known.shown(value)}"
             if alert is not None:
-                state.alert = msgspec.structs.replace(alert, value=value, what=what)
+                state.alert = replace(alert, value=value, what=what)
                 return None
             if lasts_s < rule.for_s:
                 return None
@@ -132,11 +126,9 @@ class Alerts:
             )
             return state.alert
         state.beyond_s = None
-        if alert is None:
-            return None
         if state.within_s is None:
             state.within_s = window.begin_s
-        if now_s - state.within_s < rule.for_s:
+        if alert is None or now_s - state.within_s < rule.for_s:
             return None
         state.alert = state.within_s = None
         shown = "unknown" if value is None else known.shown(value)
@@ -146,4 +138,4 @@ class Alerts:
 def _ended(alert: Alert, value: float, now_s: float, how: str) -> Alert:
     known = KNOWN_RULES[alert.rule]
     what = f"{known.what} no longer {known.beyond(alert.threshold)}: {how}"
-    return msgspec.structs.replace(alert, state="ended", value=value, at_s=now_s, what=what)
+    return replace(alert, state="ended", value=value, at_s=now_s, what=what)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import heapq
 import math
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Sequence
 
 from redline.observe.causes import Binding, Cause
@@ -131,14 +132,12 @@ class _Run:
         self._windows = windows
         self._first = merged_sketches(window.first for window in windows)
         self._later = [without(window.latency, window.first) for window in windows]
-        self._answered = [
-            place
-            for place, window in enumerate(windows)
-            if self._later[place].pairs and _is_full(window)
-        ]
-        self._at_level = dict[int, list[int]]()
-        for place in self._answered:
-            self._at_level.setdefault(_level_of(windows[place].in_flight), []).append(place)
+        self._answered = list[int]()
+        self._at_level = defaultdict[int, list[int]](list)
+        for place, window in enumerate(windows):
+            if self._later[place].pairs and _is_full(window):
+                self._answered.append(place)
+                self._at_level[_level_of(window.in_flight)].append(place)
         # With one number of slots, that of calls in flight differs by chance alone.
         is_searched = len({_level_of(windows[place].slots) for place in self._answered}) > 1
         # Answers, and seconds.
@@ -153,26 +152,19 @@ class _Run:
 
     def binding(self, index: int) -> Binding:
         window = self._windows[index]
-        cause, what, evidence = self._found(index, window)
-        return Binding(
-            cause=cause,
-            what=what,
-            evidence=evidence,
-            begin_s=window.begin_s,
-            end_s=window.end_s,
-        )
+        return Binding(*self._found(index, window), window.begin_s, window.end_s)
 
     def _found(self, index: int, window: Window) -> Found:
         if (halted := _halted(window)) is not None:
             return halted
         held, share = _most(window)
         if held is None:
-            return Cause.UNDETERMINED, "undetermined", "the state of the run was not sampled"
+            return _undetermined("the state of the run was not sampled")
         is_limited = held in ("limit", "budget") and share >= _MOST_OF
         if not is_limited and (busy := _busy_client(window)) is not None:
             return busy
         if share < _LEAST_SHARE:
-            return Cause.UNDETERMINED, "undetermined", _mixture(window)
+            return _undetermined(_mixture(window))
         if held == "slots":
             return self._full_or_saturated(index, window)
         if held == "limit":
@@ -191,18 +183,17 @@ class _Run:
             waiting = counted(round(window.waiting), "waits for its", "wait for their")
             full += f", {waiting} turn by a rate limit that is not used up"
         later = self._latency_around(index)
-        if not self._first.count or not later.count:
-            evidence = f"{full}, and too few are answered to say whether more would bring more"
-            return Cause.UNDETERMINED, "undetermined", evidence
+        if not self._first.pairs or not later.pairs:
+            return _undetermined(
+                f"{full}, and too few are answered to say whether more would bring more"
+            )
         saturated = self._saturated(index, later)
-        if saturated is not None:
-            return Cause.ENDPOINT, "the endpoint", f"{full}, and {saturated}"
-        before = self._latest_saturated(index)
-        if before is not None:
+        if saturated is None and (before := self._latest_saturated(index)) is not None:
             before_s = window.begin_s - before.begin_s
             more = f"{before.in_flight:,.0f} of them waited for each other"
-            evidence = f"{full}, and {before_s:.0f} s before {more} at the endpoint"
-            return Cause.ENDPOINT, "the endpoint", evidence
+            saturated = f"{before_s:.0f} s before {more} at the endpoint"
+        if saturated is not None:
+            return Cause.ENDPOINT, "the endpoint", f"{full}, and {saturated}"
         evidence = f"{full}, rows wait, and answers take no longer than at first"
         return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
 
@@ -290,6 +281,10 @@ class _Run:
         return merged_sketches(found)
 
 
+def _undetermined(evidence: str) -> Found:
+    return Cause.UNDETERMINED, "undetermined", evidence
+
+
 def _level_of(calls: float) -> int:
     return round(math.log(max(1.0, calls)) / _LEVEL)
 
@@ -336,18 +331,15 @@ def _busy_client(window: Window) -> Found | None:
 
 def _limits(window: Window, share: float) -> Found:
     held = [use for use in window.limits if use.held]
+    samples = f"in {100 * share:.0f} % of samples"
     if not held:
-        return (
-            Cause.LIMIT,
-            "a rate limit",
-            f"calls wait for their grant in {100 * share:.0f} % of samples",
-        )
+        return Cause.LIMIT, "a rate limit", f"calls wait for their grant {samples}"
     near = [use for use in held if _is_near(use, held[0], window.end_s)]
     what = " and ".join(use.name for use in near)
     calls = counted(max(1, round(window.waiting)), "call waits", "calls wait")
     waiting = f"{calls} for {'it' if len(near) == 1 else 'them'}"
     used = ", ".join(f"{use.used:,} of {use.count:,} in {use.window_s:g} s" for use in near)
-    return Cause.LIMIT, what, f"{waiting}, in {100 * share:.0f} % of samples (used: {used})"
+    return Cause.LIMIT, what, f"{waiting}, {samples} (used: {used})"
 
 
 def _has_spare(window: Window) -> bool:
@@ -398,8 +390,7 @@ def _growth(first: Sketch, later: Sketch, q: float) -> tuple[float, float, float
     place = max(1, round((count + 1) * q))
     alone_s = first.ranked_s(place - 1)
     now_s = _lower_s(later, place / (count + 1))
-    quartiles = [_lower_s(later, part) for part in (0.25, 0.75)]
-    deviation = math.log(quartiles[1] / quartiles[0]) / _QUARTILES
+    deviation = math.log(_lower_s(later, 0.75) / _lower_s(later, 0.25)) / _QUARTILES
     error = _QUARTILE_ERROR * deviation * math.sqrt(1 / count + 1 / later.count)
     return alone_s, now_s, _ERRORS * error
 
@@ -412,8 +403,8 @@ def _lower_s(sketch: Sketch, q: float) -> float:
 def _evidence(held: Holder, window: Window, share: float) -> str:
     cause, _, what = _HELD[held]
     if held == "rest":
-        left = f", and the last calls are in flight: {window.in_flight:,.0f}"
-        return f"{what}{left if window.in_flight >= 0.5 else ''}"
+        left = window.in_flight
+        return f"{what}, and the last calls are in flight: {left:,.0f}" if left >= 0.5 else what
     if held == "parked" and window.parked_s >= 1:
         what += f", for another {window.parked_s:.1f} s"
     errors = _errors(window) if cause is Cause.DOWN else ""

@@ -34,7 +34,7 @@ class Cause(Enum):
     UNDETERMINED = "undetermined"
 
 
-class Binding(msgspec.Struct, frozen=True, kw_only=True):
+class Binding(msgspec.Struct, frozen=True):
     """What held a run back from begin_s to end_s, seconds since the run began.
 
     what: in a few words, such as `200k tokens/min`, or `the endpoint`; two limits that are nearly

@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import product
 from operator import mul
-from typing import NamedTuple
 
 from redline.observe.steady import Level
 
@@ -44,18 +43,10 @@ _NODES = ((-math.sqrt(3.0), 1 / 6), (0.0, 2 / 3), (math.sqrt(3.0), 1 / 6))
 
 Draws = list[tuple[float, float]]
 """Values and their weights, which add up to 1."""
-
-
 _Form = tuple[float, float, float]
 """A knee k, a bend p and a slowing d."""
-
-
-class _Shape(NamedTuple):
-    """One form with its weight. log_scale: the logarithm of a."""
-
-    form: _Form
-    weight: float
-    log_scale: float
+_Shape = tuple[_Form, float, float]
+"""A form, its weight, and the logarithm of a."""
 
 
 class Curve:
@@ -74,12 +65,9 @@ class Curve:
     def at(self, in_flight: float) -> Draws:
         """The distribution of the rate of answers at this number of calls in flight."""
         found: Draws = []
-        for shape in self._shapes:
-            middle = shape.log_scale + _log_form(in_flight, shape.form)
-            found += [
-                (math.exp(middle + place * self._error), shape.weight * weight)
-                for place, weight in _NODES
-            ]
+        for form, share, log_scale in self._shapes:
+            rates = around(math.exp(log_scale + _log_form(in_flight, form)), self._error)
+            found += [(rate, share * weight) for rate, weight in rates]
         return _thinned(found)
 
 
@@ -128,10 +116,9 @@ def _likely(levels: Sequence[Level], weights: Sequence[float]) -> list[_Shape]:
         squares = sum(w * (each - scale) ** 2 for w, each in zip(weights, scales, strict=True))
         found.append((math.log(prior) - squares / 2, form, scale))
     best = max(log for log, _, _ in found)
-    likely = [_Shape(form, math.exp(log - best), scale) for log, form, scale in found]
-    likely = [shape for shape in likely if shape.weight > _NEGLIGIBLE]
-    total = sum(shape.weight for shape in likely)
-    return [shape._replace(weight=shape.weight / total) for shape in likely]
+    likely = [each for each in found if math.exp(each[0] - best) > _NEGLIGIBLE]
+    total = sum(math.exp(log - best) for log, _, _ in likely)
+    return [(form, math.exp(log - best) / total, scale) for log, form, scale in likely]
 
 
 def _tried(lowest: float, highest: float) -> dict[_Form, float]:

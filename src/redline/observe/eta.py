@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from redline.timeline import Window, merged_sketches
@@ -52,23 +53,22 @@ class _Point(NamedTuple):
 def estimate(windows: Sequence[Window]) -> Estimate:
     """The estimated end of the run, from all its windows so far, in order."""
     points, is_on_hold = _active(windows)
-    if not points:
-        return Estimate(None, is_on_hold)
+    return Estimate(_eta_s(points) if points else None, is_on_hold)
+
+
+def _eta_s(points: Sequence[_Point]) -> float | None:
     last = points[-1]
     totals = last.window.totals
     if not totals.is_exact or not last.ended or last.window.share("batch") > _MAJORITY:
-        return Estimate(None, is_on_hold)
+        return None
     span_s = _span_s(points)
     rows_per_s = _rows_per_s(points, span_s)
-    if rows_per_s <= 0:
-        return Estimate(None, is_on_hold)
-    return Estimate(max(totals.left / rows_per_s, _limited_s(last, span_s)), is_on_hold)
+    return max(totals.left / rows_per_s, _limited_s(last, span_s)) if rows_per_s > 0 else None
 
 
 def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
     """The windows without long standstills, and whether the run is at a standstill now."""
-    points: list[_Point] = []
-    held: list[Window] = []
+    points, held = list[_Point](), list[Window]()
     active_s, ended = 0.0, 0
     for window in windows:
         if _is_standstill(window):
@@ -129,8 +129,7 @@ def _wave_s(lately: Sequence[_Point]) -> float:
     for point in lately:
         for use in point.window.limits:
             held[use.window_s] += use.held
-    waves_s = [call_s, *(window_s for window_s, count in held.items() if count > samples / 4)]
-    longest_s = max(waves_s)
+    longest_s = max(call_s, *(wave_s for wave_s, count in held.items() if count > samples / 4), 0)
     return longest_s if longest_s >= _LEAST_WAVE_S else 0.0
 
 
@@ -141,20 +140,22 @@ def _mean_ended(points: Sequence[_Point], begin_s: float, end_s: float) -> float
     """
     if begin_s >= end_s:
         return _ended_at(points, end_s)
-    inner = [one for one in points if begin_s < one.active_s < end_s]
-    times = [begin_s, *(one.active_s for one in inner), end_s]
-    ended = [_ended_at(points, begin_s), *(one.ended for one in inner), _ended_at(points, end_s)]
-    pieces = zip(times, times[1:], ended, ended[1:], strict=False)
-    return sum((to - at) * (first + last) / 2 for at, to, first, last in pieces) / (end_s - begin_s)
+    marks = [
+        (begin_s, _ended_at(points, begin_s)),
+        *((one.active_s, one.ended) for one in points if begin_s < one.active_s < end_s),
+        (end_s, _ended_at(points, end_s)),
+    ]
+    area = sum((to - at) * (first + last) / 2 for (at, first), (to, last) in pairwise(marks))
+    return area / (end_s - begin_s)
 
 
 def _ended_at(points: Sequence[_Point], at_s: float) -> float:
     """Rows of this run that had ended then."""
     place = bisect_left(points, at_s, key=lambda one: one.active_s)
-    if place == len(points):
-        return points[-1].ended
-    after = points[place]
     begin_s, before = (points[place - 1].active_s, points[place - 1].ended) if place else (0.0, 0)
+    if place == len(points):
+        return before
+    after = points[place]
     share = max(0.0, at_s - begin_s) / (after.active_s - begin_s)
     return before + share * (after.ended - before)
 
@@ -164,7 +165,7 @@ def _limited_s(last: _Point, span_s: float) -> float:
 
     The past does not show such limits yet: a day's quota holds nothing back until it is used up.
     """
-    totals, found = last.window.totals, [0.0]
+    totals, longest_s = last.window.totals, 0.0
     # The limits count calls in flight already, whose rows have not ended.
     in_flight = last.window.in_flight
     unsent = max(0.0, totals.left - in_flight)
@@ -179,7 +180,6 @@ def _limited_s(last: _Point, span_s: float) -> float:
         if use.window_s <= span_s or " at " in kind:
             continue
         spent = per_row.get(kind.partition("/")[0], 0)
-        needed = unsent * spent / last.ended
-        missing = needed - max(0, use.count - use.used)
-        found.append(max(0.0, missing) / use.count * use.window_s)
-    return max(found)
+        missing = unsent * spent / last.ended - max(0, use.count - use.used)
+        longest_s = max(longest_s, missing / use.count * use.window_s)
+    return longest_s

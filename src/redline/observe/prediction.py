@@ -16,11 +16,12 @@ one run.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from operator import mul
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.observe.binding import bindings
 from redline.observe.causes import Binding, Cause
@@ -43,8 +44,8 @@ _LOW, _MIDDLE, _HIGH = 0.025, 0.5, 0.975
 _BINDING_ERROR, _SPARE_ERROR, _CLIENT_ERROR, _LATER_ERROR = 0.015, 0.03, 0.1, 0.02
 # The event loop is the limit once it is busy for this share of the time.
 _BUSY_AT_MOST, _LEAST_BUSY = 0.95, 0.05
-# A likely gain below NO_GAIN counts as none, unless it may reach _UNSURE_GAIN.
-NO_GAIN = 0.05
+# A likely gain below _NO_GAIN counts as none, unless it may reach _UNSURE_GAIN.
+_NO_GAIN = 0.05
 _UNSURE_GAIN = 0.15
 _FIXED = (Cause.INPUT, Cause.CLIENT, Cause.WRITER)
 
@@ -67,7 +68,7 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
     endpoints: int = 1
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class _Known(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a job. level: the recent level of the latest run; caps: for each limit,
     named as in Setting, the answers per second that it allows, and their error; others: the
     other constraints.
@@ -77,101 +78,96 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     level: Level
     cause: Cause
     caps: dict[str, tuple[float, float]]
-    others: tuple[Draws, ...]
+    others: list[Draws]
     curve: Curve | None
 
 
 def setting_of(slots: float, limits: Sequence[LimitUse], endpoints: int) -> Setting:
     """The setting of a run with these limits."""
-    counts: Counter[str] = Counter()
+    counts = Counter[str]()
     for use in limits:
         counts[_key(use)] += use.count
     return Setting(slots=slots, limits=dict(counts), endpoints=max(1, endpoints))
 
 
-def known_of(runs: Sequence[RunHistory]) -> Known | str:
+def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
     """The observations from the runs of a job; or the reason why nothing can be predicted."""
     runs = [run for run in runs if run.windows]
-    if not runs:
-        return _NOT_STEADY
-    last = runs[-1]
-    lately = _lately(last.windows)
+    lately = _lately(runs[-1].windows) if runs else []
     level = level_of(lately)
     if level is None:
         return _NOT_STEADY
+    last = runs[-1]
     cause, what = _bound(bindings(last.windows), lately)
     if cause in (Cause.UNDETERMINED, Cause.NOTHING, Cause.DOWN):
         return _NOTHING_BINDS
-    alike = [run for run in runs if run.facts.endpoints == last.facts.endpoints]
-    levels = levels_of([run.windows for run in alike if run.facts.model == last.facts.model])
+    facts = last.facts.endpoints, last.facts.model
+    levels = levels_of(
+        run.windows for run in runs if (run.facts.endpoints, run.facts.model) == facts
+    )
     is_enough = (
         len(levels) >= _LEAST_LEVELS and levels[-1].in_flight >= _LEAST_FACTOR * levels[0].in_flight
     )
     whole = merged(lately)
-    return Known(
+    return _Known(
         setting=setting_of(lately[-1].slots, whole.limits, len(last.facts.endpoints)),
         level=level,
         cause=cause,
         caps=_caps(lately, level, what if cause is Cause.LIMIT else ""),
-        others=tuple(_others(whole, level, cause)),
+        others=_others(whole, level, cause),
         curve=Curve(levels) if is_enough else None,
     )
 
 
-def predicted(known: Known, to: Setting, change: str) -> Prediction:
+def _predicted(known: _Known, to: Setting, change: str) -> Prediction:
     """The rate of answers with that setting. change: the change, in words."""
-    now = known.setting
-    grown = to.endpoints / now.endpoints
-    rates = list(known.others)
-    for name, (per_s, error) in known.caps.items():
-        if name in to.limits:
-            rates.append(around(per_s * to.limits[name] / now.limits[name], error))
+    limits, before_per_s = known.setting.limits, known.level.per_s
+    rates = known.others + [
+        around(per_s * to.limits[name] / limits[name], error)
+        for name, (per_s, error) in known.caps.items()
+        if name in to.limits
+    ]
     most = min((quantile(rate, _HIGH) for rate in rates), default=math.inf)
-    found = _of_endpoint(known, to, grown, most)
-    if to.limits.keys() - now.limits.keys():
+    found = _of_endpoint(known, to, most)
+    if to.limits.keys() - limits.keys():
         found = _NEW_LIMIT
     if isinstance(found, str):
+        high_per_s = 0.0 if most == math.inf else most
         return Prediction(
-            change=change,
-            before_per_s=known.level.per_s,
-            high_per_s=0.0 if most == math.inf else most,
-            unknown=found,
+            change=change, before_per_s=before_per_s, high_per_s=high_per_s, unknown=found
         )
     for rate in rates:
         found = combined(min, found, rate)
     found = combined(mul, found, around(1.0, _LATER_ERROR))
     return Prediction(
         change=change,
-        before_per_s=known.level.per_s,
+        before_per_s=before_per_s,
         low_per_s=quantile(found, _LOW),
         likely_per_s=quantile(found, _MIDDLE),
         high_per_s=quantile(found, _HIGH),
     )
 
 
-def usual_changes(known: Known) -> list[tuple[Setting, str]]:
+def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
     """The changes that users ask about: twice the calls in flight or the limits, more endpoints."""
     now = known.setting
-    found = []
     if now.slots:
-        twice = msgspec.structs.replace(now, slots=2 * now.slots)
-        found.append((twice, f"{2 * now.slots:,.0f} calls in flight"))
+        yield replace(now, slots=2 * now.slots), f"{2 * now.slots:,.0f} calls in flight"
     if now.limits:
         raised = {name: 2 * count for name, count in now.limits.items()}
-        found.append((msgspec.structs.replace(now, limits=raised), "twice the limits"))
+        yield replace(now, limits=raised), "twice the limits"
     grown = 1 + 1 / now.endpoints
     limits = {name: round(count * grown) for name, count in now.limits.items()}
-    more = msgspec.structs.replace(now, endpoints=now.endpoints + 1, limits=limits)
-    is_limited = known.cause is Cause.LIMIT
-    return [*found, (more, "another endpoint or key" if is_limited else "another endpoint")]
+    more = replace(now, endpoints=now.endpoints + 1, limits=limits)
+    yield more, "another endpoint or key" if known.cause is Cause.LIMIT else "another endpoint"
 
 
 def predictions(runs: Sequence[RunHistory]) -> list[Prediction] | str:
     """A prediction for each of the usual changes; or the reason why none is possible."""
-    known = known_of(runs)
+    known = _known_of(runs)
     if isinstance(known, str):
         return known
-    return [predicted(known, to, change) for to, change in usual_changes(known)]
+    return [_predicted(known, to, change) for to, change in _usual_changes(known)]
 
 
 def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Prediction | None:
@@ -182,32 +178,29 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     seen = [run for run in earlier if run.windows]
     if not seen:
         return None
-    before = seen[-1]
-    last = before.windows[-1]
+    before, last = seen[-1], seen[-1].windows[-1]
     was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
-    change = _change(was, to)
+    change = ", ".join(_changes(was, to))
     if not change or before.facts.model != facts.model:
         return None
-    known = known_of(seen)
+    known = _known_of(seen)
     if isinstance(known, str):
         return Prediction(change=change, before_per_s=0.0, unknown=known)
-    return predicted(known, to, change)
+    return _predicted(known, to, change)
 
 
-def _change(was: Setting, to: Setting) -> str:
-    """The change in words; empty if there is none."""
-    words = []
+def _changes(was: Setting, to: Setting) -> Iterator[str]:
+    """The changes in words."""
     if round(was.slots) != round(to.slots):
         one, other = (f"{n:,.0f}" if n else "any number of" for n in (was.slots, to.slots))
-        words.append(f"{one} -> {other} calls in flight")
+        yield f"{one} -> {other} calls in flight"
     for name in sorted({*was.limits, *to.limits}):
         amounts = was.limits.get(name), to.limits.get(name)
         if amounts[0] != amounts[1]:
-            counts = " -> ".join("no limit of" if n is None else f"{n:,}" for n in amounts)
-            words.append(f"{counts} {name}")
+            one, other = ("no limit of" if n is None else f"{n:,}" for n in amounts)
+            yield f"{one} -> {other} {name}"
     if was.endpoints != to.endpoints:
-        words.append(f"{was.endpoints} -> {counted(to.endpoints, 'endpoint')}")
-    return ", ".join(words)
+        yield f"{was.endpoints} -> {counted(to.endpoints, 'endpoint')}"
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,16 +243,16 @@ def gain_text(prediction: Prediction) -> str:
     rates = prediction.low_per_s, prediction.likely_per_s, prediction.high_per_s
     low, likely, high = (rate / before for rate in rates)
     interval = f"({100 * (low - 1):.0f} to {100 * (high - 1):.0f} %)"
-    if abs(likely - 1) < NO_GAIN and high - 1 < _UNSURE_GAIN:
+    if abs(likely - 1) < _NO_GAIN and high - 1 < _UNSURE_GAIN:
         return f"no gain {interval}"
     return f"{_percent(likely)} {interval}"
 
 
 def advice(found: Sequence[Prediction]) -> list[tuple[str, str]]:
     """Changes and their effects, both in words; changes with the same effect are merged."""
-    changes: dict[str, list[str]] = {}
+    changes = defaultdict[str, list[str]](list)
     for prediction in found:
-        changes.setdefault(gain_text(prediction), []).append(prediction.change)
+        changes[gain_text(prediction)].append(prediction.change)
     return [(" or ".join(alike), gain) for gain, alike in changes.items()]
 
 
@@ -267,9 +260,8 @@ def best_of(found: Sequence[Prediction]) -> Prediction | None:
     """The change with the largest gain, if any is likely to bring one."""
     known = [one for one in found if not one.unknown]
     best = max(known, key=lambda one: one.likely_per_s, default=None)
-    if best is None or best.low_per_s <= best.before_per_s * (1 + NO_GAIN):
-        return None
-    return best
+    is_gain = best is not None and best.low_per_s > best.before_per_s * (1 + _NO_GAIN)
+    return best if is_gain else None
 
 
 def _percent(factor: float) -> str:
@@ -279,21 +271,18 @@ def _percent(factor: float) -> str:
 def _lately(windows: Sequence[Window]) -> list[Window]:
     """The steady windows of the last steady minute that resemble its last one."""
     found = steady(windows)
-    if not found:
-        return []
-    last = found[-1]
-    since_s = last.end_s - _LATELY_S
-    return [one for one in found if one.end_s > since_s and is_alike(one, last)]
+    since_s = found[-1].end_s - _LATELY_S if found else 0.0
+    return [one for one in found if one.end_s > since_s and is_alike(one, found[-1])]
 
 
 def _bound(found: Sequence[Binding], lately: Sequence[Window]) -> tuple[Cause, str]:
     """What bound for most of that time."""
     begins = {window.begin_s for window in lately}
-    spans: Counter[tuple[Cause, str]] = Counter()
+    spans_s = defaultdict[tuple[Cause, str], float](float)
     for one in found:
         if one.begin_s in begins:
-            spans[one.cause, one.what] += one.span_s  # type: ignore[assignment]  # it sums floats
-    return max(spans, key=lambda one: spans[one])
+            spans_s[one.cause, one.what] += one.span_s
+    return max(spans_s, key=lambda one: spans_s[one])
 
 
 def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, float]]:
@@ -304,18 +293,16 @@ def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tup
     names = binding.split(" and ")
     limits = merged(lately).limits
     found = {_key(use): (level.per_s, _BINDING_ERROR) for use in limits if use.name in names}
+    used, counts = Counter[str](), Counter[str]()
+    for window in lately:
+        for use in window.limits:
+            # The count of a window that is longer than the run is not complete yet.
+            if window.end_s >= use.window_s:
+                used[_key(use)] += use.used
+                counts[_key(use)] += use.count
     for key in {_key(use) for use in limits} - found.keys():
-        # The count of a window that is longer than the run is not complete yet.
-        uses = [
-            use
-            for window in lately
-            for use in window.limits
-            if _key(use) == key and window.end_s >= use.window_s
-        ]
-        used = sum(use.used for use in uses)
-        if used:
-            share = used / sum(use.count for use in uses)
-            found[key] = (level.per_s / min(1.0, share), _SPARE_ERROR)
+        if used[key]:
+            found[key] = (level.per_s / min(1.0, used[key] / counts[key]), _SPARE_ERROR)
     return found
 
 
@@ -328,22 +315,20 @@ def _others(whole: Window, level: Level, cause: Cause) -> list[Draws]:
     return [around(level.per_s * max(1.0, _BUSY_AT_MOST / whole.busy), _CLIENT_ERROR)]
 
 
-def _of_endpoint(known: Known, to: Setting, grown: float, most: float) -> Draws | str:
+def _of_endpoint(known: _Known, to: Setting, most: float) -> Draws | str:
     """The rate that the endpoint gives with that setting; or the reason why it is not known.
 
-    grown: the factor by which the number of endpoints grows. most: the rate that all other
-    constraints allow.
+    most: the rate that all other constraints allow.
     """
     now, level = known.setting, known.level
+    grown = to.endpoints / now.endpoints
     is_full = known.cause in (Cause.CONCURRENCY, Cause.ENDPOINT)
     slots = to.slots or math.inf
-    as_before = around(level.per_s, _BINDING_ERROR)
-    if grown == 1:
-        if is_full and math.isclose(slots, now.slots or math.inf):
-            return as_before
-        if most <= level.per_s * (1 + NO_GAIN) and slots >= level.in_flight:
-            # Another constraint binds, and will continue to bind.
-            return as_before
+    is_same = is_full and math.isclose(slots, now.slots or math.inf)
+    # Another constraint binds, and will continue to bind.
+    is_bound = most <= level.per_s * (1 + _NO_GAIN) and slots >= level.in_flight
+    if grown == 1 and (is_same or is_bound):
+        return around(level.per_s, _BINDING_ERROR)
     if known.curve is None:
         return _FEW_LEVELS
     # To reach the rate that the other constraints allow, calls in flight need at most grow in

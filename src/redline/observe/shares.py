@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -37,9 +38,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 def summary_of(found: Sequence[Binding]) -> Summary:
     """The shares of time of each constraint, from the bindings of one run or of several."""
     total_s = sum(one.span_s for one in found) or 1.0
-    alike: dict[tuple[Cause, str], list[Binding]] = {}
+    alike = defaultdict[tuple[Cause, str], list[Binding]](list)
     for one in found:
-        alike.setdefault((one.cause, one.what), []).append(one)
+        alike[one.cause, one.what].append(one)
     shares = [
         Share(
             cause=cause,
@@ -57,28 +58,21 @@ def stretches(found: Sequence[Binding]) -> list[Binding]:
     """Merges neighbours with the same cause, and drops a different one of a moment between them."""
     groups: list[Binding] = []
     for one in found:
-        if groups and groups[-1].is_same(one):
-            groups[-1] = _joined(groups[-1], one)
-            continue
         is_bridged = len(groups) > 1 and groups[-2].is_same(one)
         if is_bridged and groups[-1].span_s < _BRIDGED_S:
             groups.pop()
-            groups[-1] = _joined(groups[-1], one)
+        if groups and groups[-1].is_same(one):
+            groups[-1] = msgspec.structs.replace(one, begin_s=groups[-1].begin_s)
         else:
             groups.append(one)
     return groups
-
-
-def _joined(earlier: Binding, later: Binding) -> Binding:
-    return msgspec.structs.replace(later, begin_s=earlier.begin_s)
 
 
 def _sentence(shares: Sequence[Share]) -> str:
     if not shares:
         return "nothing was recorded"
     first = shares[0]
-    for_ = f"for {100 * first.share:.0f} % of the time"
+    what = f"bound by {first.what}{',' if ', ' in first.what else ''}"
     if first.cause is Cause.UNDETERMINED:
-        return f"undetermined {for_}"
-    end = "," if ", " in first.what else ""
-    return f"bound by {first.what}{end} {for_}"
+        what = first.what
+    return f"{what} for {100 * first.share:.0f} % of the time"

@@ -26,11 +26,13 @@ from redline.timeline import (
 _LATELY_S, _LATENCY_S = 10.0, 60.0
 # A run writes a window each second.
 SILENT_S = 5.0
+# Fields of a status that are those of the last windows.
+_OF_LATELY = "in_flight slots waiting retrying parked_s"
 
 State = Literal["running", "finished", "interrupted", "stopped", "dead"]
 
 
-class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
+class LimitStatus(msgspec.Struct, frozen=True):
     """The use of one rate limit.
 
     used: of `count`, in the last `window_s`. binds: it holds calls back now.
@@ -43,7 +45,7 @@ class LimitStatus(msgspec.Struct, frozen=True, kw_only=True):
     binds: bool
 
 
-class BindingStatus(msgspec.Struct, frozen=True, kw_only=True):
+class BindingStatus(msgspec.Struct, frozen=True):
     """What binds now, or did at the end. for_s: for how many seconds."""
 
     cause: Cause
@@ -108,9 +110,11 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
     run = timeline.runs[-1]
     windows, end = run.windows, run.end
     state: State = "running" if is_running else "dead" if end is None else end.how
-    whole = _whole(windows)
-    lately = whole if end is not None else _whole(last_of(windows, _LATELY_S))
-    latency = (whole if end is not None else _whole(last_of(windows, _LATENCY_S))).latency
+    whole = lately = _whole(windows)
+    latency = whole.latency
+    if end is None:
+        lately = _whole(_last_of(windows, _LATELY_S))
+        latency = _whole(_last_of(windows, _LATENCY_S)).latency
     span_s = lately.span_s or 1.0
     found = bindings(windows)
     bound = summary_of(found)
@@ -128,11 +132,7 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         left=whole.totals.left,
         rows_per_s=(lately.done + lately.failed) / span_s,
         tokens_per_s=(lately.input_tokens + lately.output_tokens) / span_s,
-        in_flight=lately.in_flight,
-        slots=lately.slots,
-        waiting=lately.waiting,
-        retrying=lately.retrying,
-        parked_s=lately.parked_s,
+        **{name: getattr(lately, name) for name in _OF_LATELY.split()},
         latency_p50_s=latency.quantile_s(0.5),
         latency_p95_s=latency.quantile_s(0.95),
         eta_s=estimate(windows).eta_s if state == "running" else None,
@@ -160,12 +160,9 @@ def time_by_phase(windows: Sequence[Window]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
+def _last_of(windows: Sequence[Window], seconds: float) -> list[Window]:
     """The latest windows of one run that together cover `seconds`; at least one if any exists."""
-    if not windows:
-        return []
-    since_s = windows[-1].end_s - seconds
-    return [window for window in windows if window.end_s > since_s]
+    return [window for window in windows if window.end_s > windows[-1].end_s - seconds]
 
 
 def _whole(windows: Sequence[Window]) -> Window:
@@ -174,14 +171,9 @@ def _whole(windows: Sequence[Window]) -> Window:
 
 def _limits(window: Window) -> tuple[LimitStatus, ...]:
     most = max((use.held for use in window.limits), default=0)
+    least = max(1, most / 2, window.samples / 2)
     return tuple(
-        LimitStatus(
-            name=use.name,
-            used=use.used,
-            count=use.count,
-            window_s=use.window_s,
-            binds=use.held > 0 and use.held >= most / 2 and 2 * use.held >= window.samples,
-        )
+        LimitStatus(use.name, use.used, use.count, use.window_s, use.held >= least)
         for use in window.limits
     )
 
@@ -193,6 +185,4 @@ def _binding(windows: Sequence[Window], found: Sequence[Binding]) -> BindingStat
         return None
     last = stretches(found)[-1]
     begin_s = last.begin_s if last.is_same(now) else now.begin_s
-    return BindingStatus(
-        cause=now.cause, what=now.what, evidence=now.evidence, for_s=now.end_s - begin_s
-    )
+    return BindingStatus(now.cause, now.what, now.evidence, now.end_s - begin_s)

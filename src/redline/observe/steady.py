@@ -51,10 +51,10 @@ def level_of(windows: Sequence[Window]) -> Level | None:
     if not windows:
         return None
     whole = merged(windows)
-    mean_s, deviation_s = _mean_s(whole.latency)
     answers = whole.latency.count
-    if answers < _LEAST_ANSWERS or whole.in_flight <= 0 or mean_s <= 0:
+    if answers < _LEAST_ANSWERS or whole.in_flight <= 0:
         return None
+    mean_s, deviation_s = _mean_s(whole.latency)
     return Level(
         in_flight=whole.in_flight,
         # Some of the calls in flight end with an error.
@@ -90,11 +90,8 @@ def _is_steady(windows: Sequence[Window], index: int) -> bool:
         return False
     longest_s = max(_LEAST_S, window.latency.quantile_s(_MOST_CALLS) or 0.0)
     since_s = window.begin_s - longest_s
-    for at in range(index - 1, -1, -1):
-        before = windows[at]
-        if not before.samples or before.in_flight <= 0:
-            return False
-        if not is_alike(before, window):
+    for before in reversed(windows[:index]):
+        if not before.samples or before.in_flight <= 0 or not is_alike(before, window):
             return False
         if before.begin_s <= since_s:
             return True
@@ -108,10 +105,8 @@ def _failed(window: Window) -> float:
 
 
 def _mean_s(sketch: Sketch) -> tuple[float, float]:
-    """Mean and standard deviation, in seconds; 0 and 0 for an empty sketch."""
+    """Mean and standard deviation, in seconds; the sketch is not empty."""
     count = sketch.count
-    if not count:
-        return 0.0, 0.0
     mean_s = sum(value_s * each for value_s, each in sketch.values_s()) / count
     square = sum((value_s - mean_s) ** 2 * each for value_s, each in sketch.values_s()) / count
     return mean_s, math.sqrt(square)

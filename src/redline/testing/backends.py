@@ -102,13 +102,10 @@ class ScriptedBackend:
             step.error = copy.copy(step.error)
             return step
         now_s = asyncio.get_running_loop().time()
-        latency_s = now_s - send.at_s
-        if isinstance(step, Reply):
-            outcome = Outcome(
-                status="succeeded", reply=step, endpoint=self.label, latency_s=latency_s
-            )
-        else:
-            outcome = failed(step, endpoint=self.label, latency_s=latency_s)
+        outcome = (
+            Outcome(status="succeeded", reply=step) if isinstance(step, Reply) else failed(step)
+        )
+        outcome.endpoint, outcome.latency_s = self.label, now_s - send.at_s
         outcome.tried = (Attempt(self.label, outcome.error, send.at_s, None, now_s),)
         return outcome
 

@@ -110,8 +110,7 @@ class _JumpingSelector(selectors.DefaultSelector):
             return events
         if self.is_closing_executor:
             return super().select(None)
-        events = self._outside(has_timer=timeout is not None)
-        if events:
+        if events := self._outside(has_timer=timeout is not None):
             return events
         if timeout is None:
             raise Deadlock(
@@ -132,8 +131,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         """Waits in real time for executor threads and sockets, and returns their events."""
         self._stuck &= self.threads
         if self.threads - self._stuck:
-            events = super().select(THREAD_GRACE_S)
-            if events:
+            if events := super().select(THREAD_GRACE_S):
                 return events
             self._stuck |= self.threads
         if not has_timer and self.threads:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count, cycle
-from pathlib import Path
+from itertools import cycle
 from typing import Any
 
 import msgspec
@@ -26,7 +25,7 @@ _MOST_ROWS, _MOST_ROW_BYTES = 10_000, 64 * 1024 * 1024
 _MOST_RECORDED = 100_000
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class Asked(msgspec.Struct, frozen=True):
     """The requests of a load.
 
     words: a description for a reader. input_tokens: those of one request. output_tokens: the most
@@ -44,9 +43,8 @@ def recorded_calls(text: str) -> list[CallEnded]:
 
     Only the latest 100,000 are read. Raises ConfigError if there are none.
     """
-    path = Path(local_path(text))
-    trace = read_trace(path, _MOST_RECORDED)
-    runs = [run.calls for run in trace.runs if run.calls]
+    path = local_path(text)
+    runs = [run.calls for run in read_trace(path, _MOST_RECORDED).runs if run.calls]
     if not runs:
         raise ConfigError(
             f"{path} holds no calls", hint="record some: redline run ... --trace FILE"
@@ -97,20 +95,18 @@ def _of_rows(target: Target, place: str) -> Asked:
     if not kept:
         raise ConfigError(f"no row of {place} can be sent", where=problem)
     left_out = f", without {bad:,} that cannot be sent" if bad else ""
-    words = f"{counted(len(kept), 'row')} of {place} in turn{left_out}"
-    return Asked(requests=cycle(kept), words=words)
+    return Asked(cycle(kept), f"{counted(len(kept), 'row')} of {place} in turn{left_out}")
 
 
 def _synthetic(
     target: Target, tokens: int, seed: int, sizes: list[tuple[int | None, int | None]] | None
 ) -> Asked:
     """Returns synthetic prompts of this many tokens, or of recorded sizes."""
-    bound = _Bound(target)
+    bound, prompts = _Bound(target), Prompts(seed)
     renderer = Renderer(bound.prompting)
-    prompts = Prompts(seed)
 
     def one(input_tokens: int, output_tokens: int) -> Any:
-        row: dict[str, Any] = {"prompt": prompts.next(input_tokens)}
+        row = {"prompt": prompts.next(input_tokens)}
         if target.takes_rows:
             return row
         request = renderer.request(row)
@@ -119,9 +115,7 @@ def _synthetic(
         return request
 
     def requests() -> Iterator[Any]:
-        each = [(tokens, bound.tokens)] if sizes is None else sizes
-        for at in count():
-            read, written = each[at % len(each)]
+        for read, written in cycle(sizes or [(tokens, bound.tokens)]):
             yield one(max(1, read or tokens), max(1, written or bound.tokens))
 
     try:
@@ -129,17 +123,12 @@ def _synthetic(
     except (BadRow, BadTemplate) as error:
         raise ConfigError(f"no request can be made of a synthetic prompt: {error}") from None
     if sizes is not None:
-        words = "synthetic prompts and answers as long as those recorded"
-        return Asked(requests=requests(), words=words)
+        return Asked(requests(), "synthetic prompts and answers as long as those recorded")
     words = f"synthetic prompts of about {counted(tokens, 'token')}"
     if target.takes_rows or not bound.field:
-        return Asked(requests=requests(), words=words, input_tokens=tokens)
-    return Asked(
-        requests=requests(),
-        words=f"{words}, answers of at most {bound.tokens:,}",
-        input_tokens=tokens,
-        output_tokens=bound.tokens,
-    )
+        return Asked(requests(), words, tokens)
+    words += f", answers of at most {bound.tokens:,}"
+    return Asked(requests(), words, tokens, bound.tokens)
 
 
 class _Bound:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.bench.command import bench_command, rate_per_s, users
 from redline.cli.bench.target import run_options
@@ -103,7 +102,7 @@ PARAMS = (
 )
 
 
-def bench(ctx: Context, targets: list[str] | None) -> None:
+def bench(ctx: Context, targets: list[str] | None) -> int:
     r"""Measure the throughput and latency of a target under a load that you state.
 
     By default 16 users send requests, each the next one when its answer is complete (-c N).
@@ -131,4 +130,4 @@ def bench(ctx: Context, targets: list[str] | None) -> None:
     given = stated(ctx)
     left = {*own, "targets"} - {"concurrency"}
     flags = {name: value for name, value in given.items() if name not in left}
-    raise Exit(bench_command(Path.cwd(), targets or [], read(_OWN, given), flags))
+    return bench_command(Path.cwd(), targets or [], read(_OWN, given), flags)

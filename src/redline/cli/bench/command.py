@@ -17,7 +17,7 @@ from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
 from redline.cli.bench.target import Target, answering, target_of
-from redline.cli.session import load, say, say_json, tell
+from redline.cli.session import load, save, say_json, say_lines, tell_line
 from redline.errors import ConfigError
 from redline.job.settings import Flags, flag_of, values
 from redline.limits import parse_rate
@@ -45,14 +45,15 @@ from redline.measure import (
     schedule_of,
     swept,
 )
-from redline.process import counted, duration, replace_file, write_all
+from redline.process import counted, duration
 from redline.store import local_path
 
 DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
 _USUAL_S, _LEVEL_S = 60.0, 15.0
 _MOST_LEVEL = 256
 _MARK = "redline_bench"
-_RATES = ("constant", "poisson", "replay")
+# Flags of which one says how requests arrive; without any, each user sends one after the other.
+_KINDS = ("constant", "poisson", "replay", "find_concurrency")
 
 
 class _Bench(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,8 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     bench = _bench(folder, targets, options, flags)
     is_shown = not options.get("quiet")
     if is_shown:
-        tell("".join(f"{line}\n" for line in _announcement(bench)))
+        for line in _announcement(bench):
+            tell_line(line)
     progress = Progress(is_shown=is_shown)
     interrupts = Interrupts()
 
@@ -110,18 +112,17 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
 
     found, knee = in_own_loop(work, interrupts)
     page = _page(bench, found, knee)
-    lines = figures_lines(found[-1])
-    if bench.is_sweep:
-        lines = [] if knee is None else knee_lines(knee, found)
     try:
         if "json" in options:
             say_json(page)
-        else:
-            say("\n".join([*lines, ""]))
+        elif not bench.is_sweep:
+            say_lines(figures_lines(found[-1]))
+        elif knee is not None:
+            say_lines(knee_lines(knee, found))
     finally:
         # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:
-            replace_file(place, lambda fd: write_all(fd, [page]))
+            save(place, page)
     return _status(found)
 
 
@@ -140,86 +141,75 @@ async def _measure(
     """
     if not bench.is_sweep:
         figures = await measured(what, bench.plan, bench.asked.requests)
-        if (reason := nothing_measured(figures)) is not None and not figures.is_interrupted:
-            raise reason
+        _check(figures)
         return [figures], None
     found = list[Figures]()
     async for figures in swept(what, bench.plan, bench.asked.requests):
         found.append(figures)
         progress.end()
         if not is_json:
-            lines = level_lines(found)
-            say("".join(f"{line}\n" for line in (lines if len(found) == 1 else lines[-1:])))
+            say_lines(level_lines(found)[0 if len(found) == 1 else -1 :])
     knee = knee_of(found)
-    reason = nothing_measured(found[-1])
-    if knee is None and reason is not None and not found[-1].is_interrupted:
-        raise reason
+    if knee is None:
+        _check(found[-1])
     return found, knee
+
+
+def _check(figures: Figures) -> None:
+    """Raises RedlineError if the figures are meaningless, unless the user has ended the load."""
+    reason = nothing_measured(figures)
+    if reason is not None and not figures.is_interrupted:
+        raise reason
 
 
 def _bench(folder: Path, targets: list[str], options: Flags, flags: Flags) -> _Bench:
     """Returns the benchmark that the flags describe. Raises ConfigError."""
-    kinds = [name for name in _RATES if name in options]
-    is_sweep = "find_concurrency" in options
-    if len(kinds) + is_sweep > 1:
-        names = [flag_of(name) for name in (*kinds, *(["find_concurrency"] * is_sweep))]
-        raise ConfigError(f"{' and '.join(names)} cannot be combined", hint="leave all but one out")
-    seed = options.get("seed", 0)
-    per_s = options[kinds[0]] if kinds and kinds[0] != "replay" else None
-    calls = recorded_calls(options["replay"]) if "replay" in options else None
+    kinds = [name for name in _KINDS if name in options]
+    if len(kinds) > 1:
+        names = " and ".join(map(flag_of, kinds))
+        raise ConfigError(f"{names} cannot be combined", hint="leave all but one out")
+    kind, seed = kinds[0] if kinds else "", options.get("seed", 0)
+    per_s = options[kind] if kind in ("constant", "poisson") else None
+    calls = recorded_calls(options[kind]) if kind == "replay" else None
     configuration = load(folder)
     chosen = [*targets, *(flags.get("endpoint") or [])]
     rows: object = options.get("rows", [{"prompt": "synthetic"}])
     target = target_of(chosen, rows, flags, configuration)
     asked = asked_of(target, options, flags, seed, calls)
     schedule: Iterable[float] | None = None
+    usual_s = _USUAL_S
     if per_s is not None:
-        schedule = schedule_of(per_s, kinds[0], seed)
+        schedule = schedule_of(per_s, kind, seed)
     elif calls is not None:
         schedule = recorded([call.arrived_s for call in calls])
+        # The last call is due within it.
+        usual_s = schedule[-1] + 1.0
+    elif kind:
+        usual_s = _LEVEL_S
     plan = checked_plan(
         Plan(
-            concurrency=_concurrency(target, options, is_sweep=is_sweep, is_closed=not kinds),
-            duration_s=_duration_s(options, schedule if isinstance(schedule, list) else None),
+            concurrency=options.get("concurrency") or _usual_concurrency(target, kind),
+            duration_s=options.get("duration_s", usual_s),
             warm_up_s=options.get("warm_up_s", 0.0),
             most=options.get("limit"),
             schedule=schedule,
         )
     )
-    words = load_words(plan, per_s, kinds[0] if per_s else None)
+    is_sweep = kind == "find_concurrency"
+    words = load_words(plan, per_s, kind)
     if is_sweep:
         words = f"closed loops of 1, 2, 4, ... at most {plan.concurrency:,}"
     return _Bench(
-        target=target,
-        plan=plan,
-        asked=asked,
-        load=words,
-        is_sweep=is_sweep,
-        most_rate=per_s,
+        target=target, plan=plan, asked=asked, load=words, is_sweep=is_sweep, most_rate=per_s
     )
 
 
-def _concurrency(target: Target, options: Flags, *, is_sweep: bool, is_closed: bool) -> int:
-    if "concurrency" in options:
-        stated: int = options["concurrency"]
-        return stated
-    if is_sweep:
-        return _MOST_LEVEL
-    if not is_closed:
-        return SCHEDULE_CONCURRENCY
+def _usual_concurrency(target: Target, kind: str) -> int:
+    if kind:
+        return _MOST_LEVEL if kind == "find_concurrency" else SCHEDULE_CONCURRENCY
     limits = [one.limits.concurrency for one in target.job.endpoints]
     known = [limit for limit in limits if isinstance(limit, int)]
     return sum(known) if known and len(known) == len(limits) else USUAL_CONCURRENCY
-
-
-def _duration_s(options: Flags, schedule: list[float] | None) -> float:
-    if "duration_s" in options:
-        stated_s: float = options["duration_s"]
-        return stated_s
-    if schedule is not None:
-        # The last call is due within it.
-        return schedule[-1] + 1.0
-    return _LEVEL_S if "find_concurrency" in options else _USUAL_S
 
 
 def users(text: str, flag: str) -> int:
@@ -237,7 +227,7 @@ def rate_per_s(text: str, flag: str) -> float:
     except ValueError:
         rate = parse_rate(text, flag)
         return rate.count / rate.window_s
-    if not (math.isfinite(per_s) and 0 < per_s <= 1e6):
+    if not 0 < per_s <= 1e6:
         raise ConfigError(
             f"{flag} must be above 0 and at most 1,000,000 requests a second, not {text}",
             hint="write it like 20 or 90/60s; leave it out for a closed loop of -c N users",
@@ -247,36 +237,34 @@ def rate_per_s(text: str, flag: str) -> float:
 
 def _announcement(bench: _Bench) -> list[str]:
     """Returns lines that state, before anything is sent, the requests and their bounds."""
-    plan, asked = bench.plan, bench.asked
-    time = duration(plan.duration_s)
+    plan = bench.plan
     each = " each" if bench.is_sweep else ""
     warm_up = f", the first {duration(plan.warm_up_s)} as a warm-up" if plan.warm_up_s else ""
-    lines = [f"{bench.target.label}: {bench.load}, for {time}{each}{warm_up}", f"  {asked.words}"]
-    most, is_exact = plan.most, True
+    load = f"{bench.load}, for {duration(plan.duration_s)}{each}{warm_up}"
+    most, about = plan.most, "at most"
     if bench.most_rate is not None:
         due = math.ceil(bench.most_rate * plan.duration_s)
-        most, is_exact = (due, False) if most is None or due < most else (most, True)
+        if most is None or due < most:
+            most, about = due, "about"
     elif isinstance(plan.schedule, list):
         most = min(len(plan.schedule), most or len(plan.schedule))
     bound = "as many requests as are answered in that time; --limit N bounds them"
     if most is not None:
-        bound = f"{'at most' if is_exact else 'about'} {counted(most, 'request')}"
+        bound = f"{about} {counted(most, 'request')}"
     cost = _cost_words(bench, most)
     if bench.target.job.embedded is not None:
         cost += f"; {bench.target.label} runs in this process, so the times include its work"
-    return [*lines, f"  {bound}{cost}"]
+    return [f"{bench.target.label}: {load}", f"  {bench.asked.words}", f"  {bound}{cost}"]
 
 
 def _cost_words(bench: _Bench, most: int | None) -> str:
     price, asked = bench.target.price, bench.asked
-    allowance = bench.target.job.allowance
-    budget = ", within the budget" if allowance is not None else ""
+    budget = "" if bench.target.job.allowance is None else ", within the budget"
     if price is None or asked.input_tokens is None or asked.output_tokens is None:
         return budget
     one = price.most(asked.input_tokens, asked.output_tokens, may_write=False)
-    if most is None:
-        return f"; about {dollars_text(1000 * one)} for 1,000 requests{budget}"
-    return f"; about {dollars_text(most * one)} at most{budget}"
+    of = "for 1,000 requests" if most is None else "at most"
+    return f"; about {dollars_text((most or 1000) * one)} {of}{budget}"
 
 
 def _place(text: str) -> Path:
@@ -310,20 +298,21 @@ def _place(text: str) -> Path:
 
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
     """Returns the JSON to save: the figures and the settings of the load."""
-    fields: dict[str, Any] = {
+    plan = bench.plan
+    measured: dict[str, Any] = {"figures": found[-1].as_dict()}
+    if bench.is_sweep:
+        levels = [one.as_dict() for one in found]
+        measured = {"levels": levels, "knee": msgspec.to_builtins(knee)}
+    fields = {
         _MARK: 1,
         "version": __version__,
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "target": bench.target.label,
         "load": bench.load,
         "asked": bench.asked.words,
-        "concurrency": bench.plan.concurrency,
-        "duration_s": bench.plan.duration_s,
-        "warm_up_s": bench.plan.warm_up_s,
+        "concurrency": plan.concurrency,
+        "duration_s": plan.duration_s,
+        "warm_up_s": plan.warm_up_s,
+        **measured,
     }
-    if bench.is_sweep:
-        fields["levels"] = [one.as_dict() for one in found]
-        fields["knee"] = msgspec.to_builtins(knee)
-    else:
-        fields["figures"] = found[-1].as_dict()
     return msgspec.json.format(loose_json.encoded(fields), indent=2) + b"\n"

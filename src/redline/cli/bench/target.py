@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.apis import read_usage
 from redline.calls import Backend, Endpoint, HttpBackend
 from redline.calls.cost import Metered, Price, Spending
+from redline.cli.flags import job_flags
 from redline.cli.session import Configuration, resolve_run
 from redline.errors import ConfigError, nearest
 from redline.job.settings import FLAGS, SIM, Flags, Job, Option, flag_of, job_of, options_in
@@ -26,20 +28,16 @@ _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
 # Flags on how rows become requests; a function gets the rows themselves and does not use them.
-PROMPTING = (
-    *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method", "body"),
-    *("output_path", "constant_prompt"),
+_PROMPTING = (
+    "prompt system model temperature max_tokens params url method body output_path constant_prompt"
 )
-_OF_ROWS = ("prompt", "system", "body", "url", "method", "output_path", "constant_prompt")
+_OF_ROWS = "prompt system body url method output_path constant_prompt"
 # Flags that apply to an endpoint.
-CALLING = (
-    *("endpoint", "balance", "api_key", "headers", "proxy"),
-    *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
-    *("profile", "headroom", "guard_s", "charge", "budget", "budget_tokens"),
-    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
+_CALLING = (
+    "endpoint balance api_key headers proxy requests tokens input_tokens output_tokens rps rpm tpm "
+    "profile headroom guard_s charge budget budget_tokens timeout_s connect_timeout_s "
+    "first_byte_timeout_s"
 )
-
-
 # Their help texts for a load, if those for a run do not fit.
 _HELP = {
     "constant_prompt": "The prompt or body uses no column on purpose.",
@@ -87,7 +85,7 @@ def target_of(
 ) -> Target:
     """Returns the target of these names.
 
-    rows: as for `resolve_run`. given: flags of PROMPTING and CALLING, by their keys.
+    rows: as for `resolve_run`. given: those flags of a run that apply, by their keys.
     Raises ConfigError that names the mistake.
     """
     if not names:
@@ -103,14 +101,13 @@ def target_of(
         return _handler_target(handlers[0], rows, given, configuration)
     for name in names:
         _check_name(name, configuration)
-    flags = {**given, **({"endpoint": list(names)} if names else {})}
-    known = {FLAGS[name].key for name in (*PROMPTING, *CALLING)}
-    known.add("concurrency")
+    flags = {**given, "endpoint": list(names)}
+    known = {"concurrency", *_keys(_PROMPTING), *_keys(_CALLING)}
     if not isinstance(rows, str):
         # Settings for the rows of a project do not apply to synthetic prompts.
-        known -= {FLAGS[name].key for name in _OF_ROWS}
+        known -= {*_keys(_OF_ROWS)}
     run = {name: value for name, value in configuration.run.items() if name in known}
-    configuration = msgspec.structs.replace(configuration, run=run)
+    configuration = replace(configuration, run=run)
     job = resolve_run(rows, flags, configuration).job
     for endpoint in job.endpoints:
         if endpoint.limits.is_adaptive:
@@ -146,8 +143,7 @@ def _is_handler(name: str, configuration: Configuration) -> bool:
 
 
 def _handler_target(name: str, rows: object, given: Flags, configuration: Configuration) -> Target:
-    for option in CALLING:
-        key = FLAGS[option].key
+    for key in _keys(_CALLING):
         if key in given:
             raise ConfigError(
                 f"{flag_of(key)} applies to endpoints, and {name} is code of your own",
@@ -158,14 +154,12 @@ def _handler_target(name: str, rows: object, given: Flags, configuration: Config
     job = job_of(rows, options, configuration.environment)
     caller_of(handler)
     takes_rows = not takes_requests(handler)
-    if takes_rows:
-        for option in PROMPTING:
-            key = FLAGS[option].key
-            if key in given:
-                raise ConfigError(
-                    f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
-                    hint="leave it out, and let the function build its own request",
-                )
+    for key in _keys(_PROMPTING):
+        if takes_rows and key in given:
+            raise ConfigError(
+                f"{flag_of(key)} makes requests for an endpoint, and {name} gets the rows",
+                hint="leave it out, and let the function build its own request",
+            )
     return Target(label=name, job=job, handler=handler, takes_rows=takes_rows)
 
 
@@ -192,28 +186,26 @@ async def answering(
         finally:
             caller.close()
         return
-    endpoints = tuple(_with_slots(one, concurrency) for one in job.endpoints)
+    endpoints = [_with_slots(one, concurrency) for one in job.endpoints]
     raise_limit(concurrency)
-    if job.embedded is None:
-        async with _calls(job, endpoints) as backend:
-            yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
-        return
-    async with job.embedded.open() as base_url:
-        inside = msgspec.structs.replace(endpoints[0], base_url=base_url, proxy="")
-        async with _calls(job, (inside,)) as backend:
-            yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
+    async with AsyncExitStack() as stack:
+        if job.embedded is not None:
+            base_url = await stack.enter_async_context(job.embedded.open())
+            endpoints = [replace(endpoints[0], base_url=base_url, proxy="")]
+        backend = await stack.enter_async_context(_calls(job, endpoints))
+        yield caller_of(backend, batch_size=batch_size, is_streamed=is_streamed)
 
 
 def _with_slots(endpoint: Endpoint, concurrency: int) -> Endpoint:
     """Returns the endpoint with room for all calls, unless it states its own concurrency."""
     if endpoint.limits.concurrency is not None:
         return endpoint
-    limits = msgspec.structs.replace(endpoint.limits, concurrency=concurrency)
-    return msgspec.structs.replace(endpoint, limits=limits)
+    limits = replace(endpoint.limits, concurrency=concurrency)
+    return replace(endpoint, limits=limits)
 
 
 @asynccontextmanager
-async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Backend]:
+async def _calls(job: Job, endpoints: Sequence[Endpoint]) -> AsyncIterator[Backend]:
     """Opens a backend that calls the endpoints within their limits and the job's budget.
 
     Nothing is retried.
@@ -233,7 +225,9 @@ async def _calls(job: Job, endpoints: tuple[Endpoint, ...]) -> AsyncIterator[Bac
 
 def run_options() -> list[Option]:
     """Returns the options of `redline run` that apply to a load."""
-    return [
-        msgspec.structs.replace(FLAGS[name], help=_HELP.get(name, FLAGS[name].help))
-        for name in (*PROMPTING, *CALLING)
-    ]
+    return job_flags(f"{_PROMPTING} {_CALLING}", _HELP)
+
+
+def _keys(names: str) -> list[str]:
+    """Returns the keys of the flags with these names."""
+    return [FLAGS[name].key for name in names.split()]

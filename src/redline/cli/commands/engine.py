@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from functools import partial
-
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.flags import (
     ENGINE_FLAGS,
@@ -18,7 +14,7 @@ from redline.cli.flags import (
     stated,
     whole,
 )
-from redline.cli.session import error_text, tell
+from redline.cli.session import error_text, say_line, tell, tell_line
 from redline.errors import ConfigError, RedlineError
 
 _LAUNCHERS = ("redline", "vllm")
@@ -33,7 +29,7 @@ PARAMS = (
 )
 
 
-def engine(ctx: Context, model: str) -> None:
+def engine(ctx: Context, model: str) -> int:
     """Serve a local causal language model with the OpenAI API.
 
     Requests are computed together, a token each at a time, and join and leave as they come. The
@@ -51,25 +47,24 @@ def engine(ctx: Context, model: str) -> None:
     redline.
     """
     try:
-        raise Exit(_serve(ctx, model))
+        return _serve(ctx, model)
     except ConfigError:
         raise
     except RedlineError as error:
         tell(error_text(error))
-        raise Exit(_FAILED) from None
+        return _FAILED
 
 
 def _serve(ctx: Context, model: str) -> int:
     """Serves until it is interrupted, and returns the exit status. Raises RedlineError."""
     settings, given = settings_of(model, stated(ctx)), read_flags(ctx, PARAMS)
     host, port = given.get("host", "127.0.0.1"), given.get("port", 0)
-    on_url, on_note = partial(print, flush=True), partial(print, file=sys.stderr, flush=True)
     # Imported here: no other command pays for a server's start-up.
     if given.get("launcher") == "vllm":
         from redline.engine import launch
 
-        return launch(settings, host=host, port=port, on_url=on_url, on_note=on_note)
+        return launch(settings, host=host, port=port, on_url=say_line, on_note=tell_line)
     from redline.serve import serve_engine
 
-    serve_engine(settings, host=host, port=port, on_url=on_url, on_note=on_note)
+    serve_engine(settings, host=host, port=port, on_url=say_line, on_note=tell_line)
     return 0

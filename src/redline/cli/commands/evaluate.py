@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 from click import Context
-from click.exceptions import Exit
+from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, flag, read_flags, whole
@@ -60,13 +59,12 @@ PARAMS = (
     *_OWN,
     # The evaluation sets the other flags itself, or does not use them.
     *run_flags(
-        *("prompt", "system", "body", "url", "method", "output_path", "fail_on"),
-        *("format", "ordered", "follow", "until_empty"),
+        "prompt system body url method output_path fail_on format ordered follow until_empty"
     ),
 )
 
 
-def evaluate(ctx: Context, words: list[str] | None) -> None:
+def evaluate(ctx: Context, words: list[str] | None) -> int:
     r"""Ask a model every question of a test set, and report how many answers are right.
 
     Each question gets one line in the results with correct, strict, extracted and verdict. The same
@@ -92,7 +90,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
         if len(words) != 3:
             raise ConfigError("compare takes two results files", hint="redline eval compare A B")
         say(compare(Path(words[1]), Path(words[2])).text())
-        raise Exit(0)
+        return 0
     given = read_flags(ctx, _OWN)
     evaluation = _evaluation(words, given)
     if "data" not in given:
@@ -100,7 +98,7 @@ def evaluate(ctx: Context, words: list[str] | None) -> None:
         raise ConfigError(
             "an evaluation needs its questions", hint=f"redline eval {task} --data FILE"
         )
-    raise Exit(_carry_out(Session(ctx), evaluation, given))
+    return _carry_out(Session(ctx), evaluation, given)
 
 
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
@@ -117,8 +115,8 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     if len(named) > 1:
         raise ConfigError(f"one argument too many: {named[1]}", hint="the questions go to --data")
     evaluation = built_in(named[0]) if path is None else load(Path(path))
-    stated = {name: given[name] for name in ("shots", "shots_file") if name in given}
-    evaluation = msgspec.structs.replace(evaluation, **stated)
+    stated = given.keys() & {"shots", "shots_file"}
+    evaluation = replace(evaluation, **{name: given[name] for name in stated})
     if evaluation.shots and evaluation.shots_file is None:
         raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
     return evaluation
@@ -129,9 +127,8 @@ def _carry_out(session: Session, evaluation: Evaluation, given: Flags) -> int:
     usual = f"{evaluation.name}.results.jsonl"
     output = session.configuration.run.get("output", usual)
     resolved = session.resolved(given["data"], {"output": output, **session.given})
-    job = _job(resolved.job, evaluation, given.get("samples", 1))
-    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
-    output = job.output
+    resolved.job = _job(resolved.job, evaluation, given.get("samples", 1))
+    status, output = session.carry_out(resolved), resolved.job.output
     if output is not None and not session.is_dry and output.path.exists():
         say(Scores(output).text())
     return status
@@ -153,10 +150,10 @@ def _job(job: Job, evaluation: Evaluation, samples: int) -> Job:
     )
     if evaluation.shots:
         shots = shots_of(evaluation, Renderer(prompting).prompt)
-        prompting = msgspec.structs.replace(prompting, shots=shots)
+        prompting = replace(prompting, shots=shots)
     # [run] in redline.toml may set it differently for other commands.
-    output = msgspec.structs.replace(job.output, format="redline", ordered=False)
-    return msgspec.structs.replace(
+    output = replace(job.output, format="redline", ordered=False)
+    return replace(
         job,
         prompting=prompting,
         samples=samples,

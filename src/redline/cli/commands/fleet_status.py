@@ -9,7 +9,7 @@ from click import Context
 
 from redline.calls import is_http_url
 from redline.cli.flags import Word, stated, switch
-from redline.cli.session import aligned, say, say_json, without_secret
+from redline.cli.session import aligned, say_json, say_lines, without_secret
 from redline.errors import ConfigError, RedlineError
 
 PARAMS = (
@@ -41,16 +41,14 @@ def fleet_status(ctx: Context, where: str) -> None:
         raise RedlineError(
             f"it is not a fleet of redline: {error}", where=without_secret(where), hint=_HINT
         ) from None
-    lines = [f"{status.model}: {status}", ""]
     rows = [("replica", "state", "in flight", "answered", "latency")]
     for one in status.replicas:
         latency = f"{one.latency_s:.2f} s" if one.latency_s else "-"
         rows.append((one.name, one.state, f"{one.in_flight:,}", f"{one.answered:,}", latency))
-    lines += aligned(rows)
+    say_lines([f"{status.model}: {status}", "", *aligned(rows)])
     for title, events in (("changes", status.changes), ("failures", status.failures)):
         if events:
-            lines += ["", f"{title}:", *(f"{one.at}  {one.what}" for one in events)]
-    say("\n".join(lines) + "\n")
+            say_lines(["", f"{title}:", *(f"{one.at}  {one.what}" for one in events)])
 
 
 def _page(where: str) -> str:
@@ -86,10 +84,10 @@ def _page(where: str) -> str:
         raise RedlineError(what, where=shown, hint=_HINT) from None
     finally:
         connection.close()
-    what = f"it is not a fleet of redline: HTTP {answer.status}"
+    why = f"HTTP {answer.status}"
     if answer.status == http.HTTPStatus.OK:
         try:
             return raw.decode()
         except UnicodeDecodeError:
-            what = "it is not a fleet of redline: its page is not UTF-8"
-    raise RedlineError(what, where=shown, hint=_HINT)
+            why = "its page is not UTF-8"
+    raise RedlineError(f"it is not a fleet of redline: {why}", where=shown, hint=_HINT)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.flags import Word
-from redline.cli.session import StatusLine, error_text, tell
+from redline.cli.session import StatusLine, error_text, say_line, tell
 from redline.errors import ConfigError, RedlineError
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ _FAILED = 1
 _EVERY_S = 60.0
 
 
-def fleet_up(ctx: Context, file: str) -> None:
+def fleet_up(ctx: Context, file: str) -> int:
     """Start a fleet of model servers, and serve it behind one URL.
 
     The URL is the first line on stdout. Replicas are started and stopped as the load asks for;
@@ -54,7 +52,7 @@ def fleet_up(ctx: Context, file: str) -> None:
     try:
         serve_fleet(
             read_fleet(Path(file)),
-            on_url=partial(print, flush=True),
+            on_url=say_line,
             on_event=view.event,
             on_status=view.status,
         )
@@ -63,8 +61,9 @@ def fleet_up(ctx: Context, file: str) -> None:
     except RedlineError as error:
         view.line.clear()
         tell(error_text(error))
-        raise Exit(_FAILED) from None
+        return _FAILED
     view.line.clear()
+    return 0
 
 
 class _View:

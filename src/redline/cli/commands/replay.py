@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.flags import Word, read_flags, switch, whole
-from redline.cli.session import aligned, say, say_json
+from redline.cli.session import aligned, say_json, say_lines
 from redline.process import counted
 from redline.route.replay import MOST_CALLS, Replay, Scored, Seeded, recommended
 from redline.route.replay import replay as replayed
@@ -39,38 +38,37 @@ def replay(ctx: Context, trace: str) -> None:
     if "json" in given:
         say_json(_json(found))
     else:
-        say("\n".join([*_lines(found), ""]))
-    raise Exit(0)
+        say_lines(_lines(found))
 
 
 def _lines(found: Replay) -> list[str]:
     return [*_head(found), "", *_services(found), "", *_table(found), "", *_end(found)]
 
 
-def _head(found: Replay) -> list[str]:
+def _head(found: Replay) -> Iterator[str]:
     of = "" if found.calls == found.total else f" of {found.total:,} in the trace"
     mode = "each arrives at its recorded time"
     if found.workers:
         mode = f"{counted(found.workers, 'worker')}, each with its next call when one ends"
-    lines = [f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"]
-    return [*lines, *(f"note: {note}" for note in found.notes)]
+    yield f"{found.trace}: {counted(found.calls, 'answered call')}{of}; {mode}"
+    for note in found.notes:
+        yield f"note: {note}"
 
 
-def _services(found: Replay) -> list[str]:
-    """Returns lines on the service model: the time of a call at each server."""
-    lines = ["time of a call at each server, fitted to the trace:"]
+def _services(found: Replay) -> Iterator[str]:
+    """Yields lines on the service model: the time of a call at each server."""
+    yield "time of a call at each server, fitted to the trace:"
     width = max(map(len, found.services))
     for name, one in found.services.items():
         fit = f"typically {one.off:.0%} off, {one.calls:,} calls"
         if not one.is_own:
             fit = f"guessed, {one.calls:,} calls"
         fails = f", {one.failures:.1%} of attempts fail" if one.failures else ""
-        lines.append(f"  {name:{width}}  {one}; {fit}{fails}")
+        yield f"  {name:{width}}  {one}; {fit}{fails}"
     if any(one.form == "slots" for one in found.services.values()):
-        lines.append("  n at once: further calls wait in the server, in their order")
+        yield "  n at once: further calls wait in the server, in their order"
     if any(one.form != "slots" for one in found.services.values()):
-        lines.append("  up to n at once: more were not recorded, and are taken to wait")
-    return lines
+        yield "  up to n at once: more were not recorded, and are taken to wait"
 
 
 def _table(found: Replay) -> list[str]:
@@ -92,22 +90,21 @@ def _row(title: str, one: Scored, names: Sequence[str]) -> list[str]:
     return [title, *figures, f"{one.mean('makespan_s'):.1f}", cost, *shares]
 
 
-def _end(found: Replay) -> list[str]:
-    """Returns lines on how closely the model reproduces the record, and on the recommendation."""
+def _end(found: Replay) -> Iterator[str]:
+    """Yields lines on how closely the model reproduces the record, and on the recommendation."""
     side = "above" if found.off > 0 else "below"
-    lines = [
+    yield (
         f"replayed as it was recorded ({found.balance}), the mean latency is {abs(found.off):.1%} "
         f"{side} the recorded one"
-    ]
+    )
     best, what = found.best, "makespan" if found.workers else "mean latency"
     if recommended(found) is not None:
         gain = f"{best.gain:.1%} ± {best.error:.1%}"
-        lines.append(f"recommended: {best.better}, whose {what} is {gain} below {best.worse}'s")
+        yield f"recommended: {best.better}, whose {what} is {gain} below {best.worse}'s"
     elif not found.reliable:
-        lines.append("no recommendation: the trace says too little about the servers")
+        yield "no recommendation: the trace says too little about the servers"
     else:
-        lines.append(f"no strategy has a {what} below {best.worse}'s by more than the noise")
-    return lines
+        yield f"no strategy has a {what} below {best.worse}'s by more than the noise"
 
 
 def _json(found: Replay) -> bytes:

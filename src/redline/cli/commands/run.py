@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from click import Context
-from click.exceptions import Exit
 
 from redline.cli.flags import Word, choice, switch
 from redline.cli.session import LOGS, run_command
@@ -37,12 +36,12 @@ PARAMS = (
 )
 
 
-def run_flags(*left_out: str) -> list[Option]:
-    """Returns the flags of `redline run`, for a command that does without some of them."""
-    return [option for option in _FLAGS if option.key not in left_out]
+def run_flags(left_out: str) -> list[Option]:
+    """Returns the flags of `redline run`, for a command that does without those of these keys."""
+    return [option for option in _FLAGS if option.key not in left_out.split()]
 
 
-def run(ctx: Context, rows: str) -> None:
+def run(ctx: Context, rows: str) -> int:
     r"""Send every row of INPUT to an endpoint, at its limits, and lose none.
 
     Interrupt it anywhere and give the same command again: it continues. Rows that fail are
@@ -69,4 +68,4 @@ def run(ctx: Context, rows: str) -> None:
     Exit status: 0 all done, 1 some rows failed, 2 bad usage or settings, or the run could not
     continue, 3 a defect in redline, 130 interrupted.
     """
-    raise Exit(run_command(ctx, rows))
+    return run_command(ctx, rows)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from click import Context
+from msgspec.structs import replace
 
 from redline.calls import Cache
-from redline.cli.flags import flag, stated, switch, time, whole
-from redline.cli.session import Answering, Configuration, load, resolve_endpoints, say
+from redline.cli.flags import flag, job_flags, stated, switch, time, whole
+from redline.cli.session import (
+    Configuration,
+    load,
+    resolve_endpoints,
+    say_line,
+    say_lines,
+    tell_line,
+)
 from redline.errors import ConfigError
 from redline.job.settings import FLAGS, Flags, flag_of, kinds_of, read, settings_in, values
 from redline.process import counted
@@ -26,10 +31,8 @@ _FILE = "redline.toml"
 _MOST_DRAIN_S = 86_400.0
 # Flags that apply to all endpoints.
 _CALLING = (
-    *("endpoint", "balance", "concurrency", "api_key", "headers", "proxy"),
-    *("requests", "tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm"),
-    *("profile", "headroom", "guard_s", "charge"),
-    *("timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
+    "endpoint balance concurrency api_key headers proxy requests tokens input_tokens output_tokens "
+    "rps rpm tpm profile headroom guard_s charge timeout_s connect_timeout_s first_byte_timeout_s"
 )
 _HELP = {
     "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
@@ -100,27 +103,16 @@ _OWN = (
     whole("max_batch_size", "Most items in one call of the function. Default 32."),
     time("max_wait", "How long a call waits for others. Default 10ms."),
 )
-PARAMS = (
-    *_OWN,
-    *(
-        msgspec.structs.replace(
-            FLAGS[name],
-            help=_HELP.get(name, FLAGS[name].help),
-            section="Endpoints" if name == "endpoint" else FLAGS[name].section,
-        )
-        for name in _CALLING
-    ),
-)
+_ENDPOINT, *_OTHERS = job_flags(_CALLING, _HELP)
+PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
 # The tables in [serve]; its other keys are those of flags.
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 # Fields of the gateway's settings that flags set as they are.
-_FIELDS = (
-    *("host", "port", "workers", "balance", "drain_s", "most_body_bytes", "keys", "cache_ttl_s"),
-)
+_FIELDS = "host port workers balance drain_s most_body_bytes keys cache_ttl_s"
 
 
-def serve(ctx: Context) -> None:
+def serve(ctx: Context) -> int:
     r"""Serve every endpoint behind one address with the OpenAI API.
 
     Calls go to whichever endpoint can answer them first, within the limits of each; a server that
@@ -151,27 +143,23 @@ def serve(ctx: Context) -> None:
         from redline.cli.commands.toml_schema import toml_schema
 
         of_serve = (option for option in PARAMS if option.key not in _ONLY_FLAGS)
-        say(json.dumps(toml_schema(of_serve), indent=2) + "\n")
-        return
+        say_line(json.dumps(toml_schema(of_serve), indent=2))
+        return 0
     settings = _settings(flags)
     if "check" in flags:
         settings.check()
-        say(_summary(settings))
-        return
-    on_note = partial(print, file=sys.stderr, flush=True)
+        say_lines(_summary(settings))
+        return 0
     if worker is None and settings.workers > 1:
-        ctx.exit(serve_workers(settings, flags, on_url=_say_url, on_note=on_note))
+        return serve_workers(settings, flags, on_url=say_line, on_note=tell_line)
     serve_gateway(
         settings,
         reread=lambda: _settings(flags),
-        on_url=_say_url,
-        on_note=on_note,
+        on_url=say_line,
+        on_note=tell_line,
         worker=worker,
     )
-
-
-def _say_url(url: str) -> None:
-    say(f"{url}\n")
+    return 0
 
 
 def _settings(given: Flags) -> GatewaySettings:
@@ -181,9 +169,9 @@ def _settings(given: Flags) -> GatewaySettings:
     from redline.serve.keys import parse_tenants
 
     configuration = _configuration(given)
-    flags = {**configuration.run, **given}
-    classes = parse_classes(configuration.serve.get("classes", {}), configuration.file)
-    batches = parse_batches(configuration.serve.get("batches", {}), configuration.file)
+    flags, file = {**configuration.run, **given}, configuration.file
+    classes = parse_classes(configuration.serve.get("classes", {}), file)
+    batches = parse_batches(configuration.serve.get("batches", {}), file)
     state = Path(flags.get("state") or "redline.serve")
     with configuration.located(given):
         own = read((*_OWN, FLAGS["balance"], FLAGS["concurrency"]), flags)
@@ -191,21 +179,16 @@ def _settings(given: Flags) -> GatewaySettings:
         certificate = _certificate(own)
         function = _function(flags, own)
     most = own.get("concurrency")
-    calling = {FLAGS[name].key for name in _CALLING}
-    found = (
-        Answering(endpoints=())
-        if function is not None
-        else resolve_endpoints(
-            {name: value for name, value in given.items() if name in calling},
-            msgspec.structs.replace(
-                configuration,
-                run={name: value for name, value in configuration.run.items() if name in calling},
-            ),
-        )
-    )
+    if function is None:
+        calling = " ".join(FLAGS[name].key for name in _CALLING.split())
+        run = _among(configuration.run, calling)
+        of_calls = replace(configuration, run=run)
+        endpoints, embedded = resolve_endpoints(_among(given, calling), of_calls)
+    else:
+        endpoints, embedded = (), None
     return GatewaySettings(
-        endpoints=found.endpoints,
-        embedded=found.embedded,
+        endpoints=endpoints,
+        embedded=embedded,
         function=function,
         most=most if isinstance(most, int) else None,
         certificate=certificate,
@@ -213,9 +196,7 @@ def _settings(given: Flags) -> GatewaySettings:
         state=state,
         classes=classes,
         batches=batches,
-        tenants=parse_tenants(
-            configuration.tenants, configuration.file, [one.name for one in classes]
-        ),
+        tenants=parse_tenants(configuration.tenants, file, [one.name for one in classes]),
         prices=configuration.prices,
         **_among(own, _FIELDS),
     )
@@ -235,54 +216,57 @@ def _configuration(given: Flags) -> Configuration:
     kinds = kinds_of(option for option in PARAMS if option.key not in _ONLY_FLAGS)
     stated = {key: value for key, value in configuration.serve.items() if key not in _TABLES}
     run = settings_in(stated, kinds, f"{path.name}, [serve]")
-    return msgspec.structs.replace(configuration, run=run, defaults="serve")
+    return replace(configuration, run=run, defaults="serve")
 
 
 def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     from redline.serve.gateway import FunctionSettings
 
     if "function" not in own:
-        for name in ("max_batch_size", "max_wait"):
-            if name in flags:
-                raise ConfigError(f"{flag_of(name)} needs --function", hint="add --function")
+        _refuse("--function", _among(flags, "max_batch_size max_wait"))
         return None
     if "endpoint" in flags:
         raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
-    return FunctionSettings(spec=own["function"], **_among(own, ("max_batch_size", "max_wait_s")))
+    return FunctionSettings(spec=own["function"], **_among(own, "max_batch_size max_wait_s"))
 
 
 def _cache(flags: Flags, own: Flags, state: Path) -> Cache | None:
     if not own.get("cache"):
-        for name in ("cache_ttl", "cache_size", "cache_sampled"):
-            if flags.get(name):
-                raise ConfigError(f"{flag_of(name)} needs --cache", hint="add --cache")
+        _refuse("--cache", _among(flags, "cache_ttl cache_size cache_sampled"))
         return None
-    return Cache(state / "answers", **_among(own, ("max_bytes", "includes_sampled")))
+    return Cache(state / "answers", **_among(own, "max_bytes includes_sampled"))
+
+
+def _refuse(missing: str, given: Flags) -> None:
+    """Raises ConfigError for a given flag that needs the missing one."""
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{flag_of(name)} needs {missing}", hint=f"add {missing}")
 
 
 def _certificate(own: Flags) -> Certificate | None:
     from redline.serve.gateway import Certificate
 
-    found = _among(own, ("chain", "key"))
+    found = _among(own, "chain key")
     if len(found) == 1:
         missing = "--tls-cert" if "key" in found else "--tls-key"
         raise ConfigError(f"HTTPS needs {missing}, too", hint="both are files in PEM form")
     return Certificate(**found) if found else None
 
 
-def _among(own: Flags, names: Sequence[str]) -> dict[str, Any]:
-    return {name: own[name] for name in names if name in own}
+def _among(own: Flags, names: str) -> dict[str, Any]:
+    return {name: own[name] for name in names.split() if name in own}
 
 
-def _summary(settings: GatewaySettings) -> str:
-    """Returns a summary of the gateway's settings, one line each."""
-    lines = [f"{counted(len(settings.endpoints), 'endpoint')}:"]
+def _summary(settings: GatewaySettings) -> Iterator[str]:
+    """Yields a summary of the gateway's settings, one line each."""
     if settings.function is not None:
-        lines = [f"function: {settings.function.spec}"]
+        yield f"function: {settings.function.spec}"
+    else:
+        yield f"{counted(len(settings.endpoints), 'endpoint')}:"
     for endpoint in settings.endpoints:
         models = f", models {', '.join(endpoint.models)}" if endpoint.models else ""
-        lines.append(f"  {endpoint.label}: {endpoint.base_url}{models}")
+        yield f"  {endpoint.label}: {endpoint.base_url}{models}"
     scheme = "http" if settings.certificate is None else "https"
     workers = f", {settings.workers} workers" if settings.workers > 1 else ""
-    lines.append(f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}")
-    return "\n".join(lines) + "\n"
+    yield f"address: {scheme}://{settings.host}:{settings.port}/v1{workers}"

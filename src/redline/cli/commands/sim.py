@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from click import Context
 
 from redline.cli.flags import choice, flag, read_flags, switch, time, whole
+from redline.cli.session import say_line, tell_line
 from redline.errors import ConfigError
 from redline.job.settings import Kind, Option, Reader, values
 from redline.sim import ALGORITHMS, CHARGES, HEADER_STYLES, SimSettings, parse_faults, parse_latency
@@ -145,8 +144,5 @@ def sim(ctx: Context) -> None:
     # Imported here: no other command pays for a server's start-up.
     from redline.sim.server import serve_forever
 
-    serve_forever(
-        SimSettings(**read_flags(ctx, PARAMS)),
-        on_url=partial(print, flush=True),
-        on_note=partial(print, file=sys.stderr, flush=True),
-    )
+    settings = SimSettings(**read_flags(ctx, PARAMS))
+    serve_forever(settings, on_url=say_line, on_note=tell_line)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from click import Context
-from click.exceptions import Exit
+from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import flag, whole
 from redline.cli.session import Session, say
 from redline.errors import ConfigError
-from redline.job.settings import Flags, Job, Kind, read, values
+from redline.job.settings import Flags, Job, Kind, read, reason_of, values
 from redline.sources import first_rows
 from redline.tasks.synth import MOST_TEXTS, SAMPLING, Filters, Synthesis, Variations, delivered
 from redline.tasks.tag import load
@@ -82,13 +81,13 @@ PARAMS = (
     *_OWN,
     # The synthesis sets the other flags itself, or does not use them.
     *run_flags(
-        *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
-        *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
+        "body url method output_path fail_on format ordered keep_input limit via follow "
+        "until_empty constant_prompt"
     ),
 )
 
 
-def synth(ctx: Context) -> None:
+def synth(ctx: Context) -> int:
     r"""Generate texts from a prompt, without near-duplicates.
 
     The prompt may use n (from 1), seed, and the columns of --vary and --rows-from. Interrupt it and
@@ -101,7 +100,7 @@ def synth(ctx: Context) -> None:
     The last line on stdout states the number of texts, as in: delivered: 1000/1000. Exit status: 0
     all texts delivered, 1 fewer, with the reasons; otherwise as for `redline run`.
     """
-    raise Exit(_carry_out(Session(ctx)))
+    return _carry_out(Session(ctx))
 
 
 def _carry_out(session: Session) -> int:
@@ -116,15 +115,13 @@ def _carry_out(session: Session) -> int:
         tries=given.get("tries", _TRIES),
         similarity=given.get("similarity", _SIMILARITY),
     )
-    job = _job(resolved.job, task, is_dry=session.is_dry)
+    job = resolved.job = _job(resolved.job, task, is_dry=session.is_dry)
     if not rows.has_columns:
         # Without columns, many texts result from repetitions of the same request.
-        prompting = msgspec.structs.replace(job.prompting, constant_prompt=True)
-        job = msgspec.structs.replace(job, prompting=prompting)
-    status = session.carry_out(msgspec.structs.replace(resolved, job=job))
-    if session.is_dry:
-        return status
-    if job.output is not None and job.output.path.exists():
+        prompting = replace(job.prompting, constant_prompt=True)
+        resolved.job = replace(job, prompting=prompting)
+    status = session.carry_out(resolved)
+    if not session.is_dry and job.output is not None and job.output.path.exists():
         say(delivered(job.output, wanted, task.similarity).text())
     return status
 
@@ -139,19 +136,15 @@ def _job(job: Job, task: Synthesis, *, is_dry: bool) -> Job:
         raise ConfigError("each text is requested on its own", hint="leave out --param n=...")
     if job.output is not None:
         # [run] in redline.toml may set it differently for other commands.
-        output = msgspec.structs.replace(
-            job.output, format="redline", ordered=False, keep_input=True
-        )
-        job = msgspec.structs.replace(job, output=output)
+        output = replace(job.output, format="redline", ordered=False, keep_input=True)
+        job = replace(job, output=output)
     elif not is_dry:
         raise ConfigError("the texts need a file", hint="name it: -o stories.jsonl")
-    return msgspec.structs.replace(
-        job, task=task, retries_failures=not job.retry_failed, fail_on=(), limit=None
-    )
+    return replace(job, task=task, retries_failures=not job.retry_failed, fail_on=(), limit=None)
 
 
 def _variations(given: Flags) -> Variations:
-    vary: dict[str, list[Any]] = {}
+    vary = dict[str, list[Any]]()
     for text in given.get("vary", ()):
         name, choices = _varied(text)
         if name in vary:
@@ -172,18 +165,18 @@ def _varied(text: str) -> tuple[str, list[Any]]:
     if not equals or not name:
         raise ConfigError(f"--vary is not NAME=A,B,C: {text}", hint="write it like topic=tea,rain")
     words = _lines(listed[1:]) if listed.startswith("@") else listed.split(",")
-    choices = [word.strip() for word in words if word.strip()]
-    return name, [
-        values.number(word, f"--vary {name}") if name in SAMPLING else word for word in choices
-    ]
+    choices: list[Any] = list(filter(None, map(str.strip, words)))
+    if name in SAMPLING:
+        choices = [values.number(word, f"--vary {name}") for word in choices]
+    return name, choices
 
 
 def _lines(path: str) -> list[str]:
     try:
         return Path(path).read_text("utf-8").splitlines()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"--vary cannot read {path}: {reason}", hint="NAME=@FILE") from error
+        what = f"--vary cannot read {path}: {reason_of(error)}"
+        raise ConfigError(what, hint="NAME=@FILE") from error
 
 
 def _base(path: str | None) -> list[dict[str, Any]]:
@@ -194,12 +187,10 @@ def _base(path: str | None) -> list[dict[str, Any]]:
         rows = list(found_rows)
     if len(rows) > _MOST_BASE:
         raise ConfigError(f"{path} has more than {_MOST_BASE:,} rows", hint="use fewer rows")
-    found = []
     for row in rows:
         if row.data is None:
             raise ConfigError(f"a row cannot be read: {row.problem}", where=f"{path}:{row.line}")
-        found.append(row.data)
-    return found
+    return [row.data for row in rows if row.data is not None]
 
 
 def _filters(given: Flags) -> Filters:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
+from msgspec.structs import replace
 
 from redline.cli.commands.run import run_flags
 from redline.cli.flags import Word, choice, flag, whole
@@ -77,14 +77,11 @@ PARAMS = (
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
-    *run_flags(
-        *("body", "url", "method", "output_path", "fail_on", "format", "keep_input", "via"),
-        *("follow", "until_empty"),
-    ),
+    *run_flags("body url method output_path fail_on format keep_input via follow until_empty"),
 )
 
 
-def tag(ctx: Context, rows: str) -> None:
+def tag(ctx: Context, rows: str) -> int:
     r"""Tag every row with labels, or with any JSON that a schema describes.
 
     If an answer is not valid, the model is asked again; a row without a valid answer is among the
@@ -101,7 +98,7 @@ def tag(ctx: Context, rows: str) -> None:
     The last line on stdout is then the accuracy, as in: accuracy: 2900/3080. Exit status: as for
     `redline run`.
     """
-    raise Exit(_carry_out(Session(ctx), rows))
+    return _carry_out(Session(ctx), rows)
 
 
 def _carry_out(session: Session, rows: str) -> int:
@@ -117,11 +114,12 @@ def _carry_out(session: Session, rows: str) -> int:
     prompt = None
     if resolved.job.prompting.prompt is None and resolved.job.prompting.body is None:
         prompt = prompt_of(row, rows, gold)
-    task = _task(schema, given)
-    job = _job(resolved.job, schema, task, prompt)
-    lines = msgspec.structs.replace(resolved.lines, format="redline")
-    status = session.carry_out(msgspec.structs.replace(resolved, job=job, lines=lines))
-    output = job.output
+    own = read(_OWN, given)
+    form = own.get("response_format", FORMATS[0])
+    task = Tagging(schema, reasks=own.get("reasks", _REASKS), response_format=form)
+    resolved.job = _job(resolved.job, schema, task, prompt)
+    resolved.lines = replace(resolved.lines, format="redline")
+    status, output = session.carry_out(resolved), resolved.job.output
     if output is None or session.is_dry:
         return status
     if output.path.exists() or output.failed_path.exists():
@@ -129,37 +127,27 @@ def _carry_out(session: Session, rows: str) -> int:
     return status
 
 
-def _task(schema: Schema, given: Flags) -> Tagging:
-    own = read(_OWN, given)
-    return Tagging(
-        schema,
-        reasks=own.get("reasks", _REASKS),
-        response_format=own.get("response_format", FORMATS[0]),
-    )
-
-
 def _job(job: Job, schema: Schema, task: Tagging, prompt: str | None) -> Job:
     """Returns the job that tags, with a system message that describes the tags."""
     # The system message is a template, so the schema's braces must be in a string literal.
     wanted = f"{{{{ {msgspec.json.encode(Structured(schema).instructions).decode()} }}}}"
     system = job.prompting.system
-    prompting: Prompting = msgspec.structs.replace(
+    prompting: Prompting = replace(
         job.prompting,
         prompt=prompt or job.prompting.prompt,
         system=wanted if system is None else f"{system}\n\n{wanted}",
     )
-    output = job.output and msgspec.structs.replace(job.output, format="redline")
-    return msgspec.structs.replace(job, prompting=prompting, output=output, task=task)
+    output = job.output and replace(job.output, format="redline")
+    return replace(job, prompting=prompting, output=output, task=task)
 
 
 def _table_path(given: Flags, output: Output | None, rows: str) -> Path | None:
     """Returns the path of --export. Raises ConfigError, before anything is sent, if not usable."""
-    if output is None:
-        for name in ("gold", "export"):
-            if name in given:
-                raise ConfigError(
-                    f"{flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
-                )
+    for name in ("gold", "export"):
+        if output is None and name in given:
+            raise ConfigError(
+                f"{flag_of(name)} needs an output file", hint="name one: -o tagged.jsonl"
+            )
     if output is None or "export" not in given:
         return None
     path = Path(given["export"])
@@ -188,17 +176,13 @@ def _tell(
         )
     if found.agreement is not None:
         matrix = _matrix_path(output)
-        _write(matrix, found.agreement.as_csv())
+        try:
+            matrix.write_text(found.agreement.as_csv(), "utf-8")
+        except OSError as error:
+            raise ConfigError(f"cannot write {matrix}: {error.strerror}") from error
         notes.append(f"confusion matrix: {matrix}")
     if table is not None:
         count = write_table(output.path, table) if output.path.exists() else 0
         left = f"; without the {found.failed:,} that failed" if found.failed else ""
         notes.append(f"table: {table}, {counted(count, 'row')}{left}")
     say(found.text(*notes))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, "utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -24,32 +24,28 @@ _TYPES: dict[Kind, dict[str, Any]] = {
 
 def toml_schema(of_serve: Iterable[Option]) -> dict[str, Any]:
     """Returns the schema of the whole file. of_serve: the settings of [serve]."""
-    prices = _tables(_table(dict.fromkeys(PRICE_KEYS, Kind.TEXT), {}))
-    endpoint = _table(ENDPOINT_KEYS, _help(OF_ENDPOINT.values()))
+    prices = _tables(_table(dict.fromkeys(PRICE_KEYS, Kind.TEXT)))
+    endpoint = _table(ENDPOINT_KEYS, OF_ENDPOINT.values())
     endpoint["properties"]["prices"] = prices
     options = list(of_serve)
-    serve = _table(kinds_of(options), _help(options))
-    serve["properties"]["classes"] = _tables(_table(kinds_of(CLASS_OPTIONS), {}))
-    serve["properties"]["batches"] = _table(kinds_of(BATCH_OPTIONS), {})
+    serve = _table(kinds_of(options), options)
+    serve["properties"]["classes"] = _tables(_table(kinds_of(CLASS_OPTIONS)))
+    serve["properties"]["batches"] = _table(kinds_of(BATCH_OPTIONS))
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "redline.toml",
         "type": "object",
         "additionalProperties": False,
         "properties": {
-            "run": _table(RUN_KEYS, _help(FLAGS.values())),
+            "run": _table(RUN_KEYS, FLAGS.values()),
             "endpoints": _tables({**endpoint, "required": ["base_url"]}),
             "prices": prices,
             "serve": serve,
-            "tenants": _tables(_table(kinds_of(TENANT_OPTIONS), {})),
+            "tenants": _tables(_table(kinds_of(TENANT_OPTIONS))),
             "alerts": {"type": "object"},
             "otel": {"type": "object"},
         },
     }
-
-
-def _help(options: Iterable[Option]) -> dict[str, str]:
-    return {option.key: option.help for option in options if option.help}
 
 
 def _tables(each: dict[str, Any]) -> dict[str, Any]:
@@ -57,9 +53,10 @@ def _tables(each: dict[str, Any]) -> dict[str, Any]:
     return {"type": "object", "additionalProperties": each}
 
 
-def _table(kinds: Mapping[str, Kind], about: Mapping[str, str]) -> dict[str, Any]:
+def _table(kinds: Mapping[str, Kind], described: Iterable[Option] = ()) -> dict[str, Any]:
     """Returns the schema of a table with these keys, which may have dashes."""
-    properties: dict[str, Any] = {}
+    about = {option.key: option.help for option in described if option.help}
+    properties = dict[str, Any]()
     for key, kind in kinds.items():
         properties[key] = dict(_TYPES[kind])
         if key in about:

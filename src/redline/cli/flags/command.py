@@ -30,17 +30,32 @@ def _check_folder() -> None:
         ) from error
 
 
-class Command(click.Command):
+class _Described:
+    """The help of a command, as plain text."""
+
+    help: str | None
+
+    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
+        """Writes wrapped paragraphs; an indented one is an example and is not wrapped."""
+        for paragraph in inspect.cleandoc(self.help or "").split("\n\n"):
+            formatter.write_paragraph()
+            if paragraph.startswith("  "):
+                formatter.write("".join(f"{line}\n" for line in paragraph.splitlines()))
+            else:
+                formatter.write_text(" ".join(paragraph.split()))
+
+
+class Command(_Described, click.Command):
     """A command whose help is plain text in sections, and whose flags are given once.
 
-    function: called with the context and the words; its docstring is the help. stated: its words
-    and flags.
+    function: called with the context and the words; returns the exit status, None for 0. Its
+    docstring is the help. stated: its words and flags.
     """
 
     def __init__(
         self,
         name: str,
-        function: Callable[..., None],
+        function: Callable[..., int | None],
         stated: Iterable[Word | Option],
         summary: str,
     ) -> None:
@@ -52,17 +67,14 @@ class Command(click.Command):
             short_help=summary,
         )
 
-    def invoke(self, ctx: Context) -> None:
+    def invoke(self, ctx: Context) -> Any:
         assert self.callback is not None
         _check_folder()
-        self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
+        return self.callback(ctx, *(ctx.params[word.name] for word in _words(self) if word.name))
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Returns the words of the usage line, such as `INPUT [FLAGS]`."""
         return [*(word.metavar or "" for word in _words(self)), "[FLAGS]"]
-
-    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
-        write_prose(self.help or "", formatter)
 
     def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         """Writes the words, then the flags by section, in the order of the sections."""
@@ -82,7 +94,7 @@ class Command(click.Command):
                 formatter.write_dl(rows)
 
 
-class Group(click.Group):
+class Group(_Described, click.Group):
     """A group of commands, such as the program itself. Its help lists the commands, then the flags.
 
     A command is imported only when it is used: to import all would take a third of the time of a
@@ -130,9 +142,6 @@ class Group(click.Group):
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         return ["COMMAND [FLAGS]"]
 
-    def format_help_text(self, ctx: Context, formatter: click.HelpFormatter) -> None:
-        write_prose(self.help or "", formatter)
-
     def format_options(self, ctx: Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._known.items()])
@@ -143,16 +152,6 @@ class Group(click.Group):
 
 def _words(command: click.Command) -> list[Word]:
     return [param for param in command.params if isinstance(param, Word)]
-
-
-def write_prose(text: str, formatter: click.HelpFormatter) -> None:
-    """Writes wrapped paragraphs; an indented one is an example and is not wrapped."""
-    for paragraph in inspect.cleandoc(text).split("\n\n"):
-        formatter.write_paragraph()
-        if paragraph.startswith("  "):
-            formatter.write("".join(f"{line}\n" for line in paragraph.splitlines()))
-        else:
-            formatter.write_text(" ".join(paragraph.split()))
 
 
 def stated(ctx: Context) -> dict[str, Any]:

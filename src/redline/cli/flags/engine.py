@@ -111,11 +111,11 @@ def settings_in(text: str) -> EngineSettings:
                 f"engine:{model} has no setting {name}", hint=nearest(key, _KNOWN) or _FORM
             )
         # This is not form-encoded, so a plus remains a plus.
-        given[key] = unquote(value)
+        given[key] = text = unquote(value)
         if _KNOWN[key].kind is Kind.FLAG:
-            if given[key] not in _IS_ON:
+            given[key] = _IS_ON.get(text)
+            if given[key] is None:
                 raise ConfigError(f"{flag_of(key)} is true or false, not {value}", hint=_FORM)
-            given[key] = _IS_ON[given[key]]
     return settings_of(model, given)
 
 

@@ -6,15 +6,16 @@ flag without a value, or text any number of times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import click
+import msgspec
 from click.shell_completion import CompletionItem
 
 from redline.errors import ConfigError
-from redline.job.settings import Kind, Option, flag_of, values
+from redline.job.settings import FLAGS, Kind, Option, flag_of, values
 
 
 class Word(click.Argument):
@@ -101,6 +102,14 @@ def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
     """Returns a flag whose value is one of `known`."""
     reader = partial(values.choice, known=known)
     return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
+
+
+def job_flags(keys: str, helps: Mapping[str, str]) -> list[Option]:
+    """Returns the options of a job with these names. helps: other texts for the help, by name."""
+    return [
+        msgspec.structs.replace(FLAGS[key], help=helps.get(key, FLAGS[key].help))
+        for key in keys.split()
+    ]
 
 
 def params_of(stated: Iterable[Word | Option]) -> list[click.Parameter]:

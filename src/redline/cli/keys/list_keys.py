@@ -10,7 +10,7 @@ from click import Context
 
 from redline.cli.flags import stated, switch
 from redline.cli.keys.file_flag import FILE, path_of
-from redline.cli.session import aligned, say, say_json
+from redline.cli.session import aligned, say, say_json, say_lines
 from redline.process import counted, printable
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ PARAMS = (
     FILE,
     switch("json", "Print them as JSON."),
 )
+_SHOWN = "id tenant starts created expires revoked"
 
 
 def list_keys(ctx: Context) -> None:
@@ -33,10 +34,9 @@ def list_keys(ctx: Context) -> None:
     # Imported here, because the flags do not need it.
     from redline.serve import keys
 
-    flags = stated(ctx)
     path, now = path_of(ctx), datetime.now(UTC)
     found = keys.read_keys(path)
-    if "json" in flags:
+    if "json" in stated(ctx):
         shown = [_facts(key, now) for key in found]
         say_json(msgspec.json.format(msgspec.json.encode(shown)))
         return
@@ -47,23 +47,11 @@ def list_keys(ctx: Context) -> None:
     for key in found:
         dates = (f"{key.created:%Y-%m-%d}", f"{key.expires:%Y-%m-%d}" if key.expires else "never")
         start = f"{key.starts}..."
-        rows.append((key.id, key.tenant, start, *dates, key.state(now), _one_line(key.note)))
-    say("".join(f"{line}\n" for line in aligned(rows)))
-    say(f"\n{counted(len(found), 'key')} in {printable(str(path))}\n")
+        note = printable(" ".join(key.note.split()))
+        rows.append((key.id, key.tenant, start, *dates, key.state(now), note))
+    say_lines([*aligned(rows), "", f"{counted(len(found), 'key')} in {printable(str(path))}"])
 
 
 def _facts(key: Key, now: datetime) -> dict[str, object]:
-    return {
-        "id": key.id,
-        "tenant": key.tenant,
-        "starts": key.starts,
-        "created": key.created,
-        "expires": key.expires,
-        "revoked": key.revoked,
-        "state": key.state(now),
-        "note": key.note,
-    }
-
-
-def _one_line(note: str) -> str:
-    return printable(" ".join(note.split()))
+    shown = {name: getattr(key, name) for name in _SHOWN.split()}
+    return {**shown, "state": key.state(now), "note": key.note}

@@ -11,16 +11,14 @@ from click import Context
 from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
-from redline.cli.results.reading import notes_of, open_results, priced
+from redline.cli.results.reading import SEED, new_file, notes_of, open_results, priced
 from redline.cli.results.show import seconds
-from redline.cli.session import aligned, folded, say, say_json, screen_width
+from redline.cli.session import aligned, folded, save, say_json, say_lines, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
-from redline.process import counted, replace_file, write_all
-from redline.store import local_path
+from redline.process import counted
 
 _USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
-_MOST_SEED = 2**63 - 1
 _PAGE = b"<!doctype html>"
 # Columns of a table are at least this wide.
 _NARROW = 10
@@ -34,12 +32,7 @@ PARAMS = (
         f"Show N rows of each kind on the page. Default: {_USUAL_SAMPLE}.",
         most=_MOST_SAMPLED,
     ),
-    whole(
-        "seed",
-        "Draw other rows; the same seed always draws the same. Default: 0.",
-        least=0,
-        most=_MOST_SEED,
-    ),
+    SEED,
     switch("json", "For programs: JSON."),
 )
 
@@ -64,30 +57,25 @@ def compare(ctx: Context, first: str, second: str) -> None:
     if page is None and ("sample" in given or "seed" in given):
         raise ConfigError("only a page shows a sample of rows", hint="add -o page.html")
     with open_results(first) as one, open_results(second) as two:
-        tariff, problem = priced()
+        tariff, of_prices = priced()
         found = compare_outputs(one, two, tariff, sample=sample if page else 0, seed=seed)
         scores = _scores(found, one, two)
         if page is not None:
             table = list(_table(found))
             data = page_of(found, (one, two), table, scores).encode("utf-8", "replace")
-            replace_file(page, lambda fd: write_all(fd, [data]))
+            save(page, data)
         if "json" in given:
             say_json(loose_json.encoded(found.as_fields()))
             return
-        notes = [*_notes(one, first), *_notes(two, second)]
-        if problem:
-            notes.append(f"prices of redline.toml are not used: {problem}")
+        notes = [*_notes(one, first), *_notes(two, second), *of_prices]
         if page is not None:
             notes.append(f"page: {page}")
-        say(_text(found, (one, two), scores, notes))
+        say_lines(_lines(found, (one, two), scores, notes))
 
 
 def _page_path(text: str) -> Path:
     """Returns the path of the page. Raises ConfigError if it would replace anything but a page."""
-    path = local_path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise ConfigError(f"the page {text} {what}", hint="name a file: -o page.html")
+    path = new_file(text, "the page", "name a file: -o page.html")
     if path.exists() and not _is_page(path):
         raise ConfigError(
             f"{text} exists and is not a page", hint="choose another -o, such as page.html"
@@ -110,38 +98,36 @@ def _notes(found: Opened, name: str) -> list[str]:
     return [f"{name}: {note}" for note in [*notes, *notes_of(found, name)]]
 
 
-def _text(found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: list[str]) -> str:
+def _lines(
+    found: Comparison, sides: tuple[Opened, Opened], scores: str, notes: list[str]
+) -> Iterator[str]:
     width = screen_width()
-    lines: list[str] = []
     for letter, side in zip("AB", sides, strict=True):
         model = f", model {side.model}" if side.model else ""
-        lines += folded(f"{letter}  {side.name}{model}", width, 2)
-    lines.append("")
+        yield from folded(f"{letter}  {side.name}{model}", width, 2)
+    yield ""
     only = f"{found.only_first:,} in A only, {found.only_second:,} in B only"
-    lines += folded(f"{counted(found.common, 'row')} in common; {only}", width, 2)
+    yield from folded(f"{counted(found.common, 'row')} in common; {only}", width, 2)
     if found.changed:
         hold = "holds" if found.changed == 1 else "hold"
-        lines += folded(
+        yield from folded(
             f"{found.changed:,} of these {hold} something else in B than in A", width, 2
         )
     rows = [("", "A", "B"), *_table(found)]
-    lines += ["", *aligned(rows, is_figures=True, least=_NARROW)]
-    lines += ["", *_pairs(found, width)]
+    yield from ["", *aligned(rows, is_figures=True, least=_NARROW)]
+    yield from ["", *_pairs(found, width)]
     if found.settings:
-        lines += ["", "settings that differ"]
+        yield from ["", "settings that differ"]
         for name, one, two in found.settings:
             text = f"{name}: {one or 'not set'} in A, {two or 'not set'} in B"
-            lines += folded(text, width, 4, "  ")
+            yield from folded(text, width, 4, "  ")
     if scores:
-        lines += ["", *(each for line in scores.splitlines() for each in _wrapped(line, width))]
+        yield ""
+    for line in scores.splitlines():
+        # The aligned columns of one that is narrow enough are kept.
+        yield from [line] if len(line) <= width else folded(line, width, 3)
     for note in notes:
-        lines += ["", *folded(note, width, 5)]
-    return "\n".join(lines) + "\n"
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """Wraps a line, unless it is narrow enough: then its aligned columns are kept."""
-    return [line] if len(line) <= width else folded(line, width, 3)
+        yield from ["", *folded(note, width, 5)]
 
 
 def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
@@ -150,8 +136,10 @@ def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
     yield "succeeded", f"{one.succeeded:,}", f"{two.succeeded:,}"
     yield "failed", f"{one.failed:,}", f"{two.failed:,}"
     for reason in sorted({*one.reasons, *two.reasons} - {"stop", None}, key=str):
-        counts = (side.reasons[reason].rows if reason in side.reasons else 0 for side in (one, two))
-        first, second = (f"{count:,}" for count in counts)
+        first, second = (
+            f"{side.reasons[reason].rows:,}" if reason in side.reasons else "0"
+            for side in (one, two)
+        )
         yield f"finish: {reason}", first, second
     yield "tokens in", f"{one.input_tokens:,}", f"{two.input_tokens:,}"
     yield "tokens out", f"{one.output_tokens:,}", f"{two.output_tokens:,}"
@@ -159,38 +147,31 @@ def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
         yield "cost", _cost(one), _cost(two)
     sides = (one.latencies.quantiles(), two.latencies.quantiles())
     if any(sides):
-        for title, name in (
-            ("latency p50", "p50_s"),
-            ("latency p95", "p95_s"),
-            ("latency, most", "max_s"),
-        ):
-            first, second = (
-                "-" if side is None else seconds(getattr(side, name)) for side in sides
-            )
+        names = {"latency p50": "p50_s", "latency p95": "p95_s", "latency, most": "max_s"}
+        for title, name in names.items():
+            first, second = ("-" if one is None else seconds(getattr(one, name)) for one in sides)
             yield title, first, second
 
 
 def _cost(figures: Figures) -> str:
     cost = figures.cost
-    if not cost.priced:
-        return "unknown" if cost.unpriced or cost.unstated else "-"
     is_part = cost.unpriced or cost.unstated
+    if not cost.priced:
+        return "unknown" if is_part else "-"
     return dollars_text(cost.picodollars) + (f" for {cost.priced:,}" if is_part else "")
 
 
 def _pairs(found: Comparison, width: int) -> Iterator[str]:
     """Yields lines that count rows by their result in each output, with examples of each kind."""
-    answered = found.equal + found.different
-    if answered:
+    if answered := found.equal + found.different:
         share = 100 * found.equal / answered
         yield f"outputs: {found.equal:,} equal ({share:.1f} %), {found.different:,} different"
     for kind, words in KINDS.items():
-        count, examples = found.pairs[kind], found.examples.get(kind, [])
+        count = found.pairs[kind]
         if count and kind != "equal":
-            names = [one.name for one in examples]
-            if names and count > len(names):
-                names.append("...")
-            yield from folded(", ".join([f"{words}: {count:,}", *names]), width, 3)
+            names = [one.name for one in found.examples.get(kind, [])]
+            more = ["..."] if names and count > len(names) else []
+            yield from folded(", ".join([f"{words}: {count:,}", *names, *more]), width, 3)
 
 
 def _scores(found: Comparison, one: Opened, two: Opened) -> str:
@@ -206,15 +187,12 @@ def _scores(found: Comparison, one: Opened, two: Opened) -> str:
         scores = compare_scores(one.output.path, two.output.path)
         return msgspec.structs.replace(scores, first=one.name, second=two.name).words()
     total = found.grades.total()
-    won, lost = (
-        [example.row for example in found.examples.get(kind, [])] for kind in ("better", "worse")
-    )
     return Scores(
         first=one.name,
         second=two.name,
         pairs=paired(dict(found.grades.items())),
-        won=won,
-        lost=lost,
+        won=[example.row for example in found.examples.get("better", [])],
+        lost=[example.row for example in found.examples.get("worse", [])],
         first_answers=total,
         second_answers=total,
         only_first=0,

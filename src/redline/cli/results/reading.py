@@ -5,37 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
+from redline.cli.flags import whole
 from redline.cli.results.verify import results_path
 from redline.cli.session import load
 from redline.errors import ConfigError
 from redline.job.inspect import Opened, Tariff, opened
 from redline.journal import Output
 from redline.process import counted
-from redline.store import url_of
+from redline.store import local_path, url_of
+
+# A seed of samples.
+SEED = whole(
+    "seed",
+    "Draw other rows; the same seed always draws the same. Default: 0.",
+    least=0,
+    most=2**63 - 1,
+)
 
 
-class Priced(NamedTuple):
-    """The prices of answers. problem: why redline.toml could not be read, or empty."""
-
-    tariff: Tariff
-    problem: str
-
-
-def priced() -> Priced:
+def priced() -> tuple[Tariff, list[str]]:
     """Returns the prices of redline.toml in the working folder, beside those that redline knows.
 
-    An unreadable file is not an error, because prices are optional.
+    An unreadable file is not an error, because prices are optional; a note then says why.
     """
     try:
         settings = load(Path.cwd())
     except ConfigError as error:
-        return Priced(Tariff(), str(error))
+        return Tariff(), [f"prices of redline.toml are not used: {error}"]
     models = {name: table.get("models", {}) for name, table in settings.endpoints.items()}
-    return Priced(Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), "")
+    return Tariff(own=settings.prices, models=models, tariffs=settings.tariffs), []
+
+
+def new_file(text: str, named: str, hint: str) -> Path:
+    """Returns the path of a file to be written. Raises ConfigError if there can be none."""
+    path = local_path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
+        raise ConfigError(f"{named} {text} {what}", hint=hint)
+    return path
 
 
 @contextmanager
@@ -57,35 +67,33 @@ def open_results(name: str) -> Iterator[Opened]:
             yield msgspec.structs.replace(found, name=url.name, problem=problem)
 
 
-def notes_of(found: Opened, name: str) -> list[str]:
+def notes_of(found: Opened, name: str) -> Iterator[str]:
     """Returns notes on lines that are not counted, with a remedy, and on unknown settings."""
     lines = found.lines
-    said = []
     if lines.damaged:
-        said.append(
+        yield (
             f"{counted(lines.damaged, 'line is', 'lines are')} damaged and not counted: "
             f"redline verify {name} names missing rows, redline repair {name} moves such lines out"
         )
     if lines.is_torn:
-        said.append(
+        yield (
             "the last line is incomplete and is not counted: it is being written, or a crash has "
             "cut it off, which the next run repairs"
         )
     if lines.results.repeated:
         repeat = counted(lines.results.repeated, "line repeats", "lines repeat")
-        said.append(f"{repeat} a row and {_are(lines.results.repeated)}: redline repair {name}")
+        yield f"{repeat} a row and {_are(lines.results.repeated)}: redline repair {name}"
     if outdated := lines.results.outdated + lines.failures.outdated:
         older = counted(outdated, "older line")
-        said.append(f"{older} of rows that were asked again {_are(outdated)}")
+        yield f"{older} of rows that were asked again {_are(outdated)}"
     if lines.failures.contested:
         rows = counted(lines.failures.contested, "row has", "rows have")
-        said.append(
+        yield (
             f"{rows} an answer and a failure of different contents, and the answer is counted: "
             "the next run decides by the input"
         )
     if found.problem:
-        said.append(f"the settings are unknown: {found.problem}")
-    return said
+        yield f"the settings are unknown: {found.problem}"
 
 
 def _are(number: int) -> str:

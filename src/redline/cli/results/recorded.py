@@ -8,7 +8,7 @@ from redline.cli.results.verify import results_path
 from redline.errors import ConfigError
 from redline.journal import Output, is_held
 from redline.store import url_of
-from redline.timeline import NAME, RunFacts, Timeline, read_timeline
+from redline.timeline import NAME, Timeline, read_timeline
 
 _HINT = "name the file after -o of the run"
 
@@ -26,9 +26,10 @@ def read_recorded(output: Output) -> tuple[Timeline, bool]:
         timeline = read_timeline(path)
     except FileNotFoundError:
         raise _unknown(output) from None
-    if not timeline.runs and (timeline.damaged or timeline.is_cut):
-        raise ConfigError(f"{path} is not a timeline", hint="move it away: the next run begins one")
     if not timeline.runs:
+        if timeline.damaged or timeline.is_cut:
+            hint = "move it away: the next run begins one"
+            raise ConfigError(f"{path} is not a timeline", hint=hint)
         raise ConfigError(f"{path} holds no run", hint="it is written as soon as a run begins")
     return timeline, _is_running(output, timeline)
 
@@ -45,24 +46,20 @@ def _is_running(output: Output, timeline: Timeline) -> bool:
     if held is not None:
         return held
     run = timeline.runs[-1]
-    return run.end is None and _is_alive(run.facts)
-
-
-def _is_alive(facts: RunFacts) -> bool:
-    try:
-        os.kill(facts.pid, 0)
-    except ProcessLookupError:
+    if run.end is not None:
         return False
-    except OSError:
-        return True
+    try:
+        os.kill(run.facts.pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 
 def _unknown(output: Output) -> ConfigError:
     """Returns the error that explains why there is no timeline."""
-    if url_of(output.name) is not None and not output.state_path.is_dir():
-        return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
     if not output.state_path.is_dir():
+        if url_of(output.name) is not None:
+            return ConfigError(f"{output.name} was not written on this machine", hint=_HINT)
         # Raises a ConfigError with the nearest name if there is no such file.
         results_path(str(output.path))
         return ConfigError(f"{output.name} is not the output of a run", hint=_HINT)

@@ -10,7 +10,6 @@ from redline.cli.flags import Word
 from redline.cli.results.verify import results_path
 from redline.cli.session import say
 from redline.errors import ConfigError
-from redline.job.outputs import Repair
 from redline.job.outputs import repair as take_out
 from redline.journal import Output
 from redline.process import counted
@@ -44,22 +43,11 @@ def repair(ctx: Context, results: str) -> None:
     repairs = take_out(Output.at(results_path(results)))
     changed = [done for done in repairs if done.aside is not None]
     for done in changed:
-        say(f"repair: {_told(done)}\n")
+        counts = (("damaged line", done.damaged), ("repeated line", done.repeated))
+        out = " and ".join(counted(number, kind) for kind, number in counts if number)
+        say(f"repair: {out} of {done.path} moved to {done.aside}, {done.kept:,} kept\n")
     if changed:
         say("next: run the same command again; it does the rows that have no line now\n")
     else:
         kept = sum(done.kept for done in repairs)
-        say(f"repair: nothing to repair, {_lines(kept, 'sound')}\n")
-
-
-def _told(done: Repair) -> str:
-    out = [
-        _lines(number, kind)
-        for number, kind in ((done.damaged, "damaged"), (done.repeated, "repeated"))
-        if number
-    ]
-    return f"{' and '.join(out)} of {done.path} moved to {done.aside}, {done.kept:,} kept"
-
-
-def _lines(number: int, kind: str) -> str:
-    return counted(number, f"{kind} line")
+        say(f"repair: nothing to repair, {counted(kept, 'sound line')}\n")

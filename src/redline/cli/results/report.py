@@ -8,8 +8,9 @@ from pathlib import Path
 from click import Context
 
 from redline.cli.flags import Word, flag, stated
+from redline.cli.results.reading import new_file
 from redline.cli.results.recorded import read_recorded
-from redline.cli.session import say
+from redline.cli.session import save, say
 from redline.errors import ConfigError, nearest
 from redline.job.report import (
     BEGINNINGS,
@@ -24,13 +25,16 @@ from redline.job.report import (
     svg_of,
 )
 from redline.journal import Output
-from redline.process import replace_file, write_all
-from redline.store import local_path
 
 _SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".svg": "svg"}
-_FORMATS = ("html", "md", "json", "svg")
 _HINT = "name a file such as page.html, report.md, report.json or chart.svg"
 
+
+def _chart(reports: Sequence[JobReport]) -> str:
+    return svg_of(reports[0])
+
+
+_FORMATS = {"html": html_of, "md": markdown_of, "json": json_of, "svg": _chart}
 PARAMS = (
     Word(
         "results",
@@ -72,30 +76,18 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         raise ConfigError("a chart shows one output", hint="name one, or make a page: -o page.html")
     path = None if "output" not in given else _checked_path(given["output"], form)
     reports = [_read(Output.at(name), points_each(len(results))) for name in results]
-    text = _drawn(reports, form)
+    text = _FORMATS[form](reports)
     if path is None:
         say(text)
         return
     data = text.encode("utf-8", "replace")
-    replace_file(path, lambda fd: write_all(fd, [data]))
+    save(path, data)
     say(f"{path}: {_size_text(len(data))}\n")
 
 
 def _read(output: Output, most_points: int) -> JobReport:
     timeline, is_running = read_recorded(output)
     return report_of(read_files(output, timeline, is_running=is_running), most_points)
-
-
-def _drawn(reports: Sequence[JobReport], form: str) -> str:
-    match form:
-        case "html":
-            return html_of(reports)
-        case "json":
-            return json_of(reports)
-        case "svg":
-            return svg_of(reports[0])
-        case _:
-            return markdown_of(reports)
 
 
 def _format(stated_format: str | None, output: str | None) -> str:
@@ -119,10 +111,7 @@ def _format(stated_format: str | None, output: str | None) -> str:
 
 def _checked_path(text: str, form: str) -> Path:
     """Returns the report's path. Raises ConfigError if it would replace anything but a report."""
-    path = local_path(text)
-    if path.is_dir() or not path.parent.is_dir():
-        what = "is a folder" if path.is_dir() else "is in a folder that does not exist"
-        raise ConfigError(f"-o {text} {what}", hint=_HINT)
+    path = new_file(text, "-o", _HINT)
     if path.exists():
         begin = BEGINNINGS[form].encode()
         try:

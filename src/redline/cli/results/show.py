@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,10 +11,11 @@ from click import Context
 from redline.apis import loose_json
 from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
-from redline.cli.results.reading import notes_of, open_results, priced
-from redline.cli.session import folded, say, say_json, screen_width
+from redline.cli.results.reading import SEED, notes_of, open_results, priced
+from redline.cli.session import folded, say, say_json, say_lines, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import (
+    Ending,
     Figures,
     Found,
     Line,
@@ -28,7 +29,6 @@ from redline.journal import FAIL_ON
 from redline.process import counted, duration
 
 _MOST_SAMPLED = 100_000
-_MOST_SEED = 2**63 - 1
 # In a sample of up to this many rows, each is shown with its request, if necessary from the input.
 _FEW = 100
 # The most lines of a folded text.
@@ -48,12 +48,7 @@ PARAMS = (
         "At most N rows, drawn at random from all or from those of the other flags.",
         most=_MOST_SAMPLED,
     ),
-    whole(
-        "seed",
-        "Draw other rows; the same seed always draws the same. Default: 0.",
-        least=0,
-        most=_MOST_SEED,
-    ),
+    SEED,
     switch("json", "For programs: JSON, rows as they are in the file."),
 )
 
@@ -75,12 +70,12 @@ def show(ctx: Context, results: str) -> None:
     selection = _selection(given)
     with open_results(results) as found:
         if selection is None:
-            tariff, problem = priced()
+            tariff, notes = priced()
             figures = figures_of(found, tariff)
             if "json" in given:
                 say_json(loose_json.encoded(_fields(found, figures)))
             else:
-                say(_text(found, figures, results, problem))
+                say_lines(_lines(found, figures, results, notes))
             return
         _show_rows(found, selection, is_json="json" in given)
 
@@ -94,38 +89,34 @@ def _selection(given: Mapping[str, Any]) -> Selection | None:
         raise ConfigError("--seed draws a sample", hint="add --sample 5")
     if not {"failed", "cut", "row", "sample"} & given.keys():
         return None
-    sample = given.get("sample")
     return Selection(
         failed="failed" in given,
         cut="cut" in given,
         row=given.get("row"),
-        sample=sample,
+        sample=given.get("sample"),
         seed=given.get("seed", 0),
-        adds_input="json" not in given and (sample or 0) <= _FEW,
+        adds_input="json" not in given and given.get("sample", 0) <= _FEW,
     )
 
 
 def _show_rows(found: Opened, selection: Selection, *, is_json: bool) -> None:
-    width, is_any = screen_width(), False
+    width, before = screen_width(), ""
     for row in select(found, selection):
         if is_json:
             say_json(row.data)
         elif selection.row is not None:
-            say(("\n" if is_any else "") + _whole_row(row))
+            say(before + _whole_row(row))
         else:
-            say(("\n" if is_any else "") + "\n".join(_short_row(row, width)) + "\n")
-        is_any = True
-    if is_any:
+            say(before)
+            say_lines(_short_row(row, width))
+        before = "\n"
+    if before:
         return
     if selection.row is not None:
         raise _missing(found, selection.row)
     if not is_json:
-        wanted = [words for words, is_asked in _asked(selection) if is_asked]
+        wanted = ["was cut at the token limit"] * selection.cut + ["has failed"] * selection.failed
         say(f"no row {' or '.join(wanted) or 'has an outcome yet'}\n")
-
-
-def _asked(selection: Selection) -> tuple[tuple[str, bool], ...]:
-    return ("was cut at the token limit", selection.cut), ("has failed", selection.failed)
 
 
 def _missing(found: Opened, row: str) -> ConfigError:
@@ -162,82 +153,76 @@ def _fields(found: Opened, figures: Figures) -> dict[str, Any]:
     }
 
 
-def _text(found: Opened, figures: Figures, name: str, problem: str) -> str:
+def _lines(found: Opened, figures: Figures, name: str, of_prices: list[str]) -> Iterator[str]:
     width = screen_width()
-    lines = [*folded(_sum(found, figures), width, 3), *_origin(found, width)]
+    yield from folded(_sum(found, figures), width, 3)
+    yield from _origin(found, width)
     if figures.succeeded:
-        lines += ["", "succeeded", *_reasons(figures, width)]
+        yield from ["", "succeeded", *_counted(_reasons(figures), figures.rows, width)]
     if figures.failed:
-        lines += ["", "failed", *_errors(figures, width)]
+        yield from ["", "failed", *_counted(_errors(figures), figures.rows, width)]
     table = [row for row in _table(found, figures) if row[1]]
     if table:
-        lines.append("")
+        yield ""
     for title, text in table:
-        first, *more = folded(text, width - 12, 10)
-        lines += [f"{title:12}{first}", *(f"{'':12}{each}" for each in more)]
-    notes = notes_of(found, name)
-    if problem:
-        notes.append(f"prices of redline.toml are not used: {problem}")
-    for note in notes:
-        lines += ["", *folded(note, width, 5)]
+        yield from _beside(f"{title:12}", text, width, 10)
+    for note in (*notes_of(found, name), *of_prices):
+        yield from ["", *folded(note, width, 5)]
     if figures.rows:
         flags = ["--failed"] * bool(figures.failed) + ["--cut"] * bool(figures.cut)
-        lines += ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
-    return "\n".join(lines) + "\n"
+        yield from ["", f"rows: redline show {name} {', '.join([*flags, '--sample 5, --row N'])}"]
 
 
 def _sum(found: Opened, figures: Figures) -> str:
-    line = (
-        f"{counted(figures.rows, 'row')} = {figures.succeeded:,} succeeded + "
-        f"{figures.failed:,} failed"
-    )
-    manifest = found.manifest
+    rows, manifest = counted(figures.rows, "row"), found.manifest
+    line = f"{rows} = {figures.succeeded:,} succeeded + {figures.failed:,} failed"
     if manifest is None:
         return line
     if manifest.rows is None:
         now = "a run is going on" if found.is_running else "the input is not read to its end"
         return f"{line} so far; {now}"
-    if manifest.rows > figures.rows:
-        return f"{line}; of {manifest.rows:,} in the input"
-    return line
+    return f"{line}; of {manifest.rows:,} in the input" if manifest.rows > figures.rows else line
 
 
 def _origin(found: Opened, width: int) -> list[str]:
     manifest = found.manifest
     if manifest is None:
         return []
-    parts = [f"begun {manifest.begun[:16].replace('T', ' ')} UTC"]
-    if found.model is not None:
-        parts.insert(0, f"model {found.model}")
-    if found.input_name:
-        parts.insert(0, f"from {found.input_name}")
-    return folded(", ".join(parts), width, 2)
+    input_name = f"from {found.input_name}, " if found.input_name else ""
+    model = "" if found.model is None else f"model {found.model}, "
+    begun = f"begun {manifest.begun[:16].replace('T', ' ')} UTC"
+    return folded(f"{input_name}{model}{begun}", width, 2)
 
 
-def _reasons(figures: Figures, width: int) -> Iterator[str]:
-    endings = sorted(figures.reasons.items(), key=lambda item: -item[1].rows)
-    for reason, ending in endings:
+def _reasons(figures: Figures) -> Iterator[tuple[Ending, str]]:
+    for reason, ending in figures.reasons.items():
         text = reason or "no finish reason"
         if reason in FAIL_ON:
             text += f": {FAIL_ON[reason]}"
         if reason not in ("stop", None):
             text += f", such as {ending.example}"
-        yield from _counted(ending.rows, figures.rows, text, width)
+        yield ending, text
 
 
-def _errors(figures: Figures, width: int) -> Iterator[str]:
-    for (kind, status), ending in sorted(figures.errors.items(), key=lambda item: -item[1].rows):
+def _errors(figures: Figures) -> Iterator[tuple[Ending, str]]:
+    for (kind, status), ending in figures.errors.items():
         code = "" if status is None else f", HTTP {status}"
-        text = f"{kind}{code}, such as {ending.example}: {ending.message}"
-        yield from _counted(ending.rows, figures.rows, text, width)
+        yield ending, f"{kind}{code}, such as {ending.example}: {ending.message}"
 
 
-def _counted(rows: int, total: int, text: str, width: int) -> Iterator[str]:
-    """Formats `  1,234   12.3 %  stop`, with further lines of the text aligned below it."""
-    number = f"  {rows:>{len(f'{total:,}')},}  {100 * rows / total:5.1f} %  "
-    first, *more = folded(text, width - len(number), _MESSAGE_LINES)
-    yield f"{number}{first}"
-    yield from (f"{'':{len(number)}}{each}" for each in more)
+def _counted(endings: Iterable[tuple[Ending, str]], total: int, width: int) -> Iterator[str]:
+    """Formats each as `  1,234   12.3 %  stop`, the most frequent first."""
+    for ending, text in sorted(endings, key=lambda pair: -pair[0].rows):
+        share = 100 * ending.rows / total
+        number = f"  {ending.rows:>{len(f'{total:,}')},}  {share:5.1f} %  "
+        yield from _beside(number, text, width, _MESSAGE_LINES)
+
+
+def _beside(head: str, text: str, width: int, most_lines: int) -> Iterator[str]:
+    """Yields the text folded beside `head`."""
+    for line in folded(text, width - len(head), most_lines):
+        yield f"{head}{line}"
+        head = " " * len(head)
 
 
 def _table(found: Opened, figures: Figures) -> Iterator[tuple[str, str]]:
@@ -263,14 +248,11 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 def tokens_text(figures: Figures) -> str:
     """Returns `10 in, 10 out; 5.0 in and 5.0 out an answer`; empty if no answer states any."""
-    count = figures.stated
-    if not count or not (figures.input_tokens or figures.output_tokens):
+    count, read, written = figures.stated, figures.input_tokens, figures.output_tokens
+    if not count or not (read or written):
         return ""
-    read, written = figures.input_tokens / count, figures.output_tokens / count
-    text = (
-        f"{figures.input_tokens:,} in, {figures.output_tokens:,} out; {read:,.1f} in and "
-        f"{written:,.1f} out an answer"
-    )
+    text = f"{read:,} in, {written:,} out; {read / count:,.1f} in and {written / count:,.1f} out"
+    text += " an answer"
     if figures.unstated:
         text += f"; {counted(figures.unstated, 'answer states', 'answers state')} none"
     return text
@@ -281,12 +263,10 @@ def cost_text(figures: Figures) -> str:
 
     Empty if no answer costs anything.
     """
-    cost = figures.cost
+    cost, parts = figures.cost, list[str]()
     unpriced = sum(cost.unpriced.values())
-    parts = []
     if cost.priced:
-        is_whole = not (unpriced or cost.unstated)
-        of = "" if is_whole else f" for {counted(cost.priced, 'answer')}"
+        of = f" for {counted(cost.priced, 'answer')}" if unpriced or cost.unstated else ""
         parts.append(f"{dollars_text(cost.picodollars)}{of}")
     if unpriced:
         first = next(iter(cost.unpriced))
@@ -316,8 +296,8 @@ def latency_text(figures: Figures) -> str:
     found = figures.latencies.quantiles()
     if found is None:
         return ""
-    named = (("p50", found.p50_s), ("p95", found.p95_s), ("at most", found.max_s))
-    return ", ".join(f"{name} {seconds(value_s)}" for name, value_s in named)
+    p50, p95, most = map(seconds, (found.p50_s, found.p95_s, found.max_s))
+    return f"p50 {p50}, p95 {p95}, at most {most}"
 
 
 def seconds(value: float) -> str:
@@ -329,19 +309,18 @@ def seconds(value: float) -> str:
 
 def _head(line: Line) -> str:
     """Returns the row and how it ended, on one line."""
-    parts = [line.name]
+    ended = line.reason
     if line.error is not None:
         code = "" if line.error.status is None else f", HTTP {line.error.status}"
-        parts.append(f"failed: {line.error.kind}{code}")
-    elif line.reason is not None:
-        parts.append(line.reason)
-    if isinstance(line.verdict, str):
-        parts.append(line.verdict)
-    parts.append(f"from the cache of {line.endpoint}" if line.cached else line.endpoint)
-    if line.attempts > 1:
-        parts.append(counted(line.attempts, "attempt"))
-    if line.latency_s and not line.cached:
-        parts.append(seconds(line.latency_s))
+        ended = f"failed: {line.error.kind}{code}"
+    parts = (
+        line.name,
+        ended,
+        line.verdict if isinstance(line.verdict, str) else "",
+        f"from the cache of {line.endpoint}" if line.cached else line.endpoint,
+        counted(line.attempts, "attempt") if line.attempts > 1 else "",
+        seconds(line.latency_s) if line.latency_s and not line.cached else "",
+    )
     return "  ".join(filter(None, parts))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import textwrap
 import time
@@ -11,15 +10,14 @@ from datetime import datetime
 
 import msgspec
 from click import Context
-from click.exceptions import Exit
 
 from redline.calls.cost import DOLLAR, dollars_text
 from redline.cli.flags import Word, stated, switch
 from redline.cli.results.recorded import read_recorded
-from redline.cli.session import say, say_json
+from redline.cli.session import say, say_json, screen_width
 from redline.job.show import InputCounts
 from redline.journal import Output
-from redline.observe import SILENT_S, Cause, Score, Status, advice, status_of
+from redline.observe import SILENT_S, Score, Status, advice, status_of
 from redline.process import counted, duration, three_digits
 
 PARAMS = (
@@ -31,10 +29,10 @@ PARAMS = (
     switch("json", "Print it as JSON, one line each time."),
 )
 _EVERY_S, _PLAIN_EVERY_S = 1.0, 10.0
-_NARROWEST, _WIDEST = 40, 120
+_WIDEST = 120
 
 
-def status(ctx: Context, results: str) -> None:
+def status(ctx: Context, results: str) -> int:
     """Show the state of a job: its progress, its speed, and what holds it back.
 
     Use it from another terminal while the job runs, or afterwards; it also shows whether the job's
@@ -66,8 +64,8 @@ def status(ctx: Context, results: str) -> None:
                 say("\n")
     except KeyboardInterrupt:
         # Ctrl-C is the usual way to stop watching.
-        return
-    raise Exit(0 if found.state in ("running", "finished") else 1)
+        return 0
+    return 0 if found.state in ("running", "finished") else 1
 
 
 def _read(output: Output) -> Status:
@@ -78,7 +76,7 @@ def _read(output: Output) -> Status:
 
 def text_of(name: str, found: Status) -> str:
     """Formats the status in aligned lines, as wide as the terminal: 40 to 120 columns."""
-    width = min(max(shutil.get_terminal_size().columns, _NARROWEST), _WIDEST)
+    width = min(screen_width(), _WIDEST)
     lines = textwrap.wrap(f"{name}: {_state(found)}", width)
     for label, text in _facts(found):
         lines += textwrap.wrap(
@@ -108,13 +106,7 @@ def _state(found: Status) -> str:
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
     """Yields the label and the text of each fact; a label is empty below one of the same kind."""
     totals = found.totals
-    counts = InputCounts(
-        rows=totals.rows,
-        done=totals.done,
-        failed=totals.failed,
-        is_exact=totals.is_exact,
-        untried=totals.untried,
-    )
+    counts = msgspec.convert(totals, InputCounts, from_attributes=True)
     rows = counts.text(here=totals.done_here if found.runs > 1 else None)
     if found.state == "dead":
         rows += "; what it saved in its last second may not be counted"
@@ -122,9 +114,8 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
     yield "speed", ", ".join(_speed(found))
     for number, limit in enumerate(found.limits):
         mark = "  <- binds" if limit.binds and found.state == "running" else ""
-        of = limit.name.removeprefix(limit.name.split(" ", 1)[0])
-        text = f"{limit.used:,}/{limit.count:,}{of}{mark}"
-        yield "" if number else "limits", text
+        _, space, of = limit.name.partition(" ")
+        yield "" if number else "limits", f"{limit.used:,}/{limit.count:,}{space}{of}{mark}"
     if found.latency_p50_s is not None and found.latency_p95_s is not None:
         median, late = _seconds(found.latency_p50_s), _seconds(found.latency_p95_s)
         yield "latency", f"p50 {median}, p95 {late}"
@@ -141,12 +132,8 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
         yield "errors", f"{kinds}{last}"
     binding = found.binding
     if binding is not None and found.state in ("running", "dead"):
-        for_ = f"for {duration(binding.for_s)}"
-        what = "undetermined" if binding.cause is Cause.UNDETERMINED else binding.what
-        yield (
-            "binds" if found.state == "running" else "bound",
-            f"{what}, {for_}: {binding.evidence}",
-        )
+        text = f"{binding.what}, for {duration(binding.for_s)}: {binding.evidence}"
+        yield "binds" if found.state == "running" else "bound", text
     if found.bound:
         yield "so far" if found.state == "running" else "in all", found.sentence
     for number, (change, gain) in enumerate(advice(found.helps)):
@@ -179,8 +166,11 @@ def _time(phases: Mapping[str, float]) -> str:
     """Returns the share of each phase in the time of rows, if it is at least 1 %."""
     in_hand = {name: seconds for name, seconds in phases.items() if name != "durable"}
     all_s = sum(in_hand.values()) or 1.0
-    shares = [(name.replace("_", " "), seconds / all_s) for name, seconds in in_hand.items()]
-    return ", ".join(f"{name} {100 * share:.0f} %" for name, share in shares if share >= 0.01)
+    return ", ".join(
+        f"{name.replace('_', ' ')} {100 * seconds / all_s:.0f} %"
+        for name, seconds in in_hand.items()
+        if seconds / all_s >= 0.01
+    )
 
 
 def _seconds(value: float) -> str:

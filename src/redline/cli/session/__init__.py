@@ -6,9 +6,13 @@ from redline.cli.session.output import (
     Notes,
     forget_stdout,
     hold_standard_streams,
+    save,
     say,
     say_json,
+    say_line,
+    say_lines,
     tell,
+    tell_line,
 )
 from redline.cli.session.present import (
     error_text,
@@ -17,6 +21,6 @@ from redline.cli.session.present import (
     summary_text,
     without_secret,
 )
-from redline.cli.session.resolve import Answering, resolve_endpoints, resolve_run
+from redline.cli.session.resolve import resolve_endpoints, resolve_run
 from redline.cli.session.session import LOGS, Session, run_command
 from redline.cli.session.status_line import StatusLine

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -30,8 +30,6 @@ from redline.job.settings import (
     table_in,
 )
 from redline.observe import AlertSettings
-
-T = TypeVar("T")
 
 FILE = "redline.toml"
 _TABLES = ("alerts", "endpoints", "otel", "prices", "run", "serve", "tenants")
@@ -86,7 +84,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     def where_defaults(self) -> str:
         """Returns the table of the flags' defaults as errors name it: `redline.toml, [run]`."""
-        return f"{self.file}, [{self.defaults}]"
+        return _where(self.defaults, self.file)
 
     @contextmanager
     def located(self, given: Mapping[str, Any]) -> Iterator[None]:
@@ -104,7 +102,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
 
     def where_endpoint(self, name: str) -> str:
         """Returns the table of an endpoint as errors name it: `redline.toml, [endpoints.NAME]`."""
-        return _where_endpoint(name, self.file)
+        return _where(f"endpoints.{name}", self.file)
 
 
 def load(
@@ -116,46 +114,41 @@ def load(
     ConfigError that names an unknown key and the nearest known one, or a value of the wrong kind.
     """
     from_file = _dotenv(folder / ".env")
-    environ = {**from_file, **os.environ}
-    tables = _toml(folder / file)
+    tables = {}
+    with suppress(FileNotFoundError):
+        tables = read_toml(folder / file)
     refuse_unknown(tables, _TABLES, file)
+
+    def table(name: str) -> dict[str, Any]:
+        return table_in(tables.get(name, {}), name, file)
+
     stated = {
-        name: table_in(table, f"endpoints.{name}", file)
-        for name, table in table_in(tables.get("endpoints", {}), "endpoints", file).items()
+        name: table_in(each, f"endpoints.{name}", file) for name, each in table("endpoints").items()
     }
     tariffs = {
-        name: _prices(table.pop("prices"), f"endpoints.{name}.prices", file)
-        for name, table in stated.items()
-        if "prices" in table
+        name: _prices(each.pop("prices"), f"endpoints.{name}.prices", file)
+        for name, each in stated.items()
+        if "prices" in each
     }
-    endpoints = {name: _endpoint(name, table, file) for name, table in stated.items()}
-    run = table_in(tables.get("run", {}), "run", file)
+    endpoints = {name: _endpoint(name, each, file) for name, each in stated.items()}
+    alerts, otel = _where("alerts", file), _where("otel", file)
     return Configuration(
         file=file,
-        serve=table_in(tables.get("serve", {}), "serve", file),
-        tenants=table_in(tables.get("tenants", {}), "tenants", file),
+        serve=table("serve"),
+        tenants=table("tenants"),
         endpoints=endpoints,
-        run=settings_in(run, run_kinds, f"{file}, [run]"),
+        run=settings_in(table("run"), run_kinds, _where("run", file)),
         prices=_prices(tables.get("prices", {}), "prices", file),
-        alerts=_parsed(parse_alerts, tables, "alerts", file),
-        otel=_parsed(parse_otel, tables, "otel", file),
+        alerts=parse_alerts(table("alerts"), alerts) if "alerts" in tables else None,
+        otel=parse_otel(table("otel"), otel) if "otel" in tables else None,
         tariffs=tariffs,
-        environ=environ,
+        environ={**from_file, **os.environ},
         dotenv=frozenset(from_file.keys() - os.environ.keys()),
     )
 
 
-def _parsed(
-    parse: Callable[[dict[str, Any], str], T], tables: dict[str, Any], name: str, file: str
-) -> T | None:
-    """Reads the table of this name; None without it."""
-    if name not in tables:
-        return None
-    return parse(table_in(tables[name], name, file), f"{file}, [{name}]")
-
-
-def _where_endpoint(name: str, file: str) -> str:
-    return f"{file}, [endpoints.{name}]"
+def _where(table: str, file: str) -> str:
+    return f"{file}, [{table}]"
 
 
 def _dotenv(path: Path) -> dict[str, str]:
@@ -171,25 +164,19 @@ def _dotenv(path: Path) -> dict[str, str]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return read_toml(path)
-    except FileNotFoundError:
-        return {}
-
-
 def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
+    where = _where(f"endpoints.{name}", file)
     if name == SIM:
         raise ConfigError(
             f"no endpoint can be named {SIM}: that is the simulated provider",
-            where=_where_endpoint(name, file),
+            where=where,
             hint="choose another name",
         )
-    settings = settings_in(table, ENDPOINT_KEYS, _where_endpoint(name, file))
+    settings = settings_in(table, ENDPOINT_KEYS, where)
     if "base_url" not in settings:
         raise ConfigError(
             f"the endpoint {name} has no base_url",
-            where=_where_endpoint(name, file),
+            where=where,
             hint='write it like base_url = "http://127.0.0.1:8000/v1"',
         )
     return settings
@@ -197,9 +184,8 @@ def _endpoint(name: str, table: dict[str, Any], file: str) -> dict[str, Any]:
 
 def _prices(tables: object, name: str, file: str) -> dict[str, Price]:
     """Reads the prices in a table of this name, by model."""
-    return {
-        model: parse_price(
-            model, table_in(table, f'{name}."{model}"', file), f'{file}, [{name}."{model}"]'
-        )
-        for model, table in table_in(tables, name, file).items()
-    }
+    found = {}
+    for model, table in table_in(tables, name, file).items():
+        place = f'{name}."{model}"'
+        found[model] = parse_price(model, table_in(table, place, file), _where(place, file))
+    return found

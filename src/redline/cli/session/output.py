@@ -6,7 +6,9 @@ import asyncio
 import os
 import select
 import sys
+from collections.abc import Iterable
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -15,7 +17,7 @@ from redline.apis import loose_json
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
-from redline.process import lasting, printable, printable_json
+from redline.process import lasting, printable, printable_json, replace_file, write_all
 
 # The most bytes written before the event loop has its turn again, for lines of 10 MB: about 1 ms.
 _TURN_BYTES = 256 * 1024
@@ -30,6 +32,11 @@ def tell(text: str) -> None:
     stream = lasting(sys.stderr)
     stream.write(printable(text))
     stream.flush()
+
+
+def tell_line(text: str) -> None:
+    """Writes a line to stderr as `tell` does."""
+    tell(f"{text}\n")
 
 
 def say(text: str = "", *, clears: bool = False) -> None:
@@ -49,12 +56,27 @@ def say(text: str = "", *, clears: bool = False) -> None:
         raise lost_stdout(error) from error
 
 
+def say_line(line: str) -> None:
+    """Writes a line to stdout as `say` does."""
+    say(f"{line}\n")
+
+
+def say_lines(lines: Iterable[str]) -> None:
+    """Writes lines to stdout as `say` does."""
+    say("".join(f"{line}\n" for line in lines))
+
+
 def say_json(data: bytes) -> None:
     """Writes JSON to stdout as `say` does; what that would remove is escaped.
 
     data: one JSON value; a line feed follows it.
     """
     say(printable_json(data).decode().removesuffix("\n") + "\n")
+
+
+def save(path: Path, data: bytes) -> None:
+    """Replaces the file at `path` by these bytes. Raises JournalError."""
+    replace_file(path, lambda fd: write_all(fd, [data]))
 
 
 def lost_stdout(error: OSError) -> Exception:
@@ -113,7 +135,7 @@ class Notes:
         if self.is_json:
             line = loose_json.encoded({"event": kind, **fields}).decode()
         if line:
-            tell(f"{line}\n")
+            tell_line(line)
 
     def on_event(self, event: Event) -> None:
         """Writes that an alert fires or ends. A Listener."""
@@ -155,8 +177,7 @@ class Lines:
         fd, poll = self._stream.fileno(), select.poll()
         poll.register(fd, select.POLLOUT)
         # A view: slicing the bytes would copy the rest of a long line each time.
-        left = memoryview(data)
-        turn_bytes = _TURN_BYTES
+        left, turn_bytes = memoryview(data), _TURN_BYTES
         while left:
             # A ready pipe takes this much without blocking (POSIX). The loop's own events are not
             # used: uvloop's would make the pipe non-blocking for other writers.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -15,17 +16,19 @@ from redline.errors import ConfigError, RedlineError
 from redline.job import Plan
 from redline.job.show import InputCounts, Report
 from redline.job.show import notices as troubles
-from redline.journal import ResultsLost, error_fields, flaws_text
+from redline.journal import Output, ResultsLost, error_fields, flaws_text
 from redline.process import counted, duration
 from redline.store import url_of
 
 # The fields of a report in the summary for programs, in order.
 _TOLD = (
-    *("offered", "succeeded", "failed", "unfinished", "skipped", "untried", "input", "attempts"),
-    *("retries", "rate_limited", "most_in_flight", "input_tokens", "output_tokens", "spent_usd"),
-    *("expected_usd", "spent_tokens", "elapsed_s", "errors_by_kind", "found_limits"),
-    "is_input_done",
+    "offered succeeded failed unfinished skipped untried input attempts retries rate_limited "
+    "most_in_flight input_tokens output_tokens spent_usd expected_usd spent_tokens elapsed_s "
+    "errors_by_kind found_limits is_input_done"
 )
+# The same of those that are left out if they are None, 0 or empty.
+_REPEATED = "repeated failovers"
+_ADDED = "outages endpoints abandoned not_traced not_recorded not_exported batches"
 _CREDENTIALS = re.compile("//.*@")
 # A parameter that Redis reads from a URL.
 _PASSWORD = re.compile("([?&]password=)[^&]*")
@@ -35,14 +38,9 @@ _JOINED = re.compile("(?P<flag>--[^=]+=|-[a-z])(?P<value>.+)", re.DOTALL)
 
 def error_text(error: RedlineError, saved: str = "") -> str:
     """Formats an error in three short parts: what and where, what is safe, what to do."""
-    lines = [f"error: {error.what}"]
-    if error.where:
-        lines.append(f"where: {error.where}")
-    if saved:
-        lines.append(f"saved: {saved}")
-    if error.hint:
-        lines += ["", f"hint: {error.hint}"]
-    return "\n".join(lines) + "\n"
+    parts = {"where": error.where, "saved": saved, "\nhint": error.hint}
+    lines = "".join(f"{name}: {part}\n" for name, part in parts.items() if part)
+    return f"error: {error.what}\n{lines}"
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
@@ -50,165 +48,156 @@ def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:
     stopped = report.stopped
     if not report.offered and not report.skipped and isinstance(stopped, ConfigError):
         return error_text(stopped)
-    lines = [_sum(report)]
+    text = "".join(f"{line}\n" for line in _summary(report, argv, notes))
+    return text if stopped is None else f"{text}\n{error_text(stopped, _saved(report))}"
+
+
+def _summary(report: Report, argv: Sequence[str], notes: Notes) -> Iterator[str]:
+    yield _sum(report)
     if report.input is not None and report.input.left and not report.is_complete:
-        lines.append(report.input.text())
-    lines += _flaw_lines(report, argv)
+        yield report.input.text()
+    yield from _flaw_lines(report, argv)
     if report.attempts:
         per_s = report.attempts / report.elapsed_s if report.elapsed_s > 0 else 0.0
-        lines.append(
-            f"{duration(report.elapsed_s)}, "
-            f"{counted(report.attempts, 'request')} at {per_s:.1f}/s, "
-            f"{counted(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
+        yield (
+            f"{duration(report.elapsed_s)}, {counted(report.attempts, 'request')} at {per_s:.1f}"
+            f"/s, {counted(report.retries, 'retry', 'retries')}, {report.rate_limited:,} x 429, "
             f"at most {report.most_in_flight:,} in flight"
         )
     if report.repeated:
-        lines.append(
+        yield (
             f"{counted(report.repeated, 'request')} sent twice, because the answer on a reused "
             "connection was missing or in doubt; the server may have processed both"
         )
     if report.failovers:
-        lines.append(
+        yield (
             f"{counted(report.failovers, 'request')} sent to another endpoint after a failed "
             "attempt; may have been billed twice"
         )
     if report.input_tokens or report.output_tokens:
-        lines.append(f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out")
+        yield f"{counted(report.input_tokens, 'token')} in, {report.output_tokens:,} out"
     if report.spent.text:
-        lines.append(_spent(report))
-    lines += _cache_lines(report)
-    lines += _trace_lines(report)
-    lines += _batch_lines(report)
+        yield _spent(report)
+    yield from _cache_lines(report)
+    yield from _trace_lines(report)
+    yield from _batch_lines(report)
     if report.found_limits:
-        lines.append(f"limits found: {', '.join(report.found_limits)}")
-    lines += _endpoint_lines(report)
+        yield f"limits found: {', '.join(report.found_limits)}"
+    yield from _endpoint_lines(report)
     if report.errors_by_kind:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.errors_by_kind.items())
-        lines.append(f"failed attempts: {kinds}")
+        yield f"failed attempts: {kinds}"
     if report.abandoned:
-        lines.append(f"abandoned: {'; '.join(report.abandoned)}")
+        yield f"abandoned: {'; '.join(report.abandoned)}"
     if report.output is not None:
-        lines += _files(report, notes)
-        if not report.is_complete:
-            lines.append(f"continue with: {_command(report, argv)}")
-    text = "\n".join(lines) + "\n"
-    return text if stopped is None else f"{text}\n{error_text(stopped, _saved(report))}"
+        yield from _files(report, report.output, notes)
+    if command := _command(report, argv):
+        yield f"continue with: {command}"
 
 
 def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     """Returns the summary for programs: one line of JSON, as `--log json` prints it."""
-    is_open = report.output is not None and not report.is_complete
+    output, counts = report.output, report.input
     fields: dict[str, object] = {
         "event": "summary",
-        **{name: getattr(report, name) for name in _TOLD},
-        "input": _input_fields(report),
+        **{name: getattr(report, name) for name in _TOLD.split()},
+        "input": counts and {**msgspec.to_builtins(counts), "left": counts.left},
         "elapsed_s": round(report.elapsed_s, 3),
         "is_interrupted": report.interrupted,
         "first_failure": error_fields(notes.first_failure),
         "stopped": error_fields(report.stopped),
-        "output": report.output.name if report.output is not None else None,
-        "continue_with": _command(report, argv) if is_open else None,
+        "output": output and output.name,
+        "continue_with": _command(report, argv),
+        **_if_any(report, _REPEATED),
     }
-    if report.repeated:
-        fields["repeated"] = report.repeated
-    if report.failovers:
-        fields["failovers"] = report.failovers
     if report.cache is not None or report.cache_notes:
         fields["cache"] = {**msgspec.to_builtins(report.cache or {}), "notes": report.cache_notes}
     if report.flawed:
         fields["results"], fields["flawed"] = report.results, report.flawed
-    if report.outages is not None:
-        fields["outages"] = msgspec.to_builtins(report.outages)
-    if report.endpoints:
-        fields["endpoints"] = msgspec.to_builtins(report.endpoints)
-    if report.abandoned:
-        fields["abandoned"] = report.abandoned
-    if report.not_traced is not None:
-        fields["not_traced"] = report.not_traced
-    if report.not_recorded is not None:
-        fields["not_recorded"] = report.not_recorded
-    if report.not_exported is not None:
-        fields["not_exported"] = report.not_exported
-    if report.batches is not None:
-        fields["batches"] = msgspec.to_builtins(report.batches)
-    if report.output is not None and report.output.url is not None:
-        fields["kept_in"] = str(report.output.path)
+    fields |= _if_any(report, _ADDED)
+    if output is not None and output.url is not None:
+        fields["kept_in"] = str(output.path)
         fields["not_uploaded"] = error_fields(report.not_uploaded)
     return loose_json.encoded(fields).decode() + "\n"
 
 
-def _input_fields(report: Report) -> dict[str, object] | None:
-    counts = report.input
-    return None if counts is None else {**msgspec.to_builtins(counts), "left": counts.left}
+def _if_any(report: Report, names: str) -> dict[str, object]:
+    """Returns the fields of these names that are not None, 0 or an empty list."""
+    found = {name: getattr(report, name) for name in names.split()}
+    return {
+        name: msgspec.to_builtins(value)
+        for name, value in found.items()
+        if value not in (None, 0, [])
+    }
 
 
-def _flaw_lines(report: Report, argv: Sequence[str]) -> list[str]:
-    """Returns how many successes are cut, empty or refused, and what to do about them."""
+def _flaw_lines(report: Report, argv: Sequence[str]) -> Iterator[str]:
+    """Yields how many successes are cut, empty or refused, and what to do about them."""
     if not report.flawed:
-        return []
+        return
     line = f"{report.results:,} succeeded, of them {flaws_text(report.flawed)}"
     if argv[:1] == ["run"] and not any(word.startswith("--fail-on") for word in argv):
         line += f": --fail-on {','.join(report.flawed)}"
     elif "length" in report.flawed:
         line += ": raise --max-tokens"
-    return [line]
+    yield line
 
 
-def _endpoint_lines(report: Report) -> list[str]:
-    """Returns which endpoints answered, which were taken out, and how long each was down."""
-    lines, each = [], report.endpoints
+def _endpoint_lines(report: Report) -> Iterator[str]:
+    """Yields which endpoints answered, which were taken out, and how long each was down."""
+    each = report.endpoints
     if any(one.answered for one in each):
-        lines.append(f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}")
-    lines += [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
+        yield f"answered by: {', '.join(f'{one.name} {one.answered:,}' for one in each)}"
+    yield from [f"endpoint {one.name} was taken out: {one.out}" for one in each if one.out]
     outages = [one.outages for one in each] if each else [report.outages]
     told = [troubles.outages_ended(one) for one in outages]
     told += [troubles.failing_ended(one.failing) for one in each]
-    return [*lines, *(text for text in told if text is not None)]
+    yield from filter(None, told)
 
 
-def _cache_lines(report: Report) -> list[str]:
-    """Returns the calls that the cache saved, why it did not save more, and its notes."""
-    use, lines = report.cache, []
+def _cache_lines(report: Report) -> Iterator[str]:
+    """Yields the calls that the cache saved, why it did not save more, and its notes."""
+    use = report.cache
     if use is not None and (use.spared or use.misses):
-        share = f"{100 * use.share:.0f} % of rows without a request"
-        lines.append(
+        yield (
             f"cache: {counted(use.hits, 'hit')}, {use.shared:,} shared in flight, "
-            f"{counted(use.misses, 'miss', 'misses')}: {share}"
+            f"{counted(use.misses, 'miss', 'misses')}: {100 * use.share:.0f} % of rows without a "
+            "request"
         )
     if use is not None and use.passed:
-        lines.append(
+        yield (
             f"cache: {counted(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
             "--temperature 0, --param seed=7, --cache-sampled"
         )
-    return [*lines, *(f"cache: {note}" for note in report.cache_notes)]
+    for note in report.cache_notes:
+        yield f"cache: {note}"
 
 
 def _trace_lines(report: Report) -> list[str]:
     """Returns the parts of the run that were not recorded, or not sent on, and why."""
-    missing = (("trace", report.not_traced), ("timeline", report.not_recorded))
-    lines = [
-        f"the {what} ends early, results are not affected: {why}"
-        for what, why in missing
-        if why is not None
-    ]
-    sent = (report.not_notified, report.not_exported)
-    return [*lines, *(text for text in sent if text is not None)]
+    ends = "ends early, results are not affected:"
+    lines = (
+        report.not_traced and f"the trace {ends} {report.not_traced}",
+        report.not_recorded and f"the timeline {ends} {report.not_recorded}",
+        report.not_notified,
+        report.not_exported,
+    )
+    return list(filter(None, lines))
 
 
-def _batch_lines(report: Report) -> list[str]:
-    """Returns the rows that went through batches, and those still at the provider."""
+def _batch_lines(report: Report) -> Iterator[str]:
+    """Yields the rows that went through batches, and those still at the provider."""
     use = report.batches
     if use is None:
-        return []
+        return
     again = f", {counted(use.again, 'row')} sent again" if use.again else ""
-    lines = [f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"]
+    yield f"batches: {use.made:,} made, {counted(use.answered, 'row')} answered{again}"
     if use.running:
-        lines.append(
+        yield (
             f"still at the provider: {counted(use.running, 'batch', 'batches')} of "
             f"{counted(use.rows, 'row')}; the same command reads their answers, or cancels them "
             "with --via live"
         )
-    return lines
 
 
 def plan_text(plan: Plan, *, has_output: bool) -> str:
@@ -216,14 +205,13 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
     parts = [f"{plan.sent_rows:,} to send", f"{plan.bad_rows:,} that cannot be sent"]
     if has_output:
         parts.insert(0, f"{plan.done_rows:,} done already")
-    if plan.untried_rows:
-        parts.append(f"{plan.untried_rows:,} untried, which --retry-failed leaves out")
+    parts += _untried(plan.untried_rows)
     lines = [f"{counted(plan.rows, 'row')} = {' + '.join(parts)}"]
     if plan.first_problem:
         lines.append(f"the first that cannot be sent: {plan.first_problem}")
     if plan.sent_rows:
         tokens = plan.input_tokens + plan.output_tokens
-        off = f" (±{plan.input_error:.0%})".replace("%", " %") if plan.input_error else ""
+        off = f" (±{100 * plan.input_error:.0f} %)" if plan.input_error else ""
         lines.append(
             f"about {counted(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
             f"and up to {plan.output_tokens:,} out"
@@ -241,30 +229,31 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
 
 
 def _sum(report: Report) -> str:
-    counts = report.input
+    counts, parts = report.input, list[str]()
+    untried = _untried(report.untried)
     if counts is not None and not report.offered and report.is_input_done and not counts.left:
         if not counts.rows:
             return "Nothing to do: no new rows"
-        failed = f", {counts.failed:,} failed" if counts.failed else ""
-        untried = f", {_untried(report)}" if report.untried else ""
-        return f"Nothing to do: {counts.done:,} done{failed}{untried}"
-    line = (
+        parts.append(f"Nothing to do: {counts.done:,} done")
+        if counts.failed:
+            parts.append(f"{counts.failed:,} failed")
+        return ", ".join(parts + untried)
+    parts.append(
         f"{counted(report.offered, 'row')} = {report.succeeded:,} succeeded + {report.failed:,} "
         f"failed + {report.unfinished:,} unfinished"
     )
     if done_before := report.skipped - report.failed_before:
-        line += f"; {done_before:,} {'was' if done_before == 1 else 'were'} done before"
+        parts.append(f"{done_before:,} {'was' if done_before == 1 else 'were'} done before")
     if report.failed_before:
-        line += f"; {report.failed_before:,} failed before"
-    if report.untried:
-        line += f"; {_untried(report)}"
+        parts.append(f"{report.failed_before:,} failed before")
+    parts += untried
     if not report.is_input_done:
-        line += "; the input is not read to its end"
-    return line
+        parts.append("the input is not read to its end")
+    return "; ".join(parts)
 
 
-def _untried(report: Report) -> str:
-    return f"{report.untried:,} untried, which --retry-failed leaves out"
+def _untried(rows: int) -> list[str]:
+    return [f"{rows:,} untried, which --retry-failed leaves out"] if rows else []
 
 
 def _spent(report: Report) -> str:
@@ -278,30 +267,22 @@ def _spent(report: Report) -> str:
     return f"{line}; about {dollars_text(round(report.expected_usd * DOLLAR))} {whole}"
 
 
-def _files(report: Report, notes: Notes) -> list[str]:
-    output = report.output
-    assert output is not None
+def _files(report: Report, output: Output, notes: Notes) -> Iterator[str]:
+    lost = report.not_uploaded
     if output.url is None:
-        lines = [f"results: {output.path}"]
-    elif report.not_uploaded is None:
-        lines = [f"results: {output.name}, uploaded; also in {output.path}"]
+        yield f"results: {output.path}"
+    elif lost is None:
+        yield f"results: {output.name}, uploaded; also in {output.path}"
     else:
-        lines = [f"results: {output.path}, on this machine only", _not_uploaded(report)]
+        why = "" if report.stopped is lost else f": {lost}"
+        yield f"results: {output.path}, on this machine only"
+        yield f"not uploaded: {output.name}{why}"
     if output.failed_path.exists():
-        name = output.failed_path if report.not_uploaded is not None else output.failed_name
-        lines.append(f"failures: {name} (--retry-failed tries them again)")
+        name = output.failed_path if lost is not None else output.failed_name
+        yield f"failures: {name} (--retry-failed tries them again)"
     # The error that stopped the run is shown below in full.
     if notes.first_failure is not None and report.stopped is None:
-        lines.append(f"first failure: {notes.first_failure}")
-    return lines
-
-
-def _not_uploaded(report: Report) -> str:
-    """Returns why the object differs from the file; in full only if no reason is shown below."""
-    assert report.output is not None
-    line = f"not uploaded: {report.output.name}"
-    is_told_below = report.stopped is report.not_uploaded
-    return line if is_told_below else f"{line}: {report.not_uploaded}"
+        yield f"first failure: {notes.first_failure}"
 
 
 def _saved(report: Report) -> str:
@@ -310,14 +291,11 @@ def _saved(report: Report) -> str:
         return ""
     if isinstance(report.stopped, ResultsLost):
         return report.stopped.saved
-    counts = report.input
-    if counts is None:
-        counts = InputCounts(
-            rows=report.offered + report.skipped,
-            done=report.succeeded + report.skipped,
-            failed=report.failed,
-            is_exact=report.is_input_done,
-        )
+    counts = report.input or InputCounts(
+        rows=report.offered + report.skipped,
+        done=report.succeeded + report.skipped,
+        failed=report.failed,
+    )
     of = f" of {counts.rows:,}" if report.is_input_done else ""
     results = "result" if counts.done == 1 and not of else "results"
     failures = f", {counted(counts.failed, 'failure')} beside it" if counts.failed else ""
@@ -326,19 +304,19 @@ def _saved(report: Report) -> str:
     return f"{counts.done:,}{of} {results} in {place}{failures}"
 
 
-def _command(report: Report, argv: Sequence[str]) -> str:
+def _command(report: Report, argv: Sequence[str]) -> str | None:
     """Returns the command that continues the job: the same one, without --restart.
 
-    If only untried rows are left, --retry-failed is dropped as well, so that they are sent. `...`
-    replaces possible secrets.
+    None for a job that is done or has no output. If only untried rows are left, --retry-failed is
+    dropped as well, so that they are sent. `...` replaces possible secrets.
     """
+    if report.output is None or report.is_complete:
+        return None
     is_mended = report.untried and report.is_input_done and not report.unfinished
     dropped = {"--restart", "--retry-failed"} if is_mended else {"--restart"}
-    words = ["redline"]
-    for word in argv:
-        if word not in dropped:
-            words.append(without_secret(word, words[-1]))
-    return shlex.join(words)
+    kept = ["redline", *(word for word in argv if word not in dropped)]
+    shown = [without_secret(word, before) for before, word in pairwise(kept)]
+    return shlex.join(["redline", *shown])
 
 
 def without_secret(word: str, flag: str = "") -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -47,7 +46,7 @@ _NEED_OUTPUT = ("ordered", "retry_failed", "restart", "force")
 _NEED_CACHE = ("cache_size", "cache_sampled")
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True):
+class Resolved(msgspec.Struct):
     """A job from flags and settings.
 
     job: the job to run. lines: the contents of a result line, also if results go to stdout.
@@ -55,16 +54,6 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 
     job: Job
     lines: Output
-
-
-class Answering(msgspec.Struct, frozen=True, kw_only=True):
-    """The endpoints of a gateway.
-
-    embedded: the built-in server that is started as the only endpoint, if one is named.
-    """
-
-    endpoints: tuple[Endpoint, ...]
-    embedded: Embedded | None = None
 
 
 class _Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,46 +81,47 @@ def resolve_run(
     dry run, which needs no key. Raises a ConfigError that names the flag, and the table of
     redline.toml if it is set there.
     """
-    stated = {name: value for name, value in given.items() if value not in (None, [], False)}
-    defaults = _defaults(stated, configuration)
+    settings = _Settings(given, configuration, is_sending=is_sending)
     # A wrong path is more common than a missing key, so it is reported first.
     found: object = rows
-    follows = "follow" in stated
     if stream_of(rows) is None:
+        follows = "follow" in settings.stated
         found = rows if follows else opened(rows)
         if found is rows:
             open_source(rows, is_followed=follows).close()
-    servers = _servers({**defaults, **stated}, configuration)
-    flags = {**defaults, **(servers[0].table if len(servers) == 1 else {}), **stated}
-    with _located(stated, servers, configuration):
-        _check_needs(flags, stated)
+    servers = _servers(settings.flags({}), configuration)
+    flags = settings.flags(servers[0].table if len(servers) == 1 else {})
+    with settings.located(servers[0]):
+        _check_needs(flags, settings.stated)
         if len(servers) == 1:
-            options = _of_server(flags, servers[0], configuration, is_sending=is_sending)
-            if is_sending:
-                # Checked first: a missing key is reported before anything else that is missing.
-                _check_key(endpoint_of(options, configuration.environment))
+            # Checked first: a missing key is reported before anything else that is missing.
+            options, _ = settings.of_server(flags, servers[0])
         else:
-            made = [
-                _one_of_several(defaults, stated, server, configuration, is_sending=is_sending)
-                for server in servers
-            ]
-            options = _of_several(options_in(flags), made, configuration)
+            options = settings.of_several(flags, servers)
+        options = dataclasses.replace(
+            options,
+            prices=configuration.prices,
+            alerts=configuration.alerts,
+            otel=configuration.otel,
+        )
         if options.output is None:
             # Without a file these do not apply to this run.
             options = dataclasses.replace(options, retry_failed=None, restart=None, force=None)
         job = job_of(found, options, configuration.environment)
-        return Resolved(job=job, lines=job.output or output_at("-", options))
+        return Resolved(job, job.output or output_at("-", options))
 
 
-def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
+def resolve_endpoints(
+    given: Flags, configuration: Configuration
+) -> tuple[tuple[Endpoint, ...], Embedded | None]:
     """Returns the endpoints of a gateway: those that --endpoint names, otherwise all in the file.
 
-    given: the flags on the command line; `configuration.run` has those of the gateway's own table.
-    Raises ConfigError as `resolve_run` does.
+    And the built-in server that is started as the only endpoint, if one is named. given: the flags
+    on the command line; `configuration.run` has those of the gateway's own table. Raises
+    ConfigError as `resolve_run` does.
     """
-    stated = {name: value for name, value in given.items() if value not in (None, [], False)}
-    defaults = _defaults(stated, configuration)
-    chosen = {**defaults, **stated}
+    settings = _Settings(given, configuration)
+    chosen = settings.flags({})
     if "endpoint" not in chosen and configuration.endpoints:
         chosen["endpoint"] = [*configuration.endpoints]
     if not chosen.get("endpoint"):
@@ -141,104 +131,112 @@ def resolve_endpoints(given: Flags, configuration: Configuration) -> Answering:
             "things out, --endpoint sim",
         )
     servers = _servers(chosen, configuration)
-    made = [
-        _one_of_several(defaults, stated, server, configuration, is_sending=True)
-        for server in servers
-    ]
-    return Answering(
-        endpoints=tuple(endpoint for endpoint, _ in made),
-        embedded=embedded_in(servers[0].embedded),
-    )
+    endpoints = tuple(settings.one_of_several(server)[1] for server in servers)
+    return endpoints, embedded_in(servers[0].embedded)
 
 
-def _one_of_several(
-    defaults: Flags,
-    stated: Flags,
-    server: _Server,
-    configuration: Configuration,
-    *,
-    is_sending: bool,
-) -> tuple[Endpoint, str | None]:
-    """Returns one of several endpoints, and the model that is requested of it, if one is named."""
-    table = server.table
-    # On the command line, the concurrency is that of all endpoints together.
-    own = {name: table[name] for name in ("concurrency",) if name in table}
-    with _located(stated, [server], configuration):
-        options = _of_server(
-            {**defaults, **table, **stated, **own}, server, configuration, is_sending=is_sending
+class _Settings:
+    """The settings of one command.
+
+    stated: the flags on the command line. is_sending: whether the endpoints' keys are needed.
+    """
+
+    def __init__(
+        self, given: Flags, configuration: Configuration, *, is_sending: bool = True
+    ) -> None:
+        self.stated = {
+            name: value for name, value in given.items() if value not in (None, [], False)
+        }
+        self._configuration = configuration
+        self._is_sending = is_sending
+
+    def flags(self, table: Flags) -> dict[str, Any]:
+        """Returns the stated flags above those of an endpoint's table, and these above [run].
+
+        Without switches that are off and rivals of stated flags in [run].
+        """
+        run = self._configuration.run
+        defaults = {name: value for name, value in run.items() if value is not False}
+        for pair in _RIVALS:
+            for mine, rival in (pair, pair[::-1]):
+                if mine in self.stated:
+                    defaults.pop(rival, None)
+        return {**defaults, **table, **self.stated}
+
+    def of_server(self, flags: Flags, server: _Server) -> tuple[Options, Endpoint]:
+        """Completes the options from the server's table and the environment, and their endpoint."""
+        configuration, options = self._configuration, options_in(flags)
+        options = dataclasses.replace(
+            options,
+            endpoint=server.embedded,
+            base_url=server.base_url,
+            name=server.name,
+            headers={**server.table.get("headers", {}), **(options.headers or {})},
+            api_key=_api_key(options.api_key, configuration) if self._is_sending else "",
+            tariff=configuration.tariffs.get(server.name or ""),
         )
         endpoint = endpoint_of(options, configuration.environment)
-        if is_sending:
+        if self._is_sending:
             _check_key(endpoint)
-    return endpoint, options.model
+        return options, endpoint
 
+    def one_of_several(self, server: _Server) -> tuple[Options, Endpoint]:
+        """Returns the options of one of several endpoints, and the endpoint."""
+        # On the command line, the concurrency is that of all endpoints together.
+        flags = self.flags(server.table)
+        if "concurrency" in server.table:
+            flags["concurrency"] = server.table["concurrency"]
+        with self.located(server):
+            return self.of_server(flags, server)
 
-def _of_several(
-    options: Options, made: list[tuple[Endpoint, str | None]], configuration: Configuration
-) -> Options:
-    """Returns the options of a run with several endpoints.
+    def of_several(self, flags: Flags, servers: list[_Server]) -> Options:
+        """Returns the options of a run with several endpoints.
 
-    Raises ConfigError if their models differ.
-    """
-    (first, model), *others = made
-    where = configuration.where_endpoint
-    for endpoint, other in others:
-        if other != model:
-            one, two = model or "no model", other or "no model"
-            raise ConfigError(
-                f"the endpoints {first.label} and {endpoint.label} name different models: {one} "
-                f"and {two}",
-                where=" and ".join(map(where, (first.name, endpoint.name))) + ", model",
-                hint="name one with --model, and in [endpoints.NAME.models] what each calls it",
-            )
-    return dataclasses.replace(
-        options,
-        endpoint=tuple(endpoint for endpoint, _ in made),
-        model=model,
-        prices=configuration.prices,
-        alerts=configuration.alerts,
-        otel=configuration.otel,
-    )
+        Raises ConfigError if their models differ.
+        """
+        made = [self.one_of_several(server) for server in servers]
+        (of_first, first), *others = made
+        for options, endpoint in others:
+            if options.model != of_first.model:
+                one, two = of_first.model or "no model", options.model or "no model"
+                names = map(self._configuration.where_endpoint, (first.name, endpoint.name))
+                raise ConfigError(
+                    f"the endpoints {first.label} and {endpoint.label} name different models: "
+                    f"{one} and {two}",
+                    where=f"{' and '.join(names)}, model",
+                    hint="name one with --model, and in [endpoints.NAME.models] what each calls it",
+                )
+        endpoints = tuple(endpoint for _, endpoint in made)
+        return dataclasses.replace(options_in(flags), endpoint=endpoints, model=of_first.model)
 
+    @contextmanager
+    def located(self, server: _Server) -> Iterator[None]:
+        """Adds to a ConfigError the place at which the setting that it names was stated."""
+        try:
+            yield
+        except ConfigError as error:
+            error.where = error.where or self._origin(error.what, server)
+            raise
 
-@contextmanager
-def _located(stated: Flags, servers: list[_Server], configuration: Configuration) -> Iterator[None]:
-    """Adds to a ConfigError the place at which the setting that it names was stated."""
-    try:
-        yield
-    except ConfigError as error:
-        error.where = error.where or _origin(error.what, stated, servers[0], configuration)
-        raise
-
-
-def _defaults(stated: Flags, configuration: Configuration) -> dict[str, Any]:
-    """Returns the settings of [run], without switches that are off and rivals of given flags."""
-    defaults = {name: value for name, value in configuration.run.items() if value is not False}
-    for pair in _RIVALS:
-        for mine, rival in (pair, pair[::-1]):
-            if mine in stated:
-                defaults.pop(rival, None)
-    return defaults
-
-
-def _origin(what: str, stated: Flags, server: _Server, configuration: Configuration) -> str:
-    """Returns the flag or table in which an error's setting was stated; empty if unknown."""
-    if what.startswith(("a base URL", "not a base URL")):
-        return server.origin
-    if what.startswith("the proxy"):
-        return "--proxy"
-    first = what.split(maxsplit=1)[0]
-    if first in OF_ENDPOINT and first in server.table:
-        return configuration.where_endpoint(server.name or "")
-    for word in what.split():
-        name = word.removeprefix("--").replace("-", "_")
-        if not word.startswith("--") or name in stated:
-            continue
-        if name in server.table:
-            return configuration.where_endpoint(server.name or "")
-        if name in configuration.run:
-            return configuration.where_defaults()
-    return ""
+    def _origin(self, what: str, server: _Server) -> str:
+        """Returns the flag or table in which an error's setting was stated; empty if unknown."""
+        if what.startswith(("a base URL", "not a base URL")):
+            return server.origin
+        if what.startswith("the proxy"):
+            return "--proxy"
+        configuration, words = self._configuration, what.split()
+        where_server = configuration.where_endpoint(server.name or "")
+        if words[0] in OF_ENDPOINT and words[0] in server.table:
+            return where_server
+        for word in words:
+            name = word.removeprefix("--").replace("-", "_")
+            if not word.startswith("--") or name in self.stated:
+                continue
+            if name in server.table:
+                return where_server
+            if name in configuration.run:
+                return configuration.where_defaults()
+        return ""
 
 
 def _check_needs(flags: Flags, stated: Flags) -> None:
@@ -253,7 +251,7 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
                 f"{flag_of(name)} needs an output file", hint="name one: -o labels.jsonl"
             )
     if place != "-" and url_of(place) is None:
-        _check_output_path(local_path(place), place)
+        _check_output_path(place)
     if "no_cache" in stated and ("cache" in stated or "cache_dir" in stated):
         raise ConfigError("--cache and --no-cache cannot be combined", hint="leave one out")
     if not {"no_cache", "cache", "cache_dir"} & flags.keys():
@@ -262,8 +260,9 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
                 raise ConfigError(f"{flag_of(name)} needs --cache", hint="add --cache")
 
 
-def _check_output_path(path: Path, text: str) -> None:
-    """Raises ConfigError if no file can be at `path`."""
+def _check_output_path(text: str) -> None:
+    """Raises ConfigError if no file can be at this path."""
+    path = local_path(text)
     if path.is_dir():
         raise ConfigError(
             f"the output {text} is a folder", hint=f"name a file in it: {path / 'labels.jsonl'}"
@@ -272,17 +271,11 @@ def _check_output_path(path: Path, text: str) -> None:
         raise ConfigError(
             f"the output {text} is not a file", hint="leave out -o to get results on stdout"
         )
-    if not path.parent.is_dir():
-        is_file = path.parent.exists()
-        raise ConfigError(
-            f"{path.parent} is a file, not a folder"
-            if is_file
-            else f"the folder {path.parent} does not exist",
-            where=f"--output {text}",
-            hint="choose another -o"
-            if is_file
-            else f"mkdir -p {path.parent}, or choose another -o",
-        )
+    if not (folder := path.parent).is_dir():
+        what, hint = f"the folder {folder} does not exist", f"mkdir -p {folder}, or "
+        if folder.exists():
+            what, hint = f"{folder} is a file, not a folder", ""
+        raise ConfigError(what, where=f"--output {text}", hint=f"{hint}choose another -o")
 
 
 def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
@@ -308,59 +301,27 @@ def _servers(chosen: Flags, configuration: Configuration) -> list[_Server]:
 
 def _server(name: str, configuration: Configuration) -> _Server:
     """Returns the server that --endpoint names."""
-    if (embedded := _embedded(name)) is not None:
-        return _Server(origin="--endpoint", embedded=embedded)
-    if urlsplit(name).scheme in ("http", "https"):
-        return _Server(base_url=name, origin="--endpoint")
-    table = _named(name, configuration)
-    return _Server(
-        base_url=table["base_url"],
-        origin=configuration.where_endpoint(name),
-        name=name,
-        table=table,
-    )
-
-
-def _embedded(name: str) -> Embedded | str | None:
-    """Returns the built-in server that --endpoint names; None if it names another one."""
+    if name == SIM:
+        return _Server(origin="--endpoint", embedded=SIM)
     if name.startswith(_ENGINE):
         # Imported here: only a run with a local model needs it.
         from redline.cli.flags import settings_in
         from redline.serve import LocalEngine
 
-        return LocalEngine(settings_in(name.removeprefix(_ENGINE)))
-    return SIM if name == SIM else None
-
-
-def _named(name: str, configuration: Configuration) -> dict[str, Any]:
-    if name not in configuration.endpoints:
-        known = (*configuration.endpoints, SIM)
+        engine = LocalEngine(settings_in(name.removeprefix(_ENGINE)))
+        return _Server(origin="--endpoint", embedded=engine)
+    if urlsplit(name).scheme in ("http", "https"):
+        return _Server(base_url=name, origin="--endpoint")
+    table = configuration.endpoints.get(name)
+    if table is None:
         raise ConfigError(
             f"unknown endpoint: {name}",
-            hint=nearest(name, known)
+            hint=nearest(name, (*configuration.endpoints, SIM))
             or "name a URL such as http://127.0.0.1:8000/v1, one of redline.toml's, sim, or "
             "engine:MODEL",
         )
-    return configuration.endpoints[name]
-
-
-def _of_server(
-    flags: Flags, server: _Server, configuration: Configuration, *, is_sending: bool
-) -> Options:
-    """Completes the options from the server's table and the environment."""
-    options = options_in(flags)
-    return dataclasses.replace(
-        options,
-        endpoint=server.embedded,
-        base_url=server.base_url,
-        name=server.name,
-        headers={**server.table.get("headers", {}), **(options.headers or {})},
-        api_key=_api_key(options.api_key, configuration) if is_sending else "",
-        prices=configuration.prices,
-        alerts=configuration.alerts,
-        otel=configuration.otel,
-        tariff=configuration.tariffs.get(server.name or ""),
-    )
+    origin = configuration.where_endpoint(name)
+    return _Server(base_url=table["base_url"], origin=origin, name=name, table=table)
 
 
 def _api_key(variable: str | None, configuration: Configuration) -> str | None:

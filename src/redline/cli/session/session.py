@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from click import Context
 
 from redline.cli.flags import stated
 from redline.cli.session import configuration as configurations
-from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell
+from redline.cli.session.output import Lines, Notes, lost_stdout, say, tell, tell_line
 from redline.cli.session.present import plan_text, summary_line, summary_text
 from redline.cli.session.resolve import Resolved, resolve_run
 from redline.job import Report, plan, run_job
@@ -72,7 +71,7 @@ class Session:
         notes, embedded = self._notes, resolved.job.embedded
         display = None if self._is_quiet else _display(resolved, is_json=notes.is_json)
         if embedded is not None and embedded.notice and not (self._is_quiet or notes.is_json):
-            tell(f"{embedded.notice}\n")
+            tell_line(embedded.notice)
         report = _run(resolved, display, notes)
         show = summary_line if notes.is_json else summary_text
         tell(show(report, self._argv, notes))
@@ -83,11 +82,9 @@ class Session:
 
         Raises ConfigError if that looks like a mistake.
         """
-        earlier = None if job.output is None else another_input(job, job.output)
-        if earlier is None or job.output is None:
-            return
-        what = f"{job.output.name} was begun with another input: {earlier}"
-        self._notes.tell("note", f"note: {what}", text=what)
+        if job.output is not None and (earlier := another_input(job, job.output)) is not None:
+            what = f"{job.output.name} was begun with another input: {earlier}"
+            self._notes.tell("note", f"note: {what}", text=what)
 
 
 def _display(resolved: Resolved, *, is_json: bool) -> Display:
@@ -104,31 +101,21 @@ def _run(resolved: Resolved, display: Display | None, notes: Notes) -> Report:
     def tell_metrics(url: str) -> None:
         notes.tell("metrics", f"metrics: {url}", url=url)
 
-    job = resolved.job
+    listeners = (notes,) if notes.is_json else ()
     start = partial(
-        run_job,
-        job,
-        display=display,
-        on_metrics=tell_metrics,
-        listeners=(notes,) if notes.is_json else (),
+        run_job, resolved.job, display=display, on_metrics=tell_metrics, listeners=listeners
     )
-    if job.output is not None:
+    if resolved.job.output is not None:
         return start(on_failure=notes.note)
     lines = Lines(sys.stdout, resolved.lines, notes)
-    lost: OSError | None = None
+    lost: OSError | ExceptionGroup[OSError]
     try:
         return start(on_result=lines.write)
     except* OSError as group:
-        lost = next(error for error in _leaves(group) if isinstance(error, OSError))
+        lost = group
+    while isinstance(lost, ExceptionGroup):
+        lost = lost.exceptions[0]
     raise lost_stdout(lost)
-
-
-def _leaves(group: BaseExceptionGroup[OSError]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 def _status(report: Report) -> int:
