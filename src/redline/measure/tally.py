@@ -21,7 +21,14 @@ from redline.timeline import Spread
 _MOST_KINDS = 50
 OTHERS = "other errors"
 # The figures that are quantiles.
-_SPREADS = "latency from_send ttft inter_token tpot waited"
+_SPREADS = (
+    "latency",
+    "from_send",
+    "ttft",
+    "inter_token",
+    "tpot",
+    "waited",
+)
 
 
 class Ended(msgspec.Struct):
@@ -59,7 +66,7 @@ class Tally:
         self._requests, self._good, self._busy, self._input, self._output = (
             Flow() for _ in range(5)
         )
-        self._spreads = {name: Spread() for name in _SPREADS.split()}
+        self._spreads = {name: Spread() for name in _SPREADS}
         self._failures = Counter[str]()
         self._examples = dict[str, str]()
         self._good_count = 0

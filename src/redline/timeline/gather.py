@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, islice
 from operator import attrgetter, itemgetter, sub
-from typing import Any
 
 import msgspec
 
@@ -42,9 +41,6 @@ ENOUGH_CALLS = 64
 # At most this many calls of a sample are recorded: enough for the quantiles of a second.
 RECORDED_CALLS = 100
 _LONGEST_ERROR = 300
-# Fields of a window that are differences of counters, and those that are means over the samples.
-_COUNTED = "sent retries failovers done failed input_tokens output_tokens calls"
-_MEANS = "in_flight in_hand slots waiting retrying is_feed_empty is_journal_full"
 _SENT_AND_COMPLETE = attrgetter("sent_s"), attrgetter("complete_s")
 _FIRST_TOKEN = attrgetter("first_token_s")
 
@@ -186,49 +182,69 @@ class Gatherer:
         limits: their present use; how often each held a call back is added here.
         """
         self._work_through()
-        old, samples = self._counters, self._samples
-        held = Counter(chain.from_iterable(sample.limits for sample in samples))
+        held = Counter(chain.from_iterable(sample.limits for sample in self._samples))
         used = [msgspec.structs.replace(one, held=held[one.name]) for one in limits]
-        lags_s = [sample.lag_s for sample in samples]
-        untried = Phases(client_s=self._untried_s, durable_s=self._durable_s)
-        span_s = max(now_s - self._since_s, 1e-9)
-        # A difference of Counters has the positive counts only.
-        errors = dict(Counter(counters.errors) - Counter(old.errors))
-        fields: dict[str, Any] = {
-            name: getattr(counters, name) - getattr(old, name) for name in _COUNTED.split()
-        }
-        for name in _MEANS.split():
-            total = sum(map(attrgetter(name), samples))
-            fields[name.removeprefix("is_")] = rounded(total / max(1, len(samples)))
-        window = Window(
-            begin_s=rounded(self._since_s - self._begun_s),
-            end_s=rounded(now_s - self._begun_s),
-            samples=len(samples),
-            answered=self._answered,
-            errors=errors,
-            error=self._error if errors else "",
-            held=dict(Counter(sample.held for sample in samples if sample.held is not None)),
+        window = msgspec.structs.replace(
+            self._made(now_s, counters),
             limits=most_held(used),
             endpoints=tuple(islice(endpoints, MOST_ENDPOINTS)),
             parked_s=rounded(parked_s),
-            lag_s=rounded(max(lags_s, default=0.0)),
-            late_s=rounded(sum(lags_s)),
-            busy=rounded((counters.thread_s - old.thread_s) / span_s),
-            cpu=rounded((counters.cpu_s - old.cpu_s) / span_s),
-            write_s=rounded(counters.write_s - old.write_s),
-            sync_s=rounded(counters.sync_s - old.sync_s),
             stopped_s=rounded(stopped_s),
-            latency=_sketch(self._latency),
-            first=_sketch(self._first),
-            first_token=_sketch(self._first_token),
-            phases=merged_phases([*self._phases, untried]),
-            server=counters.server.since(old.server),
             totals=totals,
-            **fields,
         )
         self._counters, self._since_s = counters, now_s
         self._clear()
         return window
+
+    def _made(self, end_s: float, new: Counters) -> Window:
+        """The window without what the caller of `window` states."""
+        old, samples = self._counters, self._samples
+        span_s = max(end_s - self._since_s, 1e-9)
+        count = max(1, len(samples))
+
+        def mean(name: str) -> float:
+            total: float = sum(map(attrgetter(name), samples))
+            return rounded(total / count)
+
+        # A difference of Counters has the positive counts only.
+        errors = dict(Counter(new.errors) - Counter(old.errors))
+        return Window(
+            begin_s=rounded(self._since_s - self._begun_s),
+            end_s=rounded(end_s - self._begun_s),
+            samples=len(samples),
+            sent=new.sent - old.sent,
+            retries=new.retries - old.retries,
+            failovers=new.failovers - old.failovers,
+            answered=self._answered,
+            errors=errors,
+            error=self._error if errors else "",
+            done=new.done - old.done,
+            failed=new.failed - old.failed,
+            input_tokens=new.input_tokens - old.input_tokens,
+            output_tokens=new.output_tokens - old.output_tokens,
+            in_flight=mean("in_flight"),
+            in_hand=mean("in_hand"),
+            slots=mean("slots"),
+            waiting=mean("waiting"),
+            retrying=mean("retrying"),
+            held=dict(Counter(sample.held for sample in samples if sample.held is not None)),
+            feed_empty=mean("is_feed_empty"),
+            journal_full=mean("is_journal_full"),
+            lag_s=rounded(max((sample.lag_s for sample in samples), default=0.0)),
+            late_s=rounded(sum(sample.lag_s for sample in samples)),
+            busy=rounded((new.thread_s - old.thread_s) / span_s),
+            cpu=rounded((new.cpu_s - old.cpu_s) / span_s),
+            write_s=rounded(new.write_s - old.write_s),
+            sync_s=rounded(new.sync_s - old.sync_s),
+            calls=new.calls - old.calls,
+            server=new.server.since(old.server),
+            latency=_sketch(self._latency),
+            first=_sketch(self._first),
+            first_token=_sketch(self._first_token),
+            phases=merged_phases(
+                [*self._phases, Phases(client_s=self._untried_s, durable_s=self._durable_s)]
+            ),
+        )
 
     def _work_through(self) -> None:
         """Adds the ended calls to the sums of the window."""

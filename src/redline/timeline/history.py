@@ -141,16 +141,15 @@ def _parsed(data: bytes, path: Path) -> Timeline:
     entries: Records[Entry] = Records(
         BytesIO(data), _DECODE, known=_KNOWN, newest=TIMELINE_VERSION, said=f"{path} has"
     )
-    runs = timeline.runs
     for entry in entries:
         if isinstance(entry, RunFacts):
-            runs.append(RunHistory(facts=entry))
+            timeline.runs.append(RunHistory(facts=entry))
         elif isinstance(entry, Window):
-            runs[-1].windows.append(entry)
+            timeline.runs[-1].windows.append(entry)
         elif isinstance(entry, Prediction):
-            runs[-1].prediction = entry
+            timeline.runs[-1].prediction = entry
         else:
-            runs[-1].end = entry
+            timeline.runs[-1].end = entry
     timeline.damaged, timeline.is_cut = entries.damaged, entries.is_cut
     return timeline
 
@@ -199,7 +198,7 @@ class TimelineFile:
 
     def begin(self, facts: RunFacts) -> list[RunHistory]:
         """Records the start of a run. The runs before it; none if the file cannot be read."""
-        runs = list[RunHistory]()
+        runs: list[RunHistory] = []
         with self._failing():
             drop_unfinished(self.path)
             runs = self._open()
@@ -229,7 +228,8 @@ class TimelineFile:
             os.close(fd)
 
     def _open(self) -> list[RunHistory]:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self._fd = os.open(self.path, flags, 0o666)
         data = self.path.read_bytes()
         timeline = _parsed(data, self.path)
         if data and not timeline.runs and (timeline.damaged or not timeline.is_cut):

@@ -57,12 +57,8 @@ class Records(Generic[RecordT]):
                 head = _HEAD(line)
                 if head.kind not in self._known:
                     continue
-                if head.kind == "run" and isinstance(head.v, int) and head.v > self._newest:
-                    what = f"{self._said} version {head.v}, and this redline reads version"
-                    raise ConfigError(
-                        f"{what} {self._newest}",
-                        hint="read it with the redline that wrote it, or a newer one",
-                    )
+                if head.kind == "run":
+                    self._check(head.v)
                 record = self._decode(line)
             except (ValueError, RecursionError):
                 self.damaged += 1
@@ -72,3 +68,10 @@ class Records(Generic[RecordT]):
                 yield record
             else:
                 self.damaged += 1
+
+    def _check(self, version: object) -> None:
+        if isinstance(version, int) and version > self._newest:
+            raise ConfigError(
+                f"{self._said} version {version}, and this redline reads version {self._newest}",
+                hint="read it with the redline that wrote it, or a newer one",
+            )

@@ -72,8 +72,10 @@ class Recorder:
             self._dropped += 1
             return
         kind, reply = "cancelled", None if outcome is None else outcome.reply
+        tried: tuple[Attempt, ...] = ()
         if outcome is not None:
             kind = "succeeded" if outcome.error is None else outcome.error.kind
+            tried = outcome.tried
         ended = CallEnded(
             arrived_s=self._since(arrived_s),
             done_s=self._since(self._clock.now_s()),
@@ -82,7 +84,7 @@ class Recorder:
             input_tokens=None if reply is None else reply.input_tokens,
             output_tokens=None if reply is None else reply.output_tokens,
             blocks=prefixes_of(request),
-            tried=tuple(map(self._tried, () if outcome is None else outcome.tried)),
+            tried=tuple(map(self._tried, tried)),
         )
         self._records.append(ended)
         if self._writer is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, repeat
 from operator import mul
 
@@ -51,8 +51,20 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
             yield 2 * GAMMA**index / (GAMMA + 1), count
 
     def quantile_s(self, q: float) -> float | None:
-        """The q-quantile of the durations; q: 0 to 1. None for an empty sketch."""
-        return interpolated(self.ranked_s, self.count, q) if self.pairs else None
+        """The q-quantile of the durations; q: 0 to 1. None for an empty sketch.
+
+        Interpolated between neighbouring durations as numpy does (Hyndman and Fan, Sample Quantiles
+        in Statistical Packages, The American Statistician 1996, definition 7).
+        """
+        count = self.count
+        if not count:
+            return None
+        rank = q * (count - 1)
+        place = math.floor(rank)
+        below_s = self.ranked_s(place)
+        if rank == place:
+            return below_s
+        return below_s + (rank - place) * (self.ranked_s(place + 1) - below_s)
 
     def ranked_s(self, place: int) -> float:
         """The duration with this rank in ascending order, from 0; below `count`."""
@@ -66,26 +78,12 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
 EMPTY = Sketch()
 
 
-def interpolated(ranked_s: Callable[[int], float], count: int, q: float) -> float:
-    """The q-quantile of `count` durations, by a function of their ranks; q: 0 to 1.
-
-    Between neighbouring durations as in numpy (Hyndman and Fan, Sample Quantiles in Statistical
-    Packages, The American Statistician 1996, definition 7).
-    """
-    rank = q * (count - 1)
-    place = math.floor(rank)
-    below_s = ranked_s(place)
-    if rank == place:
-        return below_s
-    return below_s + (rank - place) * (ranked_s(place + 1) - below_s)
-
-
 def merged_sketches(sketches: Iterable[Sketch]) -> Sketch:
     """The sketch of all durations in these sketches."""
+    counts: Counter[int] = Counter()
     filled = [sketch for sketch in sketches if sketch.pairs]
     if len(filled) == 1:
         return filled[0]
-    counts = Counter[int]()
     for sketch in filled:
         counts.update(_counts(sketch))
     return _packed(counts)

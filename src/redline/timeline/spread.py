@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from redline.timeline.sketch import EMPTY, ERROR, Sketch, interpolated, merged_sketches
+from redline.timeline.sketch import EMPTY, ERROR, Sketch, merged_sketches
 
 MOST_EXACT = 100_000
 # The number of durations that are added to the sketch at once.
@@ -78,13 +78,21 @@ class Spread:
         return merged_sketches((self._sketch or EMPTY, rest))
 
     def quantile(self, q: float) -> float:
-        """Returns the duration that a share `q` of all, 0 to 1, does not exceed; 0 without any."""
+        """Returns the duration that a share `q` of all, 0 to 1, does not exceed; 0 without any.
+
+        It is interpolated between two values, as in numpy (Hyndman and Fan, Sample Quantiles in
+        Statistical Packages, The American Statistician 1996, definition 7).
+        """
         if not self.count:
             return 0.0
         if self._sketch is not None:
             found = self._whole_sketch().quantile_s(q) or 0.0
             return min(found / _FACTOR, self._whole_max_s())
-        return interpolated(sorted(self._values_s).__getitem__, self.count, q)
+        ordered = sorted(self._values_s)
+        rank = q * (self.count - 1)
+        below = math.floor(rank)
+        above = min(below + 1, self.count - 1)
+        return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
 
     def quantiles(self) -> Quantiles | None:
         """Returns the quantiles; None without durations."""

@@ -86,7 +86,7 @@ def _records(lines: Iterable[bytes], path: Path) -> Records[Record]:
 
 def _read(records: Records[Record], most: int) -> Trace:
     trace = Trace([])
-    latest = deque[tuple[RecordedRun, CallEnded]](maxlen=most)
+    latest = deque[tuple[int, CallEnded]](maxlen=most)
     for record in records:
         if isinstance(record, RunBegan):
             trace.runs.append(RecordedRun(record))
@@ -94,8 +94,8 @@ def _read(records: Records[Record], most: int) -> Trace:
             trace.runs[-1].dropped += record.calls
         else:
             trace.total += 1
-            latest.append((trace.runs[-1], record))
-    for run, call in latest:
-        run.calls.append(call)
+            latest.append((len(trace.runs) - 1, record))
+    for number, call in latest:
+        trace.runs[number].calls.append(call)
     trace.damaged, trace.is_cut = records.damaged, records.is_cut
     return trace

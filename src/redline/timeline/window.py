@@ -25,12 +25,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain
-from operator import attrgetter
 from typing import Any, Literal, get_args
 
 import msgspec
-from msgspec.structs import replace
 
 from redline.timeline.sketch import EMPTY, Sketch, merged_sketches
 
@@ -255,11 +252,16 @@ class Window(
         return self.held.get(held, 0) / max(1, self.samples)
 
 
-_COUNTED = "samples sent retries failovers answered done failed input_tokens output_tokens calls"
-_SECONDS = "late_s write_s sync_s stopped_s"
-_PER_SAMPLE = "in_flight in_hand slots waiting retrying feed_empty journal_full"
-_PER_SECOND = "busy cpu"
-_SKETCHES = "latency first first_token"
+_SECONDS = ("late_s", "write_s", "sync_s", "stopped_s")
+_ADDED = (
+    "samples", "sent", "retries", "failovers", "answered", "done", "failed", "input_tokens",
+    "output_tokens", "calls", *_SECONDS,
+)  # fmt: skip
+_PER_SAMPLE = (
+    "in_flight", "in_hand", "slots", "waiting", "retrying", "feed_empty", "journal_full",
+)  # fmt: skip
+_PER_SECOND = ("busy", "cpu")
+_SKETCHES = ("latency", "first", "first_token")
 
 
 def merged(windows: Sequence[Window]) -> Window:
@@ -270,19 +272,16 @@ def merged(windows: Sequence[Window]) -> Window:
     if len(windows) == 1:
         return windows[0]
     last = windows[-1]
-    samples = sum(w.samples for w in windows) or 1
+    fields: dict[str, Any] = {name: sum(getattr(w, name) for w in windows) for name in _ADDED}
+    samples = max(1, fields["samples"])
     span_s = sum(w.span_s for w in windows) or 1.0
-    fields: dict[str, Any] = {
-        name: sum(getattr(w, name) for w in windows) for name in _COUNTED.split()
-    }
-    for name in _SECONDS.split():
-        fields[name] = rounded(sum(getattr(w, name) for w in windows))
-    for name in _PER_SAMPLE.split():
-        fields[name] = rounded(sum(getattr(w, name) * w.samples for w in windows) / samples)
-    for name in _PER_SECOND.split():
-        fields[name] = rounded(sum(getattr(w, name) * w.span_s for w in windows) / span_s)
-    for name in _SKETCHES.split():
+    for name in _PER_SAMPLE:
+        fields[name] = sum(getattr(w, name) * w.samples for w in windows) / samples
+    for name in _PER_SECOND:
+        fields[name] = sum(getattr(w, name) * w.span_s for w in windows) / span_s
+    for name in _SKETCHES:
         fields[name] = merged_sketches(getattr(w, name) for w in windows)
+    fields |= {name: rounded(fields[name]) for name in (*_PER_SAMPLE, *_PER_SECOND, *_SECONDS)}
     return Window(
         begin_s=windows[0].begin_s,
         end_s=last.end_s,
@@ -309,7 +308,10 @@ def errors_of(windows: Iterable[Window]) -> Counter[str]:
 
 def merged_phases(phases: Sequence[Phases]) -> Phases:
     """The sums of all."""
-    sums = {name: rounded(sum(map(attrgetter(name), phases))) for name in Phases.__struct_fields__}
+    if not phases:
+        return NO_PHASES
+    columns = zip(*map(msgspec.structs.astuple, phases), strict=True)
+    sums = dict(zip(Phases.__struct_fields__, map(rounded, map(sum, columns)), strict=True))
     return Phases(**sums) if any(sums.values()) else NO_PHASES
 
 
@@ -318,8 +320,8 @@ def merged_use(uses: Iterable[ServerUse]) -> ServerUse:
     found = [use for use in uses if use != NO_USE]
     if not found:
         return NO_USE
-    names = ServerUse.__struct_fields__
-    return ServerUse(**{name: sum(map(attrgetter(name), found)) for name in names})
+    columns = zip(*map(msgspec.structs.astuple, found), strict=True)
+    return ServerUse(**dict(zip(ServerUse.__struct_fields__, map(sum, columns), strict=True)))
 
 
 def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Window]:
@@ -340,12 +342,13 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
     """The limits of all windows, each in its last state."""
-    held = Counter[str]()
-    latest = dict[str, LimitUse]()
-    for use in chain.from_iterable(window.limits for window in windows):
-        held[use.name] += use.held
-        latest[use.name] = use
-    return most_held(replace(use, held=held[use.name]) for use in latest.values())
+    held: Counter[str] = Counter()
+    latest: dict[str, LimitUse] = {}
+    for window in windows:
+        for use in window.limits:
+            held[use.name] += use.held
+            latest[use.name] = use
+    return most_held(msgspec.structs.replace(use, held=held[use.name]) for use in latest.values())
 
 
 def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
@@ -361,12 +364,15 @@ def _merged_endpoints(windows: Sequence[Window]) -> tuple[EndpointState, ...]:
         found = [(w.samples, one) for w in windows for one in w.endpoints if one.name == use.name]
         samples = sum(count for count, _ in found) or 1
         mean = sum(count * one.in_flight for count, one in found) / samples
-        means.append(replace(use, in_flight=rounded(mean)))
+        means.append(msgspec.structs.replace(use, in_flight=rounded(mean)))
     return tuple(means)
 
 
 def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
-    return dict(sum(map(Counter, counts), Counter[str]()))
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)
 
 
 def rounded(value: float) -> float:

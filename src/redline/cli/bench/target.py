@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -29,14 +29,50 @@ _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
 # Flags on how rows become requests; a function gets the rows themselves and does not use them.
 _PROMPTING = (
-    "prompt system model temperature max_tokens params url method body output_path constant_prompt"
+    "prompt",
+    "system",
+    "model",
+    "temperature",
+    "max_tokens",
+    "params",
+    "url",
+    "method",
+    "body",
+    "output_path",
+    "constant_prompt",
 )
-_OF_ROWS = "prompt system body url method output_path constant_prompt"
+_OF_ROWS = (
+    "prompt",
+    "system",
+    "body",
+    "url",
+    "method",
+    "output_path",
+    "constant_prompt",
+)
 # Flags that apply to an endpoint.
 _CALLING = (
-    "endpoint balance api_key headers proxy requests tokens input_tokens output_tokens rps rpm tpm "
-    "profile headroom guard_s charge budget budget_tokens timeout_s connect_timeout_s "
-    "first_byte_timeout_s"
+    "endpoint",
+    "balance",
+    "api_key",
+    "headers",
+    "proxy",
+    "requests",
+    "tokens",
+    "input_tokens",
+    "output_tokens",
+    "rps",
+    "rpm",
+    "tpm",
+    "profile",
+    "headroom",
+    "guard_s",
+    "charge",
+    "budget",
+    "budget_tokens",
+    "timeout_s",
+    "connect_timeout_s",
+    "first_byte_timeout_s",
 )
 # Their help texts for a load, if those for a run do not fit.
 _HELP = {
@@ -225,9 +261,9 @@ async def _calls(job: Job, endpoints: Sequence[Endpoint]) -> AsyncIterator[Backe
 
 def run_options() -> list[Option]:
     """Returns the options of `redline run` that apply to a load."""
-    return job_flags(f"{_PROMPTING} {_CALLING}", _HELP)
+    return job_flags((*_PROMPTING, *_CALLING), _HELP)
 
 
-def _keys(names: str) -> list[str]:
+def _keys(names: Collection[str]) -> list[str]:
     """Returns the keys of the flags with these names."""
-    return [FLAGS[name].key for name in names.split()]
+    return [FLAGS[name].key for name in names]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from click import Context
 
 from redline.cli.flags import Word, choice, switch
@@ -36,9 +38,9 @@ PARAMS = (
 )
 
 
-def run_flags(left_out: str) -> list[Option]:
+def run_flags(left_out: Collection[str]) -> list[Option]:
     """Returns the flags of `redline run`, for a command that does without those of these keys."""
-    return [option for option in _FLAGS if option.key not in left_out.split()]
+    return [option for option in _FLAGS if option.key not in left_out]
 
 
 def run(ctx: Context, rows: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +31,26 @@ _FILE = "redline.toml"
 _MOST_DRAIN_S = 86_400.0
 # Flags that apply to all endpoints.
 _CALLING = (
-    "endpoint balance concurrency api_key headers proxy requests tokens input_tokens output_tokens "
-    "rps rpm tpm profile headroom guard_s charge timeout_s connect_timeout_s first_byte_timeout_s"
+    "endpoint",
+    "balance",
+    "concurrency",
+    "api_key",
+    "headers",
+    "proxy",
+    "requests",
+    "tokens",
+    "input_tokens",
+    "output_tokens",
+    "rps",
+    "rpm",
+    "tpm",
+    "profile",
+    "headroom",
+    "guard_s",
+    "charge",
+    "timeout_s",
+    "connect_timeout_s",
+    "first_byte_timeout_s",
 )
 _HELP = {
     "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
@@ -109,7 +127,16 @@ PARAMS = (*_OWN, replace(_ENDPOINT, section="Endpoints"), *_OTHERS)
 _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 # Fields of the gateway's settings that flags set as they are.
-_FIELDS = "host port workers balance drain_s most_body_bytes keys cache_ttl_s"
+_FIELDS = (
+    "host",
+    "port",
+    "workers",
+    "balance",
+    "drain_s",
+    "most_body_bytes",
+    "keys",
+    "cache_ttl_s",
+)
 
 
 def serve(ctx: Context) -> int:
@@ -180,7 +207,7 @@ def _settings(given: Flags) -> GatewaySettings:
         function = _function(flags, own)
     most = own.get("concurrency")
     if function is None:
-        calling = " ".join(FLAGS[name].key for name in _CALLING.split())
+        calling = " ".join(FLAGS[name].key for name in _CALLING)
         run = _among(configuration.run, calling)
         of_calls = replace(configuration, run=run)
         endpoints, embedded = resolve_endpoints(_among(given, calling), of_calls)
@@ -223,18 +250,55 @@ def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     from redline.serve.gateway import FunctionSettings
 
     if "function" not in own:
-        _refuse("--function", _among(flags, "max_batch_size max_wait"))
+        _refuse(
+            "--function",
+            _among(
+                flags,
+                (
+                    "max_batch_size",
+                    "max_wait",
+                ),
+            ),
+        )
         return None
     if "endpoint" in flags:
         raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
-    return FunctionSettings(spec=own["function"], **_among(own, "max_batch_size max_wait_s"))
+    return FunctionSettings(
+        spec=own["function"],
+        **_among(
+            own,
+            (
+                "max_batch_size",
+                "max_wait_s",
+            ),
+        ),
+    )
 
 
 def _cache(flags: Flags, own: Flags, state: Path) -> Cache | None:
     if not own.get("cache"):
-        _refuse("--cache", _among(flags, "cache_ttl cache_size cache_sampled"))
+        _refuse(
+            "--cache",
+            _among(
+                flags,
+                (
+                    "cache_ttl",
+                    "cache_size",
+                    "cache_sampled",
+                ),
+            ),
+        )
         return None
-    return Cache(state / "answers", **_among(own, "max_bytes includes_sampled"))
+    return Cache(
+        state / "answers",
+        **_among(
+            own,
+            (
+                "max_bytes",
+                "includes_sampled",
+            ),
+        ),
+    )
 
 
 def _refuse(missing: str, given: Flags) -> None:
@@ -247,15 +311,21 @@ def _refuse(missing: str, given: Flags) -> None:
 def _certificate(own: Flags) -> Certificate | None:
     from redline.serve.gateway import Certificate
 
-    found = _among(own, "chain key")
+    found = _among(
+        own,
+        (
+            "chain",
+            "key",
+        ),
+    )
     if len(found) == 1:
         missing = "--tls-cert" if "key" in found else "--tls-key"
         raise ConfigError(f"HTTPS needs {missing}, too", hint="both are files in PEM form")
     return Certificate(**found) if found else None
 
 
-def _among(own: Flags, names: str) -> dict[str, Any]:
-    return {name: own[name] for name in names.split() if name in own}
+def _among(own: Flags, names: Collection[str]) -> dict[str, Any]:
+    return {name: own[name] for name in names if name in own}
 
 
 def _summary(settings: GatewaySettings) -> Iterator[str]:

@@ -77,7 +77,20 @@ PARAMS = (
     ),
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
-    *run_flags("body url method output_path fail_on format keep_input via follow until_empty"),
+    *run_flags(
+        (
+            "body",
+            "url",
+            "method",
+            "output_path",
+            "fail_on",
+            "format",
+            "keep_input",
+            "via",
+            "follow",
+            "until_empty",
+        )
+    ),
 )
 
 

@@ -104,11 +104,10 @@ def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
     return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
 
 
-def job_flags(keys: str, helps: Mapping[str, str]) -> list[Option]:
+def job_flags(keys: Sequence[str], helps: Mapping[str, str]) -> list[Option]:
     """Returns the options of a job with these names. helps: other texts for the help, by name."""
     return [
-        msgspec.structs.replace(FLAGS[key], help=helps.get(key, FLAGS[key].help))
-        for key in keys.split()
+        msgspec.structs.replace(FLAGS[key], help=helps.get(key, FLAGS[key].help)) for key in keys
     ]
 
 

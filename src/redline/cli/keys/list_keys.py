@@ -20,7 +20,14 @@ PARAMS = (
     FILE,
     switch("json", "Print them as JSON."),
 )
-_SHOWN = "id tenant starts created expires revoked"
+_SHOWN = (
+    "id",
+    "tenant",
+    "starts",
+    "created",
+    "expires",
+    "revoked",
+)
 
 
 def list_keys(ctx: Context) -> None:
@@ -53,5 +60,5 @@ def list_keys(ctx: Context) -> None:
 
 
 def _facts(key: Key, now: datetime) -> dict[str, object]:
-    shown = {name: getattr(key, name) for name in _SHOWN.split()}
+    shown = {name: getattr(key, name) for name in _SHOWN}
     return {**shown, "state": key.state(now), "note": key.note}

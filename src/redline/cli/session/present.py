@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -22,13 +22,41 @@ from redline.store import url_of
 
 # The fields of a report in the summary for programs, in order.
 _TOLD = (
-    "offered succeeded failed unfinished skipped untried input attempts retries rate_limited "
-    "most_in_flight input_tokens output_tokens spent_usd expected_usd spent_tokens elapsed_s "
-    "errors_by_kind found_limits is_input_done"
+    "offered",
+    "succeeded",
+    "failed",
+    "unfinished",
+    "skipped",
+    "untried",
+    "input",
+    "attempts",
+    "retries",
+    "rate_limited",
+    "most_in_flight",
+    "input_tokens",
+    "output_tokens",
+    "spent_usd",
+    "expected_usd",
+    "spent_tokens",
+    "elapsed_s",
+    "errors_by_kind",
+    "found_limits",
+    "is_input_done",
 )
 # The same of those that are left out if they are None, 0 or empty.
-_REPEATED = "repeated failovers"
-_ADDED = "outages endpoints abandoned not_traced not_recorded not_exported batches"
+_REPEATED = (
+    "repeated",
+    "failovers",
+)
+_ADDED = (
+    "outages",
+    "endpoints",
+    "abandoned",
+    "not_traced",
+    "not_recorded",
+    "not_exported",
+    "batches",
+)
 _CREDENTIALS = re.compile("//.*@")
 # A parameter that Redis reads from a URL.
 _PASSWORD = re.compile("([?&]password=)[^&]*")
@@ -100,7 +128,7 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     output, counts = report.output, report.input
     fields: dict[str, object] = {
         "event": "summary",
-        **{name: getattr(report, name) for name in _TOLD.split()},
+        **{name: getattr(report, name) for name in _TOLD},
         "input": counts and {**msgspec.to_builtins(counts), "left": counts.left},
         "elapsed_s": round(report.elapsed_s, 3),
         "is_interrupted": report.interrupted,
@@ -121,9 +149,9 @@ def summary_line(report: Report, argv: Sequence[str], notes: Notes) -> str:
     return loose_json.encoded(fields).decode() + "\n"
 
 
-def _if_any(report: Report, names: str) -> dict[str, object]:
+def _if_any(report: Report, names: Collection[str]) -> dict[str, object]:
     """Returns the fields of these names that are not None, 0 or an empty list."""
-    found = {name: getattr(report, name) for name in names.split()}
+    found = {name: getattr(report, name) for name in names}
     return {
         name: msgspec.to_builtins(value)
         for name, value in found.items()
