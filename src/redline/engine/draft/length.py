@@ -12,23 +12,15 @@ given up is tried again, once in some hundred steps, and only if it would pay at
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
-# Of useful drafts 0.7 are kept, and each costs a seventh of a step. The hope for a share weighs as
-# much as four rows: two rejections in a row end it if a draft costs half a step.
+# Of useful drafts 0.7 are kept, and each costs a seventh of a step.
 _HOPED_SHARE = 0.7
-_SHARE_TRUST = 4.0
 _HOPED_COST = 0.15
-_COST_TRUST = 1.0
-# Measurements lose a share of their weight in each step: shares half of it in 690 steps, costs,
-# which change with the machine's other load, in 230.
-_SHARE_FADE = 0.999
-_COST_FADE = 0.997
-_MOST_ROWS = 24.0
-_MOST_STEPS = 16.0
 # Drafting must gain this much, or the noise of the estimates alone would turn it on.
 _LEAST_GAIN = 1.03
 # Drafting begins only at a further gain of this for each row, up to a bound: a draft model must
@@ -43,55 +35,58 @@ _MOST_MORE = 0.35
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100
-# A step counts as at most this many times the estimate, and at least its inverse: outliers occur.
+# A step counts as at most this many times the estimate: outliers occur.
 _MOST_OFF = 1.5
 
 
+@dataclass
 class _Mean:
-    """A weighted mean that begins at a hope and fades back to it."""
+    """A weighted mean that begins at a hope and fades back to it.
 
-    __slots__ = ("_sum", "_weight")
+    trust: the measurements that the hope weighs as much as. most: above this weight, measurements
+    lose weight. fade: the share of their weight that they keep in each step.
+    """
 
-    def __init__(self) -> None:
-        self._sum = self._weight = 0.0
+    trust: float
+    most: float
+    fade: float
+    total: float = 0.0
+    weight: float = 0.0
 
-    def value(self, hope: float, trust: float) -> float:
-        """Returns the mean, as if `trust` measurements had been `hope`."""
-        return (trust * hope + self._sum) / (trust + self._weight)
+    def value(self, hope: float) -> float:
+        return (self.trust * hope + self.total) / (self.trust + self.weight)
 
-    def add(self, total: float, weight: float, most: float) -> None:
-        """Adds measurements that sum to `total`; above a weight of `most`, old ones lose weight."""
-        self._sum += total
-        self._weight += weight
-        self.scale(min(1.0, most / self._weight))
-
-    def scale(self, by: float) -> None:
-        self._sum *= by
-        self._weight *= by
+    def step(self, total: float = 0.0, weight: float = 0.0) -> None:
+        """Adds the measurements of a step, by their sum."""
+        weight += self.fade * self.weight
+        kept = self.most / max(self.most, weight)
+        self.total = (self.fade * self.total + total) * kept
+        self.weight = weight * kept
 
 
 class _Level:
     """Measurements of batches of about one size."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         # Seconds divided by the square root of the batch: a mean of reading weights, which takes as
         # long for any batch, and computing, which takes twice as long for twice the rows.
         self.plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
-        self.costs = [_Mean() for _ in range(most + 1)]
-        self.tried: set[int] = set()
+        # By the length of drafts that were tried, how much longer than a plain step it takes.
+        self.costs: dict[int, _Mean] = {}
         self.since_plain = 0
         self.is_drafting = False
         # The longest draft to try next: at most twice the longest of which a token was kept.
         self.reach = 1
 
-    def slowdowns(self) -> list[float]:
+    def slowdowns(self, most: int) -> list[float]:
         """Returns, by draft length, the duration of a step as a multiple of a plain one's.
 
-        A length that was not measured is taken to cost as much per token as the one below it.
+        A length that was not tried is taken to cost as much per token as the one below it.
         """
         found, cost = [1.0], _HOPED_COST
-        for length in range(1, len(self.costs)):
-            cost = self.costs[length].value(cost * length, _COST_TRUST) / length
+        for length in range(1, most + 1):
+            if length in self.costs:
+                cost = self.costs[length].value(cost * length) / length
             found.append(1.0 + cost * length)
         return found
 
@@ -104,21 +99,23 @@ class DraftLength:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._shares = [_Mean() for _ in range(most + 1)]
-        self._levels: dict[int, _Level] = {}
+        # Two rejections in a row end the hope if a draft costs half a step. Unmeasured, half of a
+        # weight is lost in 690 steps.
+        self._shares = [_Mean(trust=4.0, most=24.0, fade=0.999) for _ in range(most)]
+        # By the bits of the batch size.
+        self._levels: defaultdict[int, _Level] = defaultdict(_Level)
 
     def choose(self, batch: int) -> int:
         """Returns the number of tokens to draft for each row; 0 for none. batch: 1 row or more."""
-        level = self._level(batch)
+        level = self._levels[(batch - 1).bit_length()]
         if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
             return 0
         more = min(_MORE_A_ROW * batch, _MOST_MORE)
         best, best_gain = 0, _LEAST_GAIN + (more / 2 if level.is_drafting else more)
         tokens = stays = 1.0
-        share = _HOPED_SHARE
-        slowdowns = level.slowdowns()
-        for length in range(1, min(self._most, level.reach) + 1):
-            share = self._shares[length].value(share, _SHARE_TRUST)
+        share, slowdowns = _HOPED_SHARE, level.slowdowns(self._most)
+        for length, mean in enumerate(self._shares[: level.reach], 1):
+            share = mean.value(share)
             stays *= share
             tokens += stays
             if tokens / slowdowns[length] > best_gain:
@@ -136,38 +133,30 @@ class DraftLength:
         also did something else, such as reading a prompt, or if the draft model had to catch up.
         """
         batch, length = len(drafted), max(drafted)
-        level = self._level(batch)
-        for mean in self._shares:
-            mean.scale(_SHARE_FADE)
-        for mean in level.costs:
-            mean.scale(_COST_FADE)
+        level = self._levels[(batch - 1).bit_length()]
+        rows = list(zip(drafted, accepted, strict=True))
+        for place, mean in enumerate(self._shares, 1):
+            # Rows that kept all drafts before this place.
+            stayed = [kept >= place for made, kept in rows if made >= place and kept >= place - 1]
+            mean.step(sum(stayed), len(stayed))
+        for mean in level.costs.values():
+            mean.step()
+        scaled_s = None if step_s is None else step_s / sqrt(batch)
         if length == 0:
             level.since_plain = 0
             level.reach = max(1, level.reach - 1)
-            if step_s is not None:
-                level.plain.append(step_s / sqrt(batch))
+            if scaled_s is not None:
+                level.plain.append(scaled_s)
             return
         level.since_plain += 1
-        rows = list(zip(drafted, accepted, strict=True))
-        for place in range(1, length + 1):
-            # Rows that kept all drafts before this place.
-            stayed = [kept >= place for made, kept in rows if made >= place and kept >= place - 1]
-            if stayed:
-                self._shares[place].add(sum(stayed), len(stayed), _MOST_ROWS)
         if any(accepted):
             level.reach = max(level.reach, 2 * length)
-        # In the first step of a length, kernels are compiled for its shapes, which takes time.
-        is_first = length not in level.tried
-        level.tried.add(length)
-        if step_s is not None and level.plain and not is_first:
-            known = level.slowdowns()[length]
-            times = step_s / (median(level.plain) * sqrt(batch))
-            times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
+        if length not in level.costs:
+            # In the first step of a length, kernels are compiled for its shapes, which takes time.
+            # Costs change with the machine's other load: half of a weight is lost in 230 steps.
+            level.costs[length] = _Mean(trust=1.0, most=16.0, fade=0.997)
+        elif scaled_s is not None and level.plain:
+            most = _MOST_OFF * level.slowdowns(length)[length]
             # Drafts do not make a step shorter: if they seem to, the plain ones were delayed.
-            level.costs[length].add(max(0.0, times - 1.0), 1.0, _MOST_STEPS)
-
-    def _level(self, batch: int) -> _Level:
-        size = (batch - 1).bit_length()
-        if size not in self._levels:
-            self._levels[size] = _Level(self._most)
-        return self._levels[size]
+            times = min(max(1.0, scaled_s / median(level.plain)), most)
+            level.costs[length].step(times - 1.0, 1.0)
