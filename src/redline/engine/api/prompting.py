@@ -54,11 +54,6 @@ class _Shared(ChoicesRequest, kw_only=True):
     model: str = ""
     priority: int = 0  # lower goes first
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class _Chat(_Shared, kw_only=True):
     is_chat: ClassVar = True
