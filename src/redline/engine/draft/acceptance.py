@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from redline.engine.draft.verification import verify, verify_choices
+from redline.engine.draft.verification import Acceptance, verify, verify_choices
 from redline.engine.sample import Noise, Past, adjusted, distribution, logprobs, masked
 from redline.engine.schedule import Sequence
 
@@ -44,48 +44,49 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
     """
     if not sequences:
         return []
-    device = logits.device
-    each = [(one, count) for one in sequences for count in range(len(one.drafted) + 1)]
-    params = [one.params for one, _ in each]
-    pasts = [past_of(one, count) for one, count in each]
     counts = [len(one.drafted) for one in sequences]
-    scores = masked(logits, [(one.guide, one.drafted, len(one.drafted) + 1) for one in sequences])
-    most = max(counts)
     # Shorter rows are padded with their last place; verification gets the real lengths, too.
     places, begin = [], 0
     for count in counts:
-        places.append([begin + min(step, count) for step in range(most + 1)])
+        places.append([begin + min(step, count) for step in range(max(counts) + 1)])
         begin += count + 1
-    draft = torch.tensor(
-        [one.drafted + [0] * (most - len(one.drafted)) for one in sequences],
-        dtype=torch.int64,
-        device=device,
-    )
-    lengths, at = torch.tensor(counts, device=device), torch.tensor(places, device=device)
-    if all(one.params.is_greedy for one in sequences):
-        choices = adjusted(scores, params, pasts).argmax(-1)
-        verdict = verify_choices(draft, lengths, choices[at])
-    else:
-        target = distribution(scores, params, pasts)
-        drawn_from = None
-        if laws:
-            none = target[:0]
-            own = [laws.get(one.number, none)[: len(one.drafted)] for one in sequences]
-            drawn_from = pad_sequence(own, batch_first=True)
-        verdict = verify(draft, lengths, drawn_from, target[at], noise_of(sequences, device))
+    verdict = _verdict(sequences, places, logits, laws)
     # Impossible tokens may have -inf, but not all tokens.
     is_sound = logits.amax(-1).isfinite().tolist()
     kept, following = verdict.accepted.tolist(), verdict.following.tolist()
     judged = []
     for one, rows, count, token in zip(sequences, places, kept, following, strict=True):
         # Everything after a rejected draft is ignored.
-        own = rows[: count + 1]
-        if all(is_sound[row] for row in own):
+        rows = rows[: count + 1]
+        if all(is_sound[row] for row in rows):
             tokens = [*one.drafted[:count], token]
-            judged.append(Judged(tokens, count, _chances(logits, own, tokens, one.params.logprobs)))
+            chances = _chances(logits, rows, tokens, one.params.logprobs)
+            judged.append(Judged(tokens, count, chances))
         else:
             judged.append(Judged([], 0, []))
     return judged
+
+
+def _verdict(
+    sequences: list[Sequence], places: list[list[int]], logits: Tensor, laws: dict[int, Tensor]
+) -> Acceptance:
+    """Returns which drafts are accepted. places: of each sequence's rows in `logits`, padded."""
+    device, most = logits.device, len(places[0]) - 1
+    pasts = [past_of(one, count) for one in sequences for count in range(len(one.drafted) + 1)]
+    params = [one.params for one in sequences for _ in range(len(one.drafted) + 1)]
+    scores = masked(logits, [(one.guide, one.drafted, len(one.drafted) + 1) for one in sequences])
+    lengths = torch.tensor([len(one.drafted) for one in sequences], device=device)
+    padded = [one.drafted + [0] * (most - len(one.drafted)) for one in sequences]
+    draft = torch.tensor(padded, dtype=torch.int64, device=device)
+    rows = torch.tensor(places, device=device)
+    if all(one.params.is_greedy for one in sequences):
+        choices = adjusted(scores, params, pasts).argmax(-1)
+        return verify_choices(draft, lengths, choices[rows])
+    target, offered = distribution(scores, params, pasts), None
+    if laws:
+        own = [laws.get(one.number, target[:0])[: len(one.drafted)] for one in sequences]
+        offered = pad_sequence(own, batch_first=True)
+    return verify(draft, lengths, offered, target[rows], noise_of(sequences, device))
 
 
 def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) -> Noise:

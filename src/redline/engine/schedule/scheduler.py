@@ -254,7 +254,6 @@ class Scheduler:
             counts.pop(last.number, None)
             self._leave(last)
             last.computed = 0
-            last.preempted += 1
             self.preemptions += 1
             heapq.heappush(self.waiting, (last.order, last))
 
