@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, uniforms
+from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, sample, uniforms
 
 
 class Acceptance(NamedTuple):
@@ -41,6 +41,8 @@ def verify(
     equals it: the same law, and the same tokens whatever is drafted.
     """
     most = draft.shape[1]
+    if most == 0:
+        return Acceptance(lengths, sample(target_probs[:, 0], noise))
     rows = torch.arange(len(draft), device=draft.device)
     places = noise.positions[:, None] + torch.arange(most + 1, device=draft.device)
     wanted = target_probs[:, :most].gather(2, draft[:, :, None])[:, :, 0]
@@ -52,17 +54,16 @@ def verify(
     accepted = _leading(levels * offered < wanted, lengths)
 
     law = target_probs[rows, accepted]
-    if most > 0:
-        # Nothing is subtracted if a row keeps its whole draft: the bonus token is the target's.
-        is_rejected = (accepted < lengths)[:, None]
-        at = accepted.clamp(max=most - 1)
-        if draft_probs is None:
-            taken = torch.zeros_like(law).scatter_(1, draft[rows, at][:, None], 1.0)
-        else:
-            taken = draft_probs[rows, at]
-        rest = (law - taken).clamp(min=0.0)
-        total = rest.sum(-1, keepdim=True)
-        law = torch.where(is_rejected & (total > 0), rest / total, law)
+    # Nothing is subtracted if a row keeps its whole draft: the bonus token is the target's.
+    is_rejected = (accepted < lengths)[:, None]
+    at = accepted.clamp(max=most - 1)
+    if draft_probs is None:
+        taken = torch.zeros_like(law).scatter_(1, draft[rows, at][:, None], 1.0)
+    else:
+        taken = draft_probs[rows, at]
+    rest = (law - taken).clamp(min=0.0)
+    total = rest.sum(-1, keepdim=True)
+    law = torch.where(is_rejected & (total > 0), rest / total, law)
     following = draw(law, uniforms(noise.seeds, places[rows, accepted], Purpose.FOLLOWING))
 
     exact = noise.is_exact.nonzero()[:, 0]
@@ -81,6 +82,8 @@ def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptanc
     choices (B, K+1) int64: the target's tokens at the drafted places and after them, such as the
     argmax of its logits for greedy rows. Other shapes as in `verify`.
     """
+    if draft.shape[1] == 0:
+        return Acceptance(lengths, choices[:, 0])
     accepted = _leading(draft == choices[:, :-1], lengths)
     return Acceptance(accepted, choices.gather(1, accepted[:, None])[:, 0])
 

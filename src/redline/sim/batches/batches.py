@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -81,15 +80,12 @@ class _Batch(msgspec.Struct):
         return self.shown.status in ENDED
 
     def become(self, status: str, wall_s: float) -> None:
-        self.change(status=status, **{f"{status}_at": int(wall_s)})
+        times = {f"{status}_at": int(wall_s)}
+        self.shown = msgspec.structs.replace(self.shown, status=status, **times)
         if status == "failed":
-            self.change(errors=errors_object(self.problems))
+            self.shown.errors = errors_object(self.problems)
         elif self.is_over:
-            self.change(output_file_id=self.files[0], error_file_id=self.files[1])
-
-    def change(self, **fields: Any) -> None:
-        """Changes what is shown."""
-        self.shown = msgspec.structs.replace(self.shown, **fields)
+            self.shown.output_file_id, self.shown.error_file_id = self.files
 
 
 class Batches:
@@ -263,7 +259,7 @@ class Batches:
             due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
             failed = sum(line.fault is not None for line in due)
             counts = counts_object(len(batch.lines), len(due) - failed, failed)
-            batch.change(request_counts=counts)
+            batch.shown.request_counts = counts
         return batch
 
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> bool:
@@ -288,17 +284,17 @@ class Batches:
             read, said = read + tokens[0], said + tokens[1]
         total = len(batch.lines)
         batch.lines = []
-        if self._size_bytes + sum(map(len, results)) + sum(map(len, errors)) > _MOST_BYTES:
+        if self._size_bytes + sum(map(len, results + errors)) > _MOST_BYTES:
             text = f"With its results all files together are larger than {_MOST_BYTES} bytes."
             batch.problems = [Problem("storage_limit_exceeded", text)]
-            batch.change(request_counts=counts_object(0))
+            batch.shown.request_counts = counts_object(0)
             batch.become("failed", wall_s)
             self._made["lines"] -= total
             return False
         failed = len(errors) - unfinished
         self._made.update(answered=len(results), failed=failed, unfinished=unfinished)
-        counts = counts_object(total, len(results), len(errors))
-        batch.change(request_counts=counts, usage=response_usage(read, said))
+        batch.shown.request_counts = counts_object(total, len(results), len(errors))
+        batch.shown.usage = response_usage(read, said)
         # Providers promise no order.
         self._order_rng.shuffle(results)
         output_id = self._written(batch, "output", results, wall_s)
