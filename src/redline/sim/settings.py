@@ -74,9 +74,14 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("algorithm", self.algorithm, ALGORITHMS)
-        _one_of("charge", self.charge, CHARGES)
-        _one_of("header style", self.headers, HEADER_STYLES)
+        for what, value, known in (
+            ("algorithm", self.algorithm, ALGORITHMS),
+            ("charge", self.charge, CHARGES),
+            ("header style", self.headers, HEADER_STYLES),
+        ):
+            if value not in known:
+                hint = nearest(value, known) or f"choose one of {', '.join(known)}"
+                raise ConfigError(f"unknown {what}: {value}", hint=hint)
         rules = (
             (
                 0 <= self.port <= 65535,
@@ -165,11 +170,3 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
             f"seed {self.seed}": True,
         }
         return "; ".join(text for text, is_told in told.items() if is_told)
-
-
-def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(
-            f"unknown {what}: {value}",
-            hint=nearest(value, known) or f"choose one of {', '.join(known)}",
-        )

@@ -254,7 +254,5 @@ class _Choice:
         self._hand_on(reason)
 
     def _hand_on(self, reason: str | None) -> None:
-        said = Said(self._index, "".join(self._said), reason, self._drawn)
-        if said.text or said.drawn or reason:
-            self._post(said)
-            self._said, self._drawn = [], None if self._drawn is None else []
+        self._post(Said(self._index, "".join(self._said), reason, self._drawn))
+        self._said, self._drawn = [], None if self._drawn is None else []

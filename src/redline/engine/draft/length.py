@@ -39,9 +39,6 @@ _MOST_MORE = 0.35
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100
-# A step counts as at most this many times the estimate: outliers occur, and in the first step of a
-# length, kernels are compiled for its shapes.
-_MOST_OFF = 1.5
 
 
 class _Mean:
@@ -124,18 +121,16 @@ class DraftLength:
             stayed = [kept >= place for made, kept in rows if made >= place and kept >= place - 1]
             mean.step(sum(stayed), len(stayed))
         level.cost.step()
-        scaled_s = None if step_s is None else step_s / sqrt(batch)
-        if length == 0:
-            level.since_plain = 0
-            level.reach = max(1, level.reach - 1)
-            if scaled_s is not None:
-                level.plain.append(scaled_s)
-            return
-        level.since_plain += 1
+        level.since_plain = level.since_plain + 1 if length else 0
         if any(accepted):
             level.reach = max(level.reach, 2 * length)
-        if scaled_s is not None and level.plain:
-            most = _MOST_OFF * (1 + level.cost.value(_HOPED_COST) * length)
-            # Drafts do not make a step shorter: if they seem to, the plain ones were delayed.
-            times = min(max(1.0, scaled_s / median(level.plain)), most)
-            level.cost.step((times - 1) / length, 1)
+        if step_s is None:
+            return
+        scaled_s = step_s / sqrt(batch)
+        if length == 0:
+            level.plain.append(scaled_s)
+        elif level.plain:
+            # Drafts do not make a step shorter: if they seem to, the plain ones were delayed. And
+            # whatever has delayed this one, a token that costs a whole step does not pay.
+            cost = (scaled_s / median(level.plain) - 1) / length
+            level.cost.step(min(max(0.0, cost), 1.0), 1)

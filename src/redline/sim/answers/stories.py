@@ -10,7 +10,7 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-# By the letter that stands for one of them.
+# By the letter that is written for one of them.
 _WORDS = {
     letter: words.split()
     for letter, words in {

@@ -345,8 +345,6 @@ class Provider:
 
     def _limit_headers(self, account: Admission, now_s: float) -> dict[str, str]:
         style = self._settings.headers
-        if style == "none" or not self._accounts.has_limits:
-            return {}
         readings = account.readings(now_s)
         if style != "anthropic":
             # Only Anthropic's headers have names for input and output apart.
