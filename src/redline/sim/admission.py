@@ -301,6 +301,10 @@ class Admission:
                 found.append((what, rate, window))
         self._limits = found
 
+    def park(self, until_s: float) -> None:
+        """Asks for no request to be admitted before `until_s`, monotonic."""
+        self.parked_until_s = until_s
+
     def ask(self, charge: Charge, now_s: float) -> Rejection | None:
         """Counts the charge and returns None if all limits admit it.
 

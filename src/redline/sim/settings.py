@@ -18,8 +18,6 @@ MAX_PER_TOKEN_S = 60.0
 MAX_JITTER_S = 60.0
 DAY_S = 86_400.0
 MAX_WINDOW_S = 30 * DAY_S
-# The default latency of batches, and their default window.
-_BATCH_S = (Constant(0.0), DAY_S)
 
 
 class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,71 +72,49 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
     batch_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for what, value, known in (
-            ("algorithm", self.algorithm, ALGORITHMS),
-            ("charge", self.charge, CHARGES),
-            ("header style", self.headers, HEADER_STYLES),
-        ):
-            if value not in known:
-                hint = nearest(value, known) or f"choose one of {', '.join(known)}"
-                raise ConfigError(f"unknown {what}: {value}", hint=hint)
-        rules = (
-            (
-                0 <= self.port <= 65535,
-                f"a port must be 0 to 65535, not {self.port}",
-                "0 picks one",
-            ),
-            (
-                self.concurrency is None or self.concurrency >= 1,
+        _one_of("algorithm", self.algorithm, ALGORITHMS)
+        _one_of("charge", self.charge, CHARGES)
+        _one_of("header style", self.headers, HEADER_STYLES)
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"a port must be 0 to 65535, not {self.port}", hint="0 picks one")
+        if self.concurrency is not None and self.concurrency < 1:
+            raise ConfigError(
                 f"concurrency must be at least 1, not {self.concurrency}",
-                "leave it out for no cap",
-            ),
-            (
-                0 <= self.per_token_s <= MAX_PER_TOKEN_S,
+                hint="leave it out for no cap",
+            )
+        if not 0 <= self.per_token_s <= MAX_PER_TOKEN_S:
+            raise ConfigError(
                 f"the time per token must be between 0 and {MAX_PER_TOKEN_S:g} s, "
                 f"not {self.per_token_s:g}",
-                "0.02 is 50 tokens a second",
-            ),
-            (
-                0 <= self.jitter_s <= MAX_JITTER_S,
+                hint="0.02 is 50 tokens a second",
+            )
+        if not 0 <= self.jitter_s <= MAX_JITTER_S:
+            raise ConfigError(
                 f"the jitter must be between 0 and {MAX_JITTER_S:g} s, not {self.jitter_s:g}",
-                "0.05 is a slow network",
-            ),
-            (
-                self.replay is None or not self.stories,
-                "stories and a replay cannot be combined",
-                "leave one out",
-            ),
-            (
-                0 <= self.near_duplicates <= 1,
+                hint="0.05 is a slow network",
+            )
+        if self.stories and self.replay is not None:
+            raise ConfigError("stories and a replay cannot be combined", hint="leave one out")
+        if not 0 <= self.near_duplicates <= 1:
+            raise ConfigError(
                 f"the share of near-duplicates must be 0 to 1, not {self.near_duplicates:g}",
-                "0.1 is one story in ten",
-            ),
-            (
-                self.stories or not self.near_duplicates,
-                "near-duplicates are those of stories",
-                "ask for stories, too",
-            ),
-            (
-                self.api_key is None or self.api_key.strip(),
-                "the key to ask for is empty",
-                "leave it out to ask for none",
-            ),
-            (
-                0 < self.batch_window_s <= MAX_WINDOW_S,
+                hint="0.1 is one story in ten",
+            )
+        if self.near_duplicates and not self.stories:
+            raise ConfigError("near-duplicates are those of stories", hint="ask for stories, too")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("the key to ask for is empty", hint="leave it out to ask for none")
+        if not 0 < self.batch_window_s <= MAX_WINDOW_S:
+            raise ConfigError(
                 f"a batch's window must be above 0 and at most {MAX_WINDOW_S:g} s, "
                 f"not {self.batch_window_s:g}",
-                "24h, the default, is OpenAI's",
-            ),
-            (
-                self.batch_tokens is None or self.batch_tokens >= 1,
+                hint="24h, the default, is OpenAI's",
+            )
+        if self.batch_tokens is not None and self.batch_tokens < 1:
+            raise ConfigError(
                 f"the tokens of batches must be at least 1, not {self.batch_tokens}",
-                "leave it out for no limit",
-            ),
-        )
-        for is_kept, what, hint in rules:
-            if not is_kept:
-                raise ConfigError(what, hint=hint)
+                hint="leave it out for no limit",
+            )
 
     @property
     def rates(self) -> dict[str, tuple[Rate, ...]]:
@@ -152,21 +128,36 @@ class SimSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Returns one line that describes what is simulated, without the key."""
-        rates = [f"{what} {rate}" for what, each in self.rates.items() for rate in each]
-        window, batch_s = f"{self.batch_window_s:g} s", (self.batch_latency, self.batch_window_s)
-        told = {
-            f"{', '.join(rates)} ({self.algorithm})" if rates else "no rate limit": True,
-            f"tokens as {self.charge}": self.charge != "actual",
-            f"jitter 0-{self.jitter_s:g} s": self.jitter_s,
-            f"{self.concurrency} at once": self.concurrency is not None,
-            f"latency {self.latency}": True,
-            f"{self.per_token_s:g} s per token": self.per_token_s,
-            f"faults {self.faults.total * 100:.3g} %": self.faults.total,
-            f"answers from {self.replay}": self.replay is not None,
-            f"batches {self.batch_latency}, expiring after {window}": batch_s != _BATCH_S,
-            f"at most {self.batch_tokens} tokens in batches": self.batch_tokens is not None,
-            "stories": self.stories,
-            f"{self.near_duplicates * 100:.3g} % near-duplicates": self.near_duplicates,
-            f"seed {self.seed}": True,
-        }
-        return "; ".join(text for text, is_told in told.items() if is_told)
+        told = [f"{what} {rate}" for what, rates in self.rates.items() for rate in rates]
+        parts = [f"{', '.join(told)} ({self.algorithm})" if told else "no rate limit"]
+        if self.charge != "actual":
+            parts.append(f"tokens as {self.charge}")
+        if self.jitter_s:
+            parts.append(f"jitter 0-{self.jitter_s:g} s")
+        if self.concurrency is not None:
+            parts.append(f"{self.concurrency} at once")
+        parts.append(f"latency {self.latency}")
+        if self.per_token_s:
+            parts.append(f"{self.per_token_s:g} s per token")
+        if self.faults.total:
+            parts.append(f"faults {self.faults.total * 100:.3g} %")
+        if self.replay is not None:
+            parts.append(f"answers from {self.replay}")
+        if self.batch_latency != Constant(0.0) or self.batch_window_s != DAY_S:
+            parts.append(f"batches {self.batch_latency}, expiring after {self.batch_window_s:g} s")
+        if self.batch_tokens is not None:
+            parts.append(f"at most {self.batch_tokens} tokens in batches")
+        if self.stories:
+            parts.append("stories")
+        if self.near_duplicates:
+            parts.append(f"{self.near_duplicates * 100:.3g} % near-duplicates")
+        parts.append(f"seed {self.seed}")
+        return "; ".join(parts)
+
+
+def _one_of(what: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ConfigError(
+            f"unknown {what}: {value}",
+            hint=nearest(value, known) or f"choose one of {', '.join(known)}",
+        )

@@ -21,7 +21,7 @@ from statistics import median
 _HOPED_SHARE = 0.7
 _HOPED_COST = 0.15
 # A hope weighs as much as four measurements: two rejections in a row end it if a draft costs half a
-# step. All that was measured weighs as much as this many, and loses half of it in 690 steps.
+# step. Measurements together weigh at most as much as 24, and lose half of it in 690 steps.
 _TRUST = 4.0
 _MOST_WEIGHT = 24.0
 _FADE = 0.999

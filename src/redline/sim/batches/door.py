@@ -57,7 +57,7 @@ class BatchDoor:
 
     def disturb(self, faults: Faults) -> None:
         """Injects these faults into requests and the lines of new batches."""
-        self._batches.reader.faults = faults
+        self._batches.reader.disturb(faults)
 
     def stats(self) -> dict[str, int]:
         """Returns the value of `batches` in GET /sim/stats."""

@@ -17,6 +17,7 @@ from redline.apis import (
     result_object,
 )
 from redline.sim.answers import ENDPOINTS, Answers, BadCall
+from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
 _MOST_ERRORS = 20
@@ -39,15 +40,16 @@ _NAMED = msgspec.json.Decoder(_Named)
 
 
 class LineReader:
-    """Reads the lines of batches, and draws the latency and the fault of each.
-
-    faults: injected from now on.
-    """
+    """Reads the lines of batches, and draws the latency and the fault of each."""
 
     def __init__(self, settings: SimSettings) -> None:
         self._settings = settings
         self.faults = settings.faults
         self._rng = Random(f"{settings.seed} batch")
+
+    def disturb(self, faults: Faults) -> None:
+        """Injects these faults from now on."""
+        self.faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
         """Returns the lines of a file and their problems; no lines if there are problems."""

@@ -318,7 +318,7 @@ class Provider:
         self.batches.disturb(self._settings.faults)
         if body.park_s is not None:
             self._has_parked = True
-            self._account(exchange).parked_until_s = self._clock.now_s() + body.park_s
+            self._account(exchange).park(self._clock.now_s() + body.park_s)
 
     def _shown_faults(self) -> dict[str, object]:
         faults = {kind: share for kind, share in self._settings.faults.shares if share}
