@@ -44,7 +44,6 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "engine/step/thread.py::_run"): "nobody may wait for a thread that has ended",
     ("broad_excepts", "engine/step/thread.py::_begin"): "as above, before it is in the scheduler",
     ("broad_excepts", "engine/step/thread.py::_tell"): "as above, where it cannot be told its end",
-    ("broad_excepts", "engine/api/backend.py::_has_read"): "told to the caller that waits for it",
     (
         "broad_excepts",
         "engine/model/loading.py::reading",

@@ -36,6 +36,11 @@ class ChoicesRequest(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
 
 class SampledRequest(ChoicesRequest, kw_only=True):
     """The same, with the fields that bound and seed the answers."""

@@ -11,9 +11,15 @@ from redline.errors import ConfigError
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # The minimum of each number.
 LEAST = {
-    **{"threads": 1, "draft_tokens": 0, "max_batch_size": 1, "max_step_tokens": 2},
-    **{"max_model_len": 2, "max_cache_tokens": 2, "max_waiting": 1},
-    **{"tensor_parallel": 1, "pipeline_parallel": 1},
+    "threads": 1,
+    "draft_tokens": 0,
+    "max_batch_size": 1,
+    "max_step_tokens": 2,
+    "max_model_len": 2,
+    "max_cache_tokens": 2,
+    "max_waiting": 1,
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
 }
 LONGEST_WAIT_S = 60.0
 

@@ -40,12 +40,12 @@ class Window(ABC):
     """One limit. `now_s` never decreases from call to call."""
 
     def __init__(self, rate: Rate) -> None:
-        self._rate = rate
+        self._most, self._window_s = rate.count, rate.window_s
         self._count = 0
 
     def wait_s(self, amount: int, now_s: float) -> float:
         """Returns the seconds until `amount` fits: 0 for now, inf if it exceeds the limit."""
-        if amount > self._rate.count:
+        if amount > self._most:
             return math.inf
         self._roll(now_s)
         return self._wait_s(amount, now_s)
@@ -53,16 +53,16 @@ class Window(ABC):
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount`, even if it does not fit."""
         self._roll(now_s)
-        self._take(amount, now_s)
+        self._count += amount
 
     def resize(self, rate: Rate, now_s: float) -> None:
         """Sets a new `rate` with the same window_s. Earlier counts remain."""
-        self._rate = rate
+        self._most = rate.count
 
     def left(self, now_s: float) -> int:
         """Returns the largest amount that would fit now, 0 to N."""
         self._roll(now_s)
-        return max(0, self._rate.count - self._count)
+        return max(0, self._most - self._count)
 
     @abstractmethod
     def reset_s(self, now_s: float) -> float:
@@ -76,9 +76,6 @@ class Window(ABC):
     def _wait_s(self, amount: int, now_s: float) -> float:
         """Returns the wait of an amount of at most N, once rolled."""
 
-    def _take(self, amount: int, now_s: float) -> None:
-        self._count += amount
-
 
 class FixedWindow(Window):
     """At most N from a window's first hit until W seconds later."""
@@ -90,12 +87,12 @@ class FixedWindow(Window):
             self._count = 0
 
     def _wait_s(self, amount: int, now_s: float) -> float:
-        return 0.0 if self._count + amount <= self._rate.count else self._ends_s - now_s
+        return 0.0 if self._count + amount <= self._most else self._ends_s - now_s
 
-    def _take(self, amount: int, now_s: float) -> None:
+    def take(self, amount: int, now_s: float) -> None:
+        super().take(amount, now_s)
         if now_s >= self._ends_s:
-            self._ends_s = now_s + self._rate.window_s
-        self._count += amount
+            self._ends_s = now_s + self._window_s
 
     def reset_s(self, now_s: float) -> float:
         return max(0.0, self._ends_s - now_s)
@@ -112,24 +109,24 @@ class MovingWindow(Window):
         self._log: deque[tuple[float, int]] = deque()
 
     def _roll(self, now_s: float) -> None:
-        while self._log and self._log[0][0] + self._rate.window_s <= now_s:
+        while self._log and self._log[0][0] + self._window_s <= now_s:
             self._count -= self._log.popleft()[1]
 
     def _wait_s(self, amount: int, now_s: float) -> float:
-        over = self._count + amount - self._rate.count
+        over = self._count + amount - self._most
         if over <= 0:
             return 0.0
         freed = itertools.accumulate(hit for _, hit in self._log)
         last = next(index for index, total in enumerate(freed) if total >= over)
-        return self._log[last][0] + self._rate.window_s - now_s
+        return self._log[last][0] + self._window_s - now_s
 
-    def _take(self, amount: int, now_s: float) -> None:
+    def take(self, amount: int, now_s: float) -> None:
+        super().take(amount, now_s)
         self._log.append((now_s, amount))
-        self._count += amount
 
     def reset_s(self, now_s: float) -> float:
         self._roll(now_s)
-        return self._log[-1][0] + self._rate.window_s - now_s if self._log else 0.0
+        return self._log[-1][0] + self._window_s - now_s if self._log else 0.0
 
 
 class SlidingCounter(Window):
@@ -139,7 +136,7 @@ class SlidingCounter(Window):
     _previous = 0
 
     def _roll(self, now_s: float) -> None:
-        index = math.floor(now_s / self._rate.window_s)
+        index = math.floor(now_s / self._window_s)
         if index > self._index:
             self._previous = self._count if index == self._index + 1 else 0
             self._count = 0
@@ -147,30 +144,29 @@ class SlidingCounter(Window):
 
     def _since_s(self, now_s: float) -> float:
         """Returns the seconds since the current window began, once rolled."""
-        return now_s - self._index * self._rate.window_s
+        return now_s - self._index * self._window_s
 
     def left(self, now_s: float) -> int:
         self._roll(now_s)
-        in_view = 1 - self._since_s(now_s) / self._rate.window_s
-        return max(0, self._rate.count - self._count - math.floor(self._previous * in_view))
+        in_view = 1 - self._since_s(now_s) / self._window_s
+        return max(0, self._most - self._count - math.floor(self._previous * in_view))
 
     def _wait_s(self, amount: int, now_s: float) -> float:
         if amount <= self.left(now_s):
             return 0.0
-        limit, window_s = self._rate.count, self._rate.window_s
-        spare = limit - amount - self._count
+        window_s, spare = self._window_s, self._most - amount - self._count
         if spare >= 0:
             # floor(previous * in_view) <= spare once in_view is below (spare + 1) / previous.
             at_s = (1 - (spare + 1) / self._previous) * window_s
         else:
             # Not in this window: in the next one, this one's count is the previous one.
-            at_s = window_s + max(0.0, 1 - (limit - amount + 1) / self._count) * window_s
+            at_s = window_s + max(0.0, 1 - (self._most - amount + 1) / self._count) * window_s
         return max(at_s - self._since_s(now_s), 0.0) + _STRICTLY_AFTER_S
 
     def reset_s(self, now_s: float) -> float:
         self._roll(now_s)
         windows = 2 if self._count else 1 if self._previous else 0
-        return max(0.0, windows * self._rate.window_s - self._since_s(now_s))
+        return max(0.0, windows * self._window_s - self._since_s(now_s))
 
 
 class TokenBucket(Window):
@@ -184,26 +180,27 @@ class TokenBucket(Window):
 
     @property
     def _per_s(self) -> float:
-        return self._rate.count / self._rate.window_s
+        return self._most / self._window_s
 
     def _roll(self, now_s: float) -> None:
         if now_s > self._at_s:
             gained = (now_s - self._at_s) * self._per_s
-            self._level = min(float(self._rate.count), self._level + gained)
+            self._level = min(float(self._most), self._level + gained)
             self._at_s = now_s
 
     def _wait_s(self, amount: int, now_s: float) -> float:
         short = amount - self._level
         return short / self._per_s if short > _DROP else 0.0
 
-    def _take(self, amount: int, now_s: float) -> None:
+    def take(self, amount: int, now_s: float) -> None:
+        self._roll(now_s)
         self._level -= amount
 
     def resize(self, rate: Rate, now_s: float) -> None:
         """Keeps the level of a larger bucket, and cuts that of a smaller one (Go's x/time/rate)."""
         self._roll(now_s)
         self._level = min(float(rate.count), self._level)
-        self._rate = rate
+        self._most = rate.count
 
     def left(self, now_s: float) -> int:
         self._roll(now_s)
@@ -211,7 +208,7 @@ class TokenBucket(Window):
 
     def reset_s(self, now_s: float) -> float:
         self._roll(now_s)
-        return (self._rate.count - self._level) / self._per_s
+        return (self._most - self._level) / self._per_s
 
 
 _WINDOWS: dict[str, type[Window]] = {
@@ -260,9 +257,8 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
         """Returns the part of the charge that a limit of the kind `what` counts."""
         if what == "requests":
             return self.requests
-        if what == "tokens":
-            return self.input_tokens + self.output_tokens
-        return self.input_tokens if what == "input-tokens" else self.output_tokens
+        inputs = 0 if what == "output-tokens" else self.input_tokens
+        return inputs if what == "input-tokens" else inputs + self.output_tokens
 
 
 Rates = Mapping[str, Sequence[Rate]]
@@ -282,11 +278,6 @@ class Admission:
             (what, rate, self._make(rate)) for what in KINDS for rate in rates.get(what, ())
         ]
 
-    @property
-    def rates(self) -> dict[str, list[Rate]]:
-        """The limits by kind, with every kind present."""
-        return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}
-
     def change(self, rates: Rates, now_s: float) -> None:
         """Replaces all limits of the kinds in `rates`; the other kinds stay.
 
@@ -299,11 +290,14 @@ class Admission:
             if what not in rates:
                 found += old
             for rate in rates.get(what, ()):
-                kept = next((limit for limit in old if limit[1].window_s == rate.window_s), None)
-                window = self._make(rate) if kept is None else kept[2]
-                if kept is not None:
-                    old.remove(kept)
-                    window.resize(rate, now_s)
+                for limit in old:
+                    if limit[1].window_s == rate.window_s:
+                        old.remove(limit)
+                        window = limit[2]
+                        window.resize(rate, now_s)
+                        break
+                else:
+                    window = self._make(rate)
                 found.append((what, rate, window))
         self._limits = found
 

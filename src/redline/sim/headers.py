@@ -17,10 +17,13 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
     (RateLimit and RateLimit-Policy of the draft's version 08), `envoy` and `slowapi` (one limit of
     requests: resets in seconds, or as a moment one second late). `gemini` and `none` have none.
     """
-    if style in ("openai", "azure"):
-        return _openai(readings, duration if style == "openai" else lambda s: str(whole(s)))
+    if style == "openai":
+        return _each(readings, "x-ratelimit-{part}-{what}", duration)
+    if style == "azure":
+        return _each(readings, "x-ratelimit-{part}-{what}", lambda reset_s: str(whole(reset_s)))
     if style == "anthropic":
-        return _anthropic(readings, wall_s)
+        names = "anthropic-ratelimit-{what}-{part}"
+        return _each(readings, names, lambda reset_s: rfc3339(wall_s + reset_s))
     if style == "ietf":
         return _ietf(readings)
     requests = next((reading for reading in readings if reading.what == "requests"), None)
@@ -60,23 +63,17 @@ def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
     return [{"@type": kind, "retryDelay": f"{whole(wait_s)}s"}]
 
 
-def _openai(readings: Sequence[Reading], reset: Callable[[float], str]) -> dict[str, str]:
-    headers = {}
-    for reading in readings:
-        headers[f"x-ratelimit-limit-{reading.what}"] = str(reading.limit)
-        headers[f"x-ratelimit-remaining-{reading.what}"] = str(reading.left)
-        headers[f"x-ratelimit-reset-{reading.what}"] = reset(reading.reset_s)
-    return headers
-
-
-def _anthropic(readings: Sequence[Reading], wall_s: float) -> dict[str, str]:
-    headers = {}
-    for reading in readings:
-        prefix = f"anthropic-ratelimit-{reading.what}"
-        headers[f"{prefix}-limit"] = str(reading.limit)
-        headers[f"{prefix}-remaining"] = str(reading.left)
-        headers[f"{prefix}-reset"] = rfc3339(wall_s + reading.reset_s)
-    return headers
+def _each(readings: Sequence[Reading], names: str, reset: Callable[[float], str]) -> dict[str, str]:
+    """Returns three headers for each reading. reset: writes its reset_s."""
+    return {
+        names.format(part=part, what=each.what): text
+        for each in readings
+        for part, text in (
+            ("limit", str(each.limit)),
+            ("remaining", str(each.left)),
+            ("reset", reset(each.reset_s)),
+        )
+    }
 
 
 def _ietf(readings: Sequence[Reading]) -> dict[str, str]:

@@ -11,10 +11,7 @@ import msgspec
 from redline.errors import ConfigError
 
 MAX_LATENCY_S = 3600.0
-_NUMBER = r"(\d+(?:\.\d+)?|\.\d+)"
-_CONSTANT = re.compile(_NUMBER)
-_UNIFORM = re.compile(rf"{_NUMBER}\s*-\s*{_NUMBER}")
-_LOGNORMAL = re.compile(rf"lognormal:\s*(-?{_NUMBER})\s*,\s*{_NUMBER}")
+_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
 _HINT = "write seconds like 0.2, a range like 2-5, or lognormal:1.2,0.4"
 
 
@@ -79,6 +76,11 @@ class Lognormal(msgspec.Struct, frozen=True):
 
 
 Latency = Constant | Uniform | Lognormal
+_FORMS: dict[str, type[Latency]] = {
+    f"({_NUMBER})": Constant,
+    rf"({_NUMBER})\s*-\s*({_NUMBER})": Uniform,
+    rf"lognormal:\s*(-?{_NUMBER})\s*,\s*({_NUMBER})": Lognormal,
+}
 
 
 def parse_latency(text: str) -> Latency:
@@ -88,12 +90,9 @@ def parse_latency(text: str) -> Latency:
     Raises ConfigError that shows the valid forms.
     """
     text = text.strip()
-    if match := _CONSTANT.fullmatch(text):
-        return Constant(float(match[1]))
-    if match := _UNIFORM.fullmatch(text):
-        return Uniform(float(match[1]), float(match[2]))
-    if match := _LOGNORMAL.fullmatch(text):
-        return Lognormal(float(match[1]), float(match[3]))
+    for form, kind in _FORMS.items():
+        if match := re.fullmatch(form, text):
+            return kind(*map(float, match.groups()))
     raise ConfigError(f"latency is not a time: {text}", hint=_HINT)
 
 

@@ -24,7 +24,6 @@ import msgspec
 
 CLASSES = ("answered", "rejected", "faults", "refused", "overloaded", "abandoned")
 KEPT_REQUESTS = 100_000
-KEPT_GAPS = 100_000
 
 
 class Ticket(msgspec.Struct, gc=False):
@@ -59,7 +58,7 @@ class Stats:
         self._received = 0
         self._in_flight = 0
         self._most_in_flight = 0
-        self._serving = 0
+        self.serving = 0
         self._most_serving = 0
         self._first_received_s: float | None = None
         self._last_received_s: float | None = None
@@ -70,7 +69,7 @@ class Stats:
         self._prompt_tokens = 0
         self._completion_tokens = 0
         self._records: deque[Ticket] = deque(maxlen=KEPT_REQUESTS)
-        self._gaps_s: deque[float] = deque(maxlen=KEPT_GAPS)
+        self._gaps_s: deque[float] = deque(maxlen=KEPT_REQUESTS)
 
     def receive(self, now_s: float) -> Ticket:
         """Returns the ticket of a request that has just arrived; it is in flight from now on."""
@@ -128,17 +127,17 @@ class Stats:
 
     def begin_serving(self) -> None:
         """Records that a request has received its slot."""
-        self._serving += 1
-        self._most_serving = max(self._most_serving, self._serving)
+        self.serving += 1
+        self._most_serving = max(self._most_serving, self.serving)
 
     def serve_at_once(self) -> None:
         """Records that a request received a slot and released it before any other request."""
-        if self._serving >= self._most_serving:
-            self._most_serving = self._serving + 1
+        if self.serving >= self._most_serving:
+            self._most_serving = self.serving + 1
 
     def end_serving(self) -> None:
         """Records that a request has released its slot."""
-        self._serving -= 1
+        self.serving -= 1
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the counters as `GET /sim/stats` shows them. Times are monotonic seconds.
@@ -151,7 +150,7 @@ class Stats:
             **self._by_class,
             "in_flight": self._in_flight,
             "most_in_flight": self._most_in_flight,
-            "serving": self._serving,
+            "serving": self.serving,
             "most_serving": self._most_serving,
             "rejected_by_limit": dict(self._by_limit),
             "faults_by_kind": dict(self._by_fault),

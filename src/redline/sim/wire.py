@@ -11,8 +11,6 @@ import msgspec
 from redline.apis import error_body
 from redline.httpserver import JSON, Exchange, header_lines
 
-HTML = header_lines({"content-type": "text/html; charset=utf-8"})
-HTML_PAGE = b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n"
 # Events that are due together go out in one write, up to the size of a socket buffer.
 _WRITE_BYTES = 65536
 # A stalled request ends when its client leaves, or after this time.
@@ -25,6 +23,13 @@ class Reply(msgspec.Struct, frozen=True, gc=False):
     status: int
     body: bytes
     fields: bytes = JSON
+
+
+NOT_JSON = Reply(
+    200,
+    b"<!DOCTYPE html>\n<html><body><h1>Please try again later</h1></body></html>\n",
+    header_lines({"content-type": "text/html; charset=utf-8"}),
+)
 
 
 def send(exchange: Exchange, reply: Reply, number: int = 0) -> None:

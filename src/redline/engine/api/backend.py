@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-import queue
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
-from threading import Thread
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,7 +21,8 @@ from redline.engine.draft import Chance
 from redline.engine.sample import Grammars, Guide, SamplingParams
 from redline.engine.schedule import QueueFull
 from redline.engine.step import CLOSED, Ask, EngineFailed, EngineThread
-from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed, TimedOut
+from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed
+from redline.process import DaemonThreads
 from redline.waist import failed
 
 _STATUS_BUSY = 503
@@ -54,7 +52,8 @@ class EngineBackend:
         self._speaker = speaker
         self._name = name
         self._most_sequences = most_sequences
-        self._reader = _Reader(self._read)
+        # Tokenizing a long prompt takes up to seconds, while the event loop has other calls.
+        self._reader = DaemonThreads(1, "redline tokenizer")
         self._in_flight = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -71,41 +70,38 @@ class EngineBackend:
         begun_s = call.sent_s = SYSTEM.now_s()
         call.attempts += 1
         self._in_flight += 1
-        wait_s = call.deadline_s - begun_s
-        error: CallError | NoEndpoint
+        error: CallError | NoEndpoint | None = None
         try:
-            async with asyncio.timeout(None if wait_s == math.inf else wait_s):
-                reply = await self._answer(request, call, sink)
-        except TimeoutError:
-            error = TimedOut("row")
+            reply = await call.in_time(self._answer(request, call, sink), SYSTEM)
         except QueueFull as full:
             error = ServerFailed(full.what, hint=full.hint, status=_STATUS_BUSY)
         except (CallError, NoEndpoint) as found:
             error = found
-        else:
-            now_s = SYSTEM.now_s()
-            tried = (Attempt(self._name, None, begun_s, None, now_s),)
-            return Outcome(
-                status="succeeded",
-                reply=reply,
-                endpoint=self._name,
-                tried=tried,
-                latency_s=now_s - begun_s,
-            )
         finally:
             self._in_flight -= 1
             call.sent_s = None
-        outcome = failed(error, endpoint=self._name)
-        outcome.tried = (Attempt(self._name, error, begun_s, None, SYSTEM.now_s()),)
+        now_s = SYSTEM.now_s()
+        if error is None:
+            latency_s = now_s - begun_s
+            outcome = Outcome(
+                status="succeeded", reply=reply, endpoint=self._name, latency_s=latency_s
+            )
+        else:
+            outcome = failed(error, endpoint=self._name)
+        outcome.tried = (Attempt(self._name, error, begun_s, None, now_s),)
         return outcome
 
     async def aclose(self) -> None:
         """Ends the engine and all requests to it."""
         await self._thread.close()
-        self._reader.close()
+        self._reader.shutdown(wait=False)
 
     async def _answer(self, request: Request, call: Call, sink: Sink | None) -> Reply:
-        asked, guides = await asyncio.wrap_future(self._reader.read(request))
+        try:
+            reading = self._reader.submit(self._read, request)
+        except RuntimeError:
+            raise EngineFailed(CLOSED) from None
+        asked, guides = await asyncio.wrap_future(reading)
         news: asyncio.Queue[Said | RedlineError] = asyncio.Queue()
 
         def post(said: Said | RedlineError) -> None:
@@ -169,55 +165,6 @@ class EngineBackend:
             raise Rejected(what, hint=f"the engine's queue holds {self._most_sequences:,}")
         schema, guide = asked.schema, speaker.grammars.guide
         return asked, [None if schema is None else guide(schema) for _ in range(count)]
-
-
-_Read = tuple[Asked, list[Guide | None]]
-
-
-class _Reader:
-    """Reads requests one after another in a thread of its own.
-
-    Tokenizing a long prompt takes milliseconds or seconds, while the event loop has other calls. An
-    executor would not do, since Python waits for its threads before it exits.
-    """
-
-    def __init__(self, read: Callable[[Request], _Read]) -> None:
-        self._inbox: queue.SimpleQueue[tuple[Future[_Read], Request] | None] = queue.SimpleQueue()
-        self._is_closed = False
-        Thread(target=self._run, args=[read], name="redline tokenizer", daemon=True).start()
-
-    def read(self, request: Request) -> Future[_Read]:
-        """Returns a future of the parsed request, which may be cancelled before its turn.
-
-        Call it in the event loop only. Raises EngineFailed after `close`.
-        """
-        if self._is_closed:
-            raise EngineFailed(CLOSED)
-        found: Future[_Read] = Future()
-        self._inbox.put((found, request))
-        return found
-
-    def close(self) -> None:
-        """Ends the thread once it has read the submitted requests; does not wait for it."""
-        self._is_closed = True
-        self._inbox.put(None)
-
-    def _run(self, read: Callable[[Request], _Read]) -> None:
-        while self._has_read(read):
-            pass  # and holds no request while it waits for the next
-
-    def _has_read(self, read: Callable[[Request], _Read]) -> bool:
-        """Reads the next request; returns False after `close`."""
-        if (given := self._inbox.get()) is None:
-            return False
-        found, request = given
-        if found.set_running_or_notify_cancel():
-            try:
-                found.set_result(read(request))
-            except BaseException as error:
-                # Any error is the caller's: the thread continues with the next request.
-                found.set_exception(error)
-        return True
 
 
 class _Stream(NamedTuple):
@@ -307,7 +254,5 @@ class _Choice:
         self._hand_on(reason)
 
     def _hand_on(self, reason: str | None) -> None:
-        said = Said(self._index, "".join(self._said), reason, self._drawn)
-        if said.text or said.drawn or reason:
-            self._post(said)
-            self._said, self._drawn = [], None if self._drawn is None else []
+        self._post(Said(self._index, "".join(self._said), reason, self._drawn))
+        self._said, self._drawn = [], None if self._drawn is None else []

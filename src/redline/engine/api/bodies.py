@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -51,11 +52,8 @@ class Answer(NamedTuple):
 
     def whole(self, choices: Sequence[Said], counted: Object) -> Object:
         """Returns the body of an answer that is not streamed. counted: its usage."""
-        write = self.writer.form.choice
-        made = [
-            write(said.index, said.text, said.finish_reason, logprobs=self._logprobs(said))
-            for said in sorted(choices, key=lambda said: said.index)
-        ]
+        ordered = sorted(choices, key=attrgetter("index"))
+        made = [self._written(self.writer.form.choice, said) for said in ordered]
         return self.writer.whole(made, counted)
 
     def first(self, choices: int) -> list[Object]:
@@ -69,16 +67,14 @@ class Answer(NamedTuple):
         """Returns the event with the new part of a choice; none if there is no new part."""
         if not (said.text or said.drawn or said.finish_reason):
             return []
-        write, logprobs = self.writer.form.piece, self._logprobs(said)
-        return [
-            self.writer.event(write(said.index, said.text, said.finish_reason, logprobs=logprobs))
-        ]
+        return [self.writer.event(self._written(self.writer.form.piece, said))]
 
-    def _logprobs(self, said: Said) -> Object | None:
-        if said.drawn is None:
-            return None
-        shown = _chat_logprobs if self.writer.form is chat.FORM else _text_logprobs
-        return shown(said.drawn, self.pieces)
+    def _written(self, write: Callable[..., Object], said: Said) -> Object:
+        logprobs = None
+        if said.drawn is not None:
+            shown = _chat_logprobs if self.writer.form is chat.FORM else _text_logprobs
+            logprobs = shown(said.drawn, self.pieces)
+        return write(said.index, said.text, said.finish_reason, logprobs=logprobs)
 
 
 def _chat_logprobs(drawn: Sequence[Drawn], pieces: Pieces) -> Object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -40,7 +41,8 @@ class Piece(NamedTuple):
 class Pieces:
     """The bytes of each token of a vocabulary; one object for all streams of a tokenizer.
 
-    tokenizer: one of transformers. Each token is looked up once and kept, at most the vocabulary.
+    tokenizer: one of transformers. of: returns the piece of a token, which is looked up once and
+    kept, at most the vocabulary.
     most_bytes: no token adds more to a text.
     """
 
@@ -48,7 +50,7 @@ class Pieces:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
         self._special = frozenset(token for token in added if added[token].special)
-        self._known: dict[int, Piece] = {}
+        self.of = cache(self._read)
         # Others are decoded after this one, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
@@ -62,12 +64,6 @@ class Pieces:
             return ""
         ways = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         return str(self._tokenizer.decode(tokens, **ways))
-
-    def of(self, token: int) -> Piece:
-        """Returns the piece of `token`."""
-        if token not in self._known:
-            self._known[token] = self._read(token)
-        return self._known[token]
 
     def _read(self, token: int) -> Piece:
         name: str | None = self._tokenizer.convert_ids_to_tokens(token)

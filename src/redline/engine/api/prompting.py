@@ -24,16 +24,33 @@ _SHORTEN = "shorten it, or start the engine with a larger max_model_len"
 _ONLY_TEXT = "the local engine reads text from system, developer, user and assistant"
 # Parameters of OpenAI that the engine lacks, with the values that have no effect.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **{"tools": ([],), "tool_choice": ("none", "auto"), "modalities": (["text"],)},
-    **{"functions": ([],), "function_call": ("none", "auto"), "audio": (), "moderation": ()},
-    **{"prediction": (), "reasoning_effort": (), "verbosity": (), "web_search_options": ()},
-    **{"echo": (False,), "suffix": ("",), "best_of": (1,)},
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": (),
+    "web_search_options": (),
 }
 # Parameters that change no answer: on billing, on storage, and on calls of tools, which the engine
 # lacks.
 _IGNORED = {
-    *("metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options", "user"),
-    *("prompt_cache_retention", "safety_identifier", "service_tier", "store"),
+    "metadata",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
 }
 # Every field of SamplingParams is a parameter of the same name; `logprobs` has two meanings.
 _SAMPLING = {field.name for field in msgspec.structs.fields(SamplingParams)} - {"logprobs"}
@@ -53,11 +70,6 @@ class _Message(Struct, omit_defaults=True, forbid_unknown_fields=True):
 class _Shared(ChoicesRequest, kw_only=True):
     model: str = ""
     priority: int = 0  # lower goes first
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with its usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class _Chat(_Shared, kw_only=True):

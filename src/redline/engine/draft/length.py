@@ -12,23 +12,19 @@ given up is tried again, once in some hundred steps, and only if it would pay at
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from math import sqrt
 from statistics import median
 
-# Of useful drafts 0.7 are kept, and each costs a seventh of a step. The hope for a share weighs as
-# much as four rows: two rejections in a row end it if a draft costs half a step.
+# Of useful drafts 0.7 are kept, and each costs a seventh of a step.
 _HOPED_SHARE = 0.7
-_SHARE_TRUST = 4.0
 _HOPED_COST = 0.15
-_COST_TRUST = 1.0
-# Measurements lose a share of their weight in each step: shares half of it in 690 steps, costs,
-# which change with the machine's other load, in 230.
-_SHARE_FADE = 0.999
-_COST_FADE = 0.997
-_MOST_ROWS = 24.0
-_MOST_STEPS = 16.0
+# A hope weighs as much as four measurements: two rejections in a row end it if a draft costs half a
+# step. Measurements together weigh at most as much as 24, and lose half of it in 690 steps.
+_TRUST = 4.0
+_MOST_WEIGHT = 24.0
+_FADE = 0.999
 # Drafting must gain this much, or the noise of the estimates alone would turn it on.
 _LEAST_GAIN = 1.03
 # Drafting begins only at a further gain of this for each row, up to a bound: a draft model must
@@ -43,86 +39,68 @@ _MOST_MORE = 0.35
 _PLAIN_STEPS = 9
 _LEAST_PLAIN = 3
 _MOST_WITHOUT_PLAIN = 100
-# A step counts as at most this many times the estimate, and at least its inverse: outliers occur.
-_MOST_OFF = 1.5
 
 
 class _Mean:
     """A weighted mean that begins at a hope and fades back to it."""
 
-    __slots__ = ("_sum", "_weight")
-
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
 
-    def value(self, hope: float, trust: float) -> float:
-        """Returns the mean, as if `trust` measurements had been `hope`."""
-        return (trust * hope + self._sum) / (trust + self._weight)
+    def value(self, hope: float) -> float:
+        return (_TRUST * hope + self._sum) / (_TRUST + self._weight)
 
-    def add(self, total: float, weight: float, most: float) -> None:
-        """Adds measurements that sum to `total`; above a weight of `most`, old ones lose weight."""
-        self._sum += total
-        self._weight += weight
-        self.scale(min(1.0, most / self._weight))
-
-    def scale(self, by: float) -> None:
-        self._sum *= by
-        self._weight *= by
+    def step(self, total: float = 0.0, count: float = 0.0) -> None:
+        """Adds the measurements of a step, by their sum and number."""
+        weight = _FADE * self._weight + count
+        kept = _MOST_WEIGHT / max(_MOST_WEIGHT, weight)
+        self._sum = (_FADE * self._sum + total) * kept
+        self._weight = weight * kept
 
 
 class _Level:
     """Measurements of batches of about one size."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self) -> None:
         # Seconds divided by the square root of the batch: a mean of reading weights, which takes as
         # long for any batch, and computing, which takes twice as long for twice the rows.
         self.plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
-        self.costs = [_Mean() for _ in range(most + 1)]
-        self.tried: set[int] = set()
+        # Of each drafted token, as a share of a plain step.
+        self.cost = _Mean()
         self.since_plain = 0
         self.is_drafting = False
         # The longest draft to try next: at most twice the longest of which a token was kept.
         self.reach = 1
 
-    def slowdowns(self) -> list[float]:
-        """Returns, by draft length, the duration of a step as a multiple of a plain one's.
-
-        A length that was not measured is taken to cost as much per token as the one below it.
-        """
-        found, cost = [1.0], _HOPED_COST
-        for length in range(1, len(self.costs)):
-            cost = self.costs[length].value(cost * length, _COST_TRUST) / length
-            found.append(1.0 + cost * length)
-        return found
-
 
 class DraftLength:
     """The draft length of each step, 0 to `most`. It only decides: the caller supplies seconds.
 
-    Memory: some 100 bytes times `most` for each power of two that the batch size has reached.
+    Memory: some 100 bytes times `most`, and 1 kB for each power of two that the batch size has
+    reached.
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._shares = [_Mean() for _ in range(most + 1)]
-        self._levels: dict[int, _Level] = {}
+        self._shares = [_Mean() for _ in range(most)]
+        # By the bits of the batch size.
+        self._levels: defaultdict[int, _Level] = defaultdict(_Level)
 
     def choose(self, batch: int) -> int:
         """Returns the number of tokens to draft for each row; 0 for none. batch: 1 row or more."""
-        level = self._level(batch)
+        level = self._levels[(batch - 1).bit_length()]
         if len(level.plain) < _LEAST_PLAIN or level.since_plain >= _MOST_WITHOUT_PLAIN:
             return 0
         more = min(_MORE_A_ROW * batch, _MOST_MORE)
         best, best_gain = 0, _LEAST_GAIN + (more / 2 if level.is_drafting else more)
         tokens = stays = 1.0
-        share = _HOPED_SHARE
-        slowdowns = level.slowdowns()
-        for length in range(1, min(self._most, level.reach) + 1):
-            share = self._shares[length].value(share, _SHARE_TRUST)
+        share, cost = _HOPED_SHARE, level.cost.value(_HOPED_COST)
+        for length, mean in enumerate(self._shares[: level.reach], 1):
+            share = mean.value(share)
             stays *= share
             tokens += stays
-            if tokens / slowdowns[length] > best_gain:
-                best, best_gain = length, tokens / slowdowns[length]
+            gain = tokens / (1 + cost * length)
+            if gain > best_gain:
+                best, best_gain = length, gain
         level.is_drafting = best > 0
         return best
 
@@ -136,38 +114,23 @@ class DraftLength:
         also did something else, such as reading a prompt, or if the draft model had to catch up.
         """
         batch, length = len(drafted), max(drafted)
-        level = self._level(batch)
-        for mean in self._shares:
-            mean.scale(_SHARE_FADE)
-        for mean in level.costs:
-            mean.scale(_COST_FADE)
-        if length == 0:
-            level.since_plain = 0
-            level.reach = max(1, level.reach - 1)
-            if step_s is not None:
-                level.plain.append(step_s / sqrt(batch))
-            return
-        level.since_plain += 1
+        level = self._levels[(batch - 1).bit_length()]
         rows = list(zip(drafted, accepted, strict=True))
-        for place in range(1, length + 1):
+        for place, mean in enumerate(self._shares, 1):
             # Rows that kept all drafts before this place.
             stayed = [kept >= place for made, kept in rows if made >= place and kept >= place - 1]
-            if stayed:
-                self._shares[place].add(sum(stayed), len(stayed), _MOST_ROWS)
+            mean.step(sum(stayed), len(stayed))
+        level.cost.step()
+        level.since_plain = level.since_plain + 1 if length else 0
         if any(accepted):
             level.reach = max(level.reach, 2 * length)
-        # In the first step of a length, kernels are compiled for its shapes, which takes time.
-        is_first = length not in level.tried
-        level.tried.add(length)
-        if step_s is not None and level.plain and not is_first:
-            known = level.slowdowns()[length]
-            times = step_s / (median(level.plain) * sqrt(batch))
-            times = min(max(times, known / _MOST_OFF), known * _MOST_OFF)
-            # Drafts do not make a step shorter: if they seem to, the plain ones were delayed.
-            level.costs[length].add(max(0.0, times - 1.0), 1.0, _MOST_STEPS)
-
-    def _level(self, batch: int) -> _Level:
-        size = (batch - 1).bit_length()
-        if size not in self._levels:
-            self._levels[size] = _Level(self._most)
-        return self._levels[size]
+        if step_s is None:
+            return
+        scaled_s = step_s / sqrt(batch)
+        if length == 0:
+            level.plain.append(scaled_s)
+        elif level.plain:
+            # Drafts do not make a step shorter: if they seem to, the plain ones were delayed. And
+            # whatever has delayed this one, a token that costs a whole step does not pay.
+            cost = (scaled_s / median(level.plain) - 1) / length
+            level.cost.step(min(max(0.0, cost), 1.0), 1)

@@ -29,7 +29,7 @@ class Drafts(NamedTuple):
     """
 
     laws: dict[int, Tensor]
-    is_usual: bool
+    is_usual: bool = True
 
 
 class Drafter(Protocol):
@@ -50,7 +50,7 @@ class LookupDrafter:
         for sequence, count in zip(sequences, most, strict=True):
             index = self._indices.setdefault(sequence, Lookup())
             sequence.drafted = index.propose(sequence.tokens, count)
-        return Drafts({}, is_usual=True)
+        return Drafts({})
 
 
 class ModelDrafter:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, uniforms
+from redline.engine.sample import Noise, Purpose, draw, gumbel_choice, sample, uniforms
 
 
 class Acceptance(NamedTuple):
@@ -40,35 +40,12 @@ def verify(
     rounding, it draws from p. Exact rows choose each token by the target's law and keep what
     equals it: the same law, and the same tokens whatever is drafted.
     """
-    verdict = _by_law(draft, lengths, draft_probs, target_probs, noise)
-    exact = noise.is_exact.nonzero()[:, 0]
-    if len(exact):
-        laws = target_probs[exact]
-        places = _places(noise.positions[exact], laws.shape[1])
-        seeds = noise.seeds[exact, None].expand_as(places)
-        choices = gumbel_choice(laws.flatten(0, 1), seeds.flatten(), places.flatten())
-        chosen = verify_choices(draft[exact], lengths[exact], choices.view(places.shape))
-        verdict.accepted[exact], verdict.following[exact] = chosen
-    return verdict
-
-
-def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptance:
-    """Accepts draft tokens up to the first that differs from the target's choice, which follows.
-
-    choices (B, K+1) int64: the target's tokens at the drafted places and after them, such as the
-    argmax of its logits for greedy rows. Other shapes as in `verify`.
-    """
-    accepted = _leading(draft == choices[:, :-1], lengths)
-    return Acceptance(accepted, choices.gather(1, accepted[:, None])[:, 0])
-
-
-def _by_law(
-    draft: Tensor, lengths: Tensor, draft_probs: Tensor | None, target_probs: Tensor, noise: Noise
-) -> Acceptance:
     most = draft.shape[1]
+    if most == 0:
+        return Acceptance(lengths, sample(target_probs[:, 0], noise))
     rows = torch.arange(len(draft), device=draft.device)
+    places = noise.positions[:, None] + torch.arange(most + 1, device=draft.device)
     wanted = target_probs[:, :most].gather(2, draft[:, :, None])[:, :, 0]
-    places = _places(noise.positions, most + 1)
     levels = uniforms(noise.seeds[:, None], places[:, :most], Purpose.ACCEPT)
     # u < p / q without a division, in float64: u is below 1, so p >= q always passes.
     offered: Tensor | float = 1.0
@@ -77,24 +54,38 @@ def _by_law(
     accepted = _leading(levels * offered < wanted, lengths)
 
     law = target_probs[rows, accepted]
-    if most > 0:
-        # Nothing is subtracted if a row keeps its whole draft: the bonus token is the target's.
-        is_rejected = (accepted < lengths)[:, None]
-        at = accepted.clamp(max=most - 1)
-        if draft_probs is None:
-            taken = torch.zeros_like(law).scatter_(1, draft[rows, at][:, None], 1.0)
-        else:
-            taken = draft_probs[rows, at]
-        rest = (law - taken).clamp(min=0.0)
-        total = rest.sum(-1, keepdim=True)
-        law = torch.where(is_rejected & (total > 0), rest / total, law)
-    places = noise.positions + accepted
-    return Acceptance(accepted, draw(law, uniforms(noise.seeds, places, Purpose.FOLLOWING)))
+    # Nothing is subtracted if a row keeps its whole draft: the bonus token is the target's.
+    is_rejected = (accepted < lengths)[:, None]
+    at = accepted.clamp(max=most - 1)
+    if draft_probs is None:
+        taken = torch.zeros_like(law).scatter_(1, draft[rows, at][:, None], 1.0)
+    else:
+        taken = draft_probs[rows, at]
+    rest = (law - taken).clamp(min=0.0)
+    total = rest.sum(-1, keepdim=True)
+    law = torch.where(is_rejected & (total > 0), rest / total, law)
+    following = draw(law, uniforms(noise.seeds, places[rows, accepted], Purpose.FOLLOWING))
+
+    exact = noise.is_exact.nonzero()[:, 0]
+    if len(exact):
+        own = places[exact]
+        seeds = noise.seeds[exact, None].expand_as(own)
+        choices = gumbel_choice(target_probs[exact].flatten(0, 1), seeds.flatten(), own.flatten())
+        chosen = verify_choices(draft[exact], lengths[exact], choices.view_as(own))
+        accepted[exact], following[exact] = chosen
+    return Acceptance(accepted, following)
 
 
-def _places(positions: Tensor, count: int) -> Tensor:
-    """Returns (B, count) int64: the first positions (B,) and those after them."""
-    return positions[:, None] + torch.arange(count, device=positions.device)
+def verify_choices(draft: Tensor, lengths: Tensor, choices: Tensor) -> Acceptance:
+    """Accepts draft tokens up to the first that differs from the target's choice, which follows.
+
+    choices (B, K+1) int64: the target's tokens at the drafted places and after them, such as the
+    argmax of its logits for greedy rows. Other shapes as in `verify`.
+    """
+    if draft.shape[1] == 0:
+        return Acceptance(lengths, choices[:, 0])
+    accepted = _leading(draft == choices[:, :-1], lengths)
+    return Acceptance(accepted, choices.gather(1, accepted[:, None])[:, 0])
 
 
 def _leading(is_accepted: Tensor, lengths: Tensor) -> Tensor:

@@ -52,6 +52,11 @@ def grouped(short: Sequence[_Found]) -> list[list[_Found]]:
     return [sorted(group, key=lambda each: each[1]) for group in groups]
 
 
+def positions_of(pieces: Sequence[Piece]) -> list[int]:
+    """Returns the position of each new token in its sequence."""
+    return [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
+
+
 class Step:
     """The facts of one step that attention needs; built once and used by every layer."""
 
@@ -59,8 +64,8 @@ class Step:
         device = cache.keys[0].device
         self.cache = cache
         slots = [piece.slot for piece in pieces for _ in range(piece.size)]
-        positions = [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
-        self.places = (torch.tensor(slots, device=device), torch.tensor(positions, device=device))
+        positions = torch.tensor(positions_of(pieces), device=device)
+        self.places = (torch.tensor(slots, device=device), positions)
         short: list[_Found] = []
         self._alone: list[_Alone] = []
         at = 0
@@ -130,20 +135,21 @@ class _Together:
         length = bucketed(max(piece.start + piece.size for piece in pieces))
         # If most of the first slots take part, all of them are read in place; otherwise the few
         # that do are copied.
-        highest = max(piece.slot for piece in pieces) + 1
-        self._is_dense = 2 * len(pieces) >= highest
-        rows = [piece.slot for piece in pieces] if self._is_dense else list(range(len(pieces)))
-        self._count = highest if self._is_dense else len(pieces)
-        self._slots = torch.tensor([piece.slot for piece in pieces], device=device)
+        rows = [piece.slot for piece in pieces]
+        self._slots: slice | Tensor = slice(max(rows) + 1)
+        if 2 * len(rows) < self._slots.stop:
+            self._slots = torch.tensor(rows, device=device)
+            rows = list(range(len(rows)))
+        self._count = max(rows) + 1
         self._width, self._length = width, length
-        places, padded = [], []
+        places: list[int] = []
+        padded: list[int] = []
         # A slot without a piece attends to its first token, as a placeholder.
         last = torch.zeros(self._count, width, dtype=torch.long)
         for row, (piece, at) in zip(rows, found, strict=True):
-            for step in range(piece.size):
-                places.append(at + step)
-                padded.append(row * width + step)
-                last[row, step] = piece.start + step
+            places += range(at, at + piece.size)
+            padded += range(row * width, row * width + piece.size)
+            last[row, : piece.size] = torch.arange(piece.start, piece.start + piece.size)
         self.places = torch.tensor(places, device=device)
         self._padded = torch.tensor(padded, device=device)
         self._is_plain = padded == list(range(self._count * width))
@@ -154,7 +160,7 @@ class _Together:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Returns (n, heads, D) for the pieces' tokens in their order; query likewise."""
         heads, size = query.shape[1:]
-        keys, values = self._of(keys), self._of(values)
+        keys, values = (kept[self._slots][:, :, : self._length] for kept in (keys, values))
         groups = heads // keys.shape[1]
         if not self._is_plain:
             spread = query.new_zeros(self._count * self._width, heads, size)
@@ -174,10 +180,6 @@ class _Together:
         seen = seen.view(self._count, -1, groups, self._width, size).permute(0, 3, 1, 2, 4)
         seen = seen.reshape(self._count * self._width, heads, size)
         return seen if self._is_plain else seen[self._padded]
-
-    def _of(self, kept: Tensor) -> Tensor:
-        found = kept[: self._count] if self._is_dense else kept[self._slots]
-        return found[:, :, : self._length]
 
 
 def attend(

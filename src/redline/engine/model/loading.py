@@ -57,8 +57,8 @@ class Loaded:
         self.vocabulary: int = config.vocab_size
         self.layers: int = config.num_hidden_layers if layers is None else layers
         self.kv_heads: int = config.num_key_value_heads // shares
-        size = getattr(config, "head_dim", None)
-        self.head_size: int = size or config.hidden_size // config.num_attention_heads
+        usual = config.hidden_size // config.num_attention_heads
+        self.head_size: int = getattr(config, "head_dim", None) or usual
         self.hidden_size: int = config.hidden_size
         # Tied weights count once.
         self.parameter_bytes = sum(part.nbytes for part in model.parameters())

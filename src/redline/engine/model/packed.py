@@ -11,8 +11,9 @@ once for each shape of weights.
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -84,11 +85,7 @@ def _maker(weight: Tensor) -> _Maker:
 @torch.inference_mode()
 def _seconds(product: _Product, rows: Tensor) -> float:
     """Times products of `rows` and returns the median, without the first one."""
-    found = []
-    for _ in range(_TIMED + 1):
-        since_s = time.perf_counter()
-        product(rows)
-        found.append(time.perf_counter() - since_s)
+    found = timeit.repeat(partial(product, rows), number=1, repeat=_TIMED + 1)
     return median(found[1:])
 
 

@@ -176,11 +176,8 @@ def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         return times.argmin(-1)
     tokens = torch.arange(law.shape[-1], device=law.device)
     rows_at_once = max(1, _RACE // law.shape[-1])
-    first = []
-    for start in range(0, len(law), rows_at_once):
-        part = slice(start, start + rows_at_once)
-        first.append((arrivals(row_keys[part, None], tokens) / law[part]).argmin(-1))
-    return torch.cat(first)
+    parts = zip(*(torch.split(each, rows_at_once) for each in (row_keys, law)), strict=True)
+    return torch.cat([(arrivals(own[:, None], tokens) / part).argmin(-1) for own, part in parts])
 
 
 def sample(law: Tensor, noise: Noise, purpose: Purpose = Purpose.FOLLOWING) -> Tensor:

@@ -128,7 +128,7 @@ class Scheduler:
         Running sequences must have their drafts already; those without room are dropped.
         """
         budget = self.bounds.step_tokens
-        counts: dict[int, int] = {}
+        counts: dict[Sequence, int] = {}
         ready = self.ready()
         generating = sum(one.is_caught_up for one in ready)
         # Each generating sequence gets a token before any gets drafts. While there is a prompt to
@@ -138,8 +138,8 @@ class Scheduler:
         for sequence in ready:
             del sequence.drafted[drafts:]
             drafts -= len(sequence.drafted)
-            counts[sequence.number] = min(sequence.due, budget)
-            budget -= counts[sequence.number]
+            counts[sequence] = min(sequence.due, budget)
+            budget -= counts[sequence]
         copies: list[Copied] = []
         most = -(-self.bounds.slots // self.bounds.steps_at_once)
         if not self._has_room(counts):
@@ -152,12 +152,12 @@ class Scheduler:
                 break
             heapq.heappop(self.waiting)
             copies += self._admit(sequence)
-            counts[sequence.number] = min(sequence.due, budget)
-            budget -= counts[sequence.number]
+            counts[sequence] = min(sequence.due, budget)
+            budget -= counts[sequence]
         rows = [
             Row(sequence, count, count == sequence.due)
             for sequence in self.running
-            if (count := counts.get(sequence.number, 0))
+            if (count := counts.get(sequence, 0))
         ]
         self._check(rows)
         for row in rows:
@@ -234,14 +234,14 @@ class Scheduler:
         known = sum(len(one.tokens) + len(one.drafted) for one in self.running)
         return not self.running or known + len(sequence.tokens) < self.bounds.cache_tokens
 
-    def _has_room(self, counts: dict[int, int]) -> bool:
+    def _has_room(self, counts: dict[Sequence, int]) -> bool:
         return self.used_tokens + sum(counts.values()) <= self.bounds.cache_tokens
 
-    def _make_room(self, counts: dict[int, int]) -> None:
+    def _make_room(self, counts: dict[Sequence, int]) -> None:
         """Drops drafts, then takes back slots, from the last in order, until the step fits."""
         for one in self.running:
             if not one.under_way and one.drafted:
-                counts[one.number] -= len(one.drafted)
+                counts[one] -= len(one.drafted)
                 one.drafted = []
         while not self._has_room(counts):
             idle = [one for one in self.running if not one.under_way]
@@ -251,10 +251,9 @@ class Scheduler:
                 return
             last = max(idle, key=lambda one: one.order)
             assert len(self.running) > 1, "one sequence alone fits: its length is bounded"
-            counts.pop(last.number, None)
+            counts.pop(last, None)
             self._leave(last)
             last.computed = 0
-            last.preempted += 1
             self.preemptions += 1
             heapq.heappush(self.waiting, (last.order, last))
 

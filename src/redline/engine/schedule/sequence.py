@@ -39,7 +39,6 @@ class Sequence:
     computed: int = 0
     under_way: int = 0
     drafted: list[int] = field(default_factory=list)
-    preempted: int = 0
     ended: str | RedlineError | None = None
 
     def __post_init__(self) -> None:
@@ -54,11 +53,6 @@ class Sequence:
     def is_caught_up(self) -> bool:
         """Whether all but its last token are computed: the next step brings a new one."""
         return self.computed == len(self.tokens) - 1
-
-    @property
-    def answer(self) -> list[int]:
-        """The tokens after the prompt."""
-        return self.tokens[self.prompt_length :]
 
     @property
     def order(self) -> tuple[int, int]:

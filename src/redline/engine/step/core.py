@@ -20,7 +20,6 @@ _NO_NUMBERS = (
     "what the model computes for this request is not a number: its weights may be broken, or "
     "too large for its dtype; try float32"
 )
-_NO_DRAFTS = Drafts({}, is_usual=True)
 
 
 class Computer(Protocol):
@@ -167,14 +166,14 @@ class Core:
     def _draft(self) -> Drafts:
         """Drafts tokens for the sequences whose next step brings one."""
         if self._speculation is None:
-            return _NO_DRAFTS
+            return Drafts({})
         ready = [one for one in self.scheduler.ready() if one.is_caught_up]
         length = self._speculation.lengths.choose(len(ready)) if ready else 0
         # The token after the drafts must fit, too.
         allowed = [(one, min(length, one.most_tokens - len(one.tokens) - 1)) for one in ready]
         asked = [each for each in allowed if each[1] > 0]
         if not asked:
-            return _NO_DRAFTS
+            return Drafts({})
         drafts = self._speculation.drafter.draft(*map(list, zip(*asked, strict=True)))
         for one, _ in asked:
             if one.guide is not None:

@@ -7,13 +7,23 @@ are packed, too. So the logits of a few tokens are computed both ways, in three 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from redline.engine.model import NAME, OTHERS, Loaded, Piece, Runner, Work, load, reading, unfit
+from redline.engine.model import (
+    NAME,
+    OTHERS,
+    Loaded,
+    Piece,
+    Runner,
+    Work,
+    load,
+    positions_of,
+    reading,
+    unfit,
+)
 from redline.engine.settings import EngineSettings
 from redline.engine.step.core import Computer
 
@@ -83,7 +93,7 @@ def distance(runner: Runner, own: Tensor) -> float:
     own: the model's own logits, from `said`.
     """
     works = _works(len(own), runner.loaded.vocabulary)
-    return max(_off(runner.run(work), own[_places(work.pieces)]) for work in works)
+    return max(_off(runner.run(work), own[positions_of(work.pieces)]) for work in works)
 
 
 def _off(found: Tensor, own: Tensor) -> float:
@@ -102,11 +112,6 @@ def _words(count: int, vocabulary: int) -> list[int]:
     return [(7919 * at + 11) % vocabulary for at in range(count)]
 
 
-def _places(pieces: Sequence[Piece]) -> list[int]:
-    """Returns the position of each token in its sequence."""
-    return [at for piece in pieces for at in range(piece.start, piece.start + piece.size)]
-
-
 def _works(tokens: int, vocabulary: int, slots: int = 2) -> list[Work]:
     """Returns two steps: a sequence of `tokens`, beside one with the same prefix if slots allow."""
     last = max(1, tokens // 6)
@@ -116,6 +121,6 @@ def _works(tokens: int, vocabulary: int, slots: int = 2) -> list[Work]:
         [Piece(0, 0, first), Piece(1, 0, last)],
         [Piece(0, first, last), Piece(1, last, last)],
     ):
-        given = [words[at] for at in _places(pieces[:slots])]
+        given = [words[at] for at in positions_of(pieces[:slots])]
         works.append(Work([], pieces[:slots], given, range(len(given))))
     return works

@@ -34,7 +34,7 @@ class EngineThread:
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._running: dict[Asker, Running] = {}
         self._posts: list[Callable[[], None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,20 +106,20 @@ class EngineThread:
         try:
             asker.ended(reason)
         except Exception as error:
-            self._fail(error)
-            assert self.failure is not None
-            asker.ended(self.failure)
+            asker.ended(self._fail(error))
 
-    def _fail(self, error: BaseException) -> None:
-        """Stops computing. Only the first error is reported."""
-        if self.failure is not None:
-            return
-        self.failure = EngineFailed(f"the engine has failed: {type(error).__name__}: {error}")
-        self.failure.__cause__ = error
-        if isinstance(error, EngineFailed):
-            self.failure = error
-        self._end_all(self.failure)
-        self._posts.append(self._failed.set)
+    def _fail(self, error: BaseException) -> EngineFailed:
+        """Stops computing, and returns why: only the first error is reported."""
+        if self.failure is None:
+            if isinstance(error, EngineFailed):
+                self.failure = error
+            else:
+                what = f"the engine has failed: {type(error).__name__}: {error}"
+                self.failure = EngineFailed(what)
+                self.failure.__cause__ = error
+            self._end_all(self.failure)
+            self._posts.append(self._failed.set)
+        return self.failure
 
     def _take(self, wait_s: float) -> None:
         """Makes the received calls; waits up to wait_s seconds for the first one."""
@@ -132,16 +132,15 @@ class EngineThread:
 
     def _begin(self, asks: Sequence[Ask]) -> None:
         for ask in asks:
-            if self.failure is None:
-                try:
-                    self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
-                except QueueFull as error:
-                    ask.asker.ended(error)
-                    continue
-                except Exception as error:
-                    self._fail(error)
             if self.failure is not None:
                 ask.asker.ended(self.failure)
+                continue
+            try:
+                self._running[ask.asker] = self._core.add(ask, SYSTEM.now_s())
+            except QueueFull as error:
+                ask.asker.ended(error)
+            except Exception as error:
+                ask.asker.ended(self._fail(error))
 
     def _cancel(self, asker: Asker) -> None:
         if (sequence := self._running.pop(asker, None)) is not None:

@@ -11,24 +11,14 @@ import msgspec
 
 from redline.apis import ResponseFormat
 from redline.process import counted
-from redline.sim.answers.bodies import BadCall
+from redline.sim.answers.bodies import BYTES_PER_TOKEN, BadCall, count_tokens
 from redline.sim.answers.replay import Replay
 from redline.sim.answers.schema import example
 from redline.sim.answers.stories import Stories
 from redline.sim.answers.tool_calls import ToolCall
 
-BYTES_PER_TOKEN = 4
 # An echo of everything would answer a 50 MB row with 50 MB.
 ECHO_CHARACTERS = 1000
-
-
-def count_tokens(text: str) -> int:
-    """Returns the tokens of a text: its UTF-8 bytes divided by four, rounded up.
-
-    Used for prompts and answers, for usage and for limits.
-    """
-    size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-    return -(-size // BYTES_PER_TOKEN)
 
 
 class Said(msgspec.Struct, frozen=True):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from redline.apis import Inputs
 
-MAX_DIMENSIONS = 4096
+BYTES_PER_TOKEN = 4
 MAX_INPUTS = 2048
 
 
@@ -35,25 +35,33 @@ def decode(decoder: msgspec.json.Decoder[Body], raw: bytes) -> Body:
         raise BadCall(f"The body of the request could not be read as JSON: {error}") from None
 
 
-def texts(given: Inputs, name: str) -> list[tuple[str, int | None]]:
-    """Returns the inputs, each with its number of tokens if it came as tokens, otherwise None.
+def count_tokens(text: str) -> int:
+    """Returns the tokens of a text: its UTF-8 bytes divided by four, rounded up.
+
+    Used for prompts and answers, for usage and for limits.
+    """
+    size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    return -(-size // BYTES_PER_TOKEN)
+
+
+def texts(given: Inputs, name: str) -> list[tuple[str, int]]:
+    """Returns the inputs, each with its number of tokens; those given as tokens as their numbers.
 
     Raises BadCall for an empty list, more than 2,048 inputs, or a mixture.
     """
-    if isinstance(given, str):
-        return [(given, None)]
-    if not given:
+    if not given and not isinstance(given, str):
         raise BadCall(f"'{name}' is an empty list.")
-    if all(isinstance(item, int) for item in given):
-        return [(" ".join(str(item) for item in given), len(given))]
-    if len(given) > MAX_INPUTS:
-        raise BadCall(f"'{name}' has {len(given)} items, and at most {MAX_INPUTS} are taken.")
-    found: list[tuple[str, int | None]] = []
-    for item in given:
+    items: list[Any] = given if isinstance(given, list) else [given]
+    if all(isinstance(item, int) for item in items):
+        items = [items]
+    if len(items) > MAX_INPUTS:
+        raise BadCall(f"'{name}' has {len(items)} items, and at most {MAX_INPUTS} are taken.")
+    found = []
+    for item in items:
         if isinstance(item, str):
-            found.append((item, None))
+            found.append((item, count_tokens(item)))
         elif isinstance(item, list):
-            found.append((" ".join(str(token) for token in item), len(item)))
+            found.append((" ".join(map(str, item)), len(item)))
         else:
             raise BadCall(f"'{name}' mixes text and tokens.")
     return found

@@ -7,6 +7,7 @@ only if the request is answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -23,20 +24,13 @@ from redline.apis import (
     response_usage,
     responses,
 )
-from redline.sim.answers.answers import (
-    BYTES_PER_TOKEN,
-    Answers,
-    Said,
-    count_tokens,
-    cut,
-    embedding,
-    packed,
-)
-from redline.sim.answers.bodies import MAX_DIMENSIONS, BadCall, decode, texts
+from redline.sim.answers.answers import Answers, Said, cut, embedding, packed
+from redline.sim.answers.bodies import BYTES_PER_TOKEN, BadCall, count_tokens, decode, texts
 from redline.sim.answers.tool_calls import forced_calls
 from redline.sim.wire import StreamEvent
 
 DEFAULT_DIMENSIONS = 8
+MAX_DIMENSIONS = 4096
 # About a socket's buffer.
 _LONG_BYTES = 64 * 1024
 # An event without its text and the model's name takes less.
@@ -64,10 +58,10 @@ class Draft(Protocol):
     @property
     def is_long(self) -> bool: ...
 
-    def whole(self, number: int, created_s: int) -> Object:
+    def whole(self, number: int, created_s: int, /) -> Object:
         """Returns the JSON object of the whole reply to request `number`."""
 
-    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
+    def events(self, number: int, created_s: int, /) -> Iterator[StreamEvent]:
         """Yields the events of a stream."""
 
 
@@ -93,8 +87,7 @@ class _Generated:
         self.completion_tokens = tokens
         self.most_tokens = tokens if most is None else most * len(said)
         self.is_stream = bool(body.stream)
-        options = body.stream_options
-        self._includes_usage = options is not None and bool(options.include_usage)
+        self._includes_usage = body.includes_usage
 
     @property
     def is_long(self) -> bool:
@@ -159,64 +152,18 @@ def _call_id(number: int, index: int, position: int) -> str:
     return f"call_sim{number}_{index}_{position}"
 
 
+@dataclass
 class _Whole:
     """A reply that is never streamed."""
 
-    is_stream = is_long = False
     prompt_tokens: int
     completion_tokens: int
     most_tokens: int
+    whole: Callable[[int, int], Object]
+    is_stream = is_long = False
 
-    def events(self, number: int, created_s: int) -> Iterator[StreamEvent]:
+    def events(self, number: int, created_s: int, /) -> Iterator[StreamEvent]:
         return iter(())
-
-
-class _Embeddings(_Whole):
-    completion_tokens = most_tokens = 0
-
-    def __init__(self, body: embeddings.Request) -> None:
-        inputs = texts(body.input, "input")
-        if any(not text for text, _ in inputs):
-            raise BadCall("'input' must not be an empty string.")
-        if body.encoding_format not in (None, "float", "base64"):
-            raise BadCall(f"The encoding format is unknown: {body.encoding_format}")
-        if (body.dimensions or 1) > MAX_DIMENSIONS:
-            raise BadCall(
-                f"'dimensions' is {body.dimensions}, and at most {MAX_DIMENSIONS} are given."
-            )
-        self._body = body
-        self._inputs = [text for text, _ in inputs]
-        self.prompt_tokens = sum(
-            count_tokens(text) if tokens is None else tokens for text, tokens in inputs
-        )
-
-    def whole(self, number: int, created_s: int) -> Object:
-        dimensions = self._body.dimensions or DEFAULT_DIMENSIONS
-        is_packed = self._body.encoding_format == "base64"
-        vectors = [embedding(text, dimensions) for text in self._inputs]
-        shown = [packed(vector) for vector in vectors] if is_packed else vectors
-        return embeddings.whole(shown, self._body.model, self.prompt_tokens)
-
-
-class _Response(_Whole):
-    def __init__(self, body: responses.Request, prompt_tokens: int, said: Said) -> None:
-        self._body = body
-        self._said = said
-        self.prompt_tokens = prompt_tokens
-        self.completion_tokens = said.tokens
-        self.most_tokens = body.max_output_tokens or said.tokens
-
-    def whole(self, number: int, created_s: int) -> Object:
-        return responses.whole(
-            f"sim{number}",
-            created_s,
-            self._said.text,
-            is_cut=self._said.is_cut,
-            instructions=self._body.instructions,
-            max_output_tokens=self._body.max_output_tokens,
-            model=self._body.model,
-            usage=response_usage(self.prompt_tokens, self.completion_tokens),
-        )
 
 
 def _chat(raw: bytes, answers: Answers) -> Draft:
@@ -245,7 +192,7 @@ def _completion(raw: bytes, answers: Answers) -> Draft:
     prompt_tokens = 0
     said: list[Said] = []
     for text, tokens in texts(body.prompt, "prompt"):
-        prompt_tokens += count_tokens(text) if tokens is None else tokens
+        prompt_tokens += tokens
         said += [cut(answers.answer(text, seed=body.seed), body.max_tokens)] * (body.n or 1)
     return _Generated(completions.FORM, body, prompt_tokens, said, body.max_tokens)
 
@@ -262,16 +209,49 @@ def _response(raw: bytes, answers: Answers) -> Draft:
         question = asked[-1] if asked else given[-1]
     prompt_tokens = sum(map(count_tokens, [*given, body.instructions or ""]))
     form = body.text.format if body.text is not None else None
-    return _Response(
-        body, prompt_tokens, cut(answers.answer(question, form), body.max_output_tokens)
-    )
+    said = cut(answers.answer(question, form), body.max_output_tokens)
+
+    def whole(number: int, created_s: int) -> Object:
+        return responses.whole(
+            f"sim{number}",
+            created_s,
+            said.text,
+            is_cut=said.is_cut,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            model=body.model,
+            usage=response_usage(prompt_tokens, said.tokens),
+        )
+
+    return _Whole(prompt_tokens, said.tokens, body.max_output_tokens or said.tokens, whole)
+
+
+def _embeddings(raw: bytes, _: Answers) -> Draft:
+    body = decode(_EMBEDDING, raw)
+    inputs = texts(body.input, "input")
+    if any(not text for text, _ in inputs):
+        raise BadCall("'input' must not be an empty string.")
+    if body.encoding_format not in (None, "float", "base64"):
+        raise BadCall(f"The encoding format is unknown: {body.encoding_format}")
+    dimensions = body.dimensions or DEFAULT_DIMENSIONS
+    if dimensions > MAX_DIMENSIONS:
+        raise BadCall(f"'dimensions' is {dimensions}, and at most {MAX_DIMENSIONS} are given.")
+    prompt_tokens = sum(tokens for _, tokens in inputs)
+
+    def whole(number: int, created_s: int) -> Object:
+        shown: list[Any] = [embedding(text, dimensions) for text, _ in inputs]
+        if body.encoding_format == "base64":
+            shown = [packed(vector) for vector in shown]
+        return embeddings.whole(shown, body.model, prompt_tokens)
+
+    return _Whole(prompt_tokens, 0, 0, whole)
 
 
 # By path, the function that drafts the reply to a body. It raises BadCall for an invalid one.
 ENDPOINTS: dict[str, Callable[[bytes, Answers], Draft]] = {
     chat.API.path: _chat,
     completions.API.path: _completion,
-    embeddings.API.path: lambda raw, _: _Embeddings(decode(_EMBEDDING, raw)),
+    embeddings.API.path: _embeddings,
     responses.API.path: _response,
 }
 

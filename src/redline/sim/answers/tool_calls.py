@@ -39,7 +39,8 @@ def forced_calls(body: chat.Request, question: str) -> list[ToolCall]:
         return []
     if body.parallel_tool_calls is False:
         tools = tools[:1]
-    schemas = [tool.parameters or {"type": "object"} for tool in tools]
-    values = [example(schema, question) for schema in schemas]
-    arguments = [msgspec.json.encode(value).decode() for value in values]
-    return [ToolCall(tool.name, one) for tool, one in zip(tools, arguments, strict=True)]
+    calls = []
+    for tool in tools:
+        value = example(tool.parameters or {"type": "object"}, question)
+        calls.append(ToolCall(tool.name, msgspec.json.encode(value).decode()))
+    return calls

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 from random import Random
-from typing import Any
 
 import msgspec
 
@@ -40,7 +39,6 @@ from redline.apis import (
 )
 from redline.sim.answers import ENDPOINTS, Answers, BadCall, Object, decode
 from redline.sim.batches.lines import BatchLine, LineReader, answered, unanswered
-from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
 # All files together; the server keeps them in memory.
@@ -82,15 +80,12 @@ class _Batch(msgspec.Struct):
         return self.shown.status in ENDED
 
     def become(self, status: str, wall_s: float) -> None:
-        self.change(status=status, **{f"{status}_at": int(wall_s)})
+        times = {f"{status}_at": int(wall_s)}
+        self.shown = msgspec.structs.replace(self.shown, status=status, **times)
         if status == "failed":
-            self.change(errors=errors_object(self.problems))
+            self.shown.errors = errors_object(self.problems)
         elif self.is_over:
-            self.change(output_file_id=self.files[0], error_file_id=self.files[1])
-
-    def change(self, **fields: Any) -> None:
-        """Changes what is shown."""
-        self.shown = msgspec.structs.replace(self.shown, **fields)
+            self.shown.output_file_id, self.shown.error_file_id = self.files
 
 
 class Batches:
@@ -99,7 +94,7 @@ class Batches:
     def __init__(self, settings: SimSettings, answers: Answers) -> None:
         self._settings = settings
         self._answers = answers
-        self._reader = LineReader(settings)
+        self.reader = LineReader(settings)
         # A generator of its own, so that the order of results does not change the draws for lines.
         self._order_rng = Random(f"{settings.seed} batch order")
         self._files: dict[str, StoredFile] = {}
@@ -108,10 +103,6 @@ class Batches:
         self._made: Counter[str] = Counter()
         self._numbers: Counter[str] = Counter()
 
-    def disturb(self, faults: Faults) -> None:
-        """Injects these faults into the lines of new batches."""
-        self._reader.disturb(faults)
-
     def as_dict(self, now_s: float, wall_s: float) -> dict[str, int]:
         """Returns counts for GET /sim/stats.
 
@@ -119,8 +110,8 @@ class Batches:
         fail, which are the sum of `answered`, `failed`, `unfinished` (by an expiry or a cancel) and
         `waiting`.
         """
-        for batch in self._batches.values():
-            self._look(batch, now_s, wall_s)
+        for batch_id in self._batches:
+            self._looked(batch_id, now_s, wall_s)
         names = ("files", "created", "cancels", "lines", "answered", "failed", "unfinished")
         counts = {name: self._made[name] for name in names}
         waiting = counts["lines"] - sum(counts[name] for name in names[4:])
@@ -146,13 +137,12 @@ class Batches:
     def files(self) -> Object:
         """Returns all files, the newest first."""
         shown = [_as_object(file.shown) for file in reversed(self._files.values())]
-        return page_object(shown, [file["id"] for file in shown], has_more=False)
+        return page_object(shown, list(reversed(self._files)), has_more=False)
 
     def delete(self, file_id: str) -> Object:
         """Deletes a file. Raises BadCall if it does not exist."""
-        file = self.file(file_id)
+        self._size_bytes -= len(self.file(file_id).data)
         del self._files[file_id]
-        self._size_bytes -= len(file.data)
         return deleted_object(file_id)
 
     def create(self, raw: bytes, now_s: float, wall_s: float) -> Object:
@@ -162,7 +152,7 @@ class Batches:
             raise BadCall(f"The endpoint is not one for batches: {asked.endpoint}")
         if asked.completion_window != WINDOW:
             raise BadCall(f"The completion_window must be {WINDOW}.")
-        lines, errors = self._reader.read(self.file(asked.input_file_id).data, asked.endpoint)
+        lines, errors = self.reader.read(self.file(asked.input_file_id).data, asked.endpoint)
         tokens = sum(len(line.body) // _BYTES_PER_TOKEN for line in lines)
         running = sum(each.tokens for each in self._batches.values() if not each.is_over)
         most = self._settings.batch_tokens
@@ -190,17 +180,14 @@ class Batches:
 
     def look(self, batch_id: str, now_s: float, wall_s: float) -> Object:
         """Returns the batch in its present state. Raises BadCall if it does not exist."""
-        batch = self._batch(batch_id)
-        self._look(batch, now_s, wall_s)
-        return _as_object(batch.shown)
+        return _as_object(self._looked(batch_id, now_s, wall_s).shown)
 
     def cancel(self, batch_id: str, now_s: float, wall_s: float) -> Object:
         """Cancels a batch, which ends at the next query; at once if its results have no room.
 
         Raises BadCall if it has ended or does not exist.
         """
-        batch = self._batch(batch_id)
-        self._look(batch, now_s, wall_s)
+        batch = self._looked(batch_id, now_s, wall_s)
         if batch.is_over:
             raise BadCall(f"A batch with the status '{batch.shown.status}' cannot be cancelled.")
         if batch.shown.status != "cancelling":
@@ -217,9 +204,10 @@ class Batches:
             raise BadCall(f"The limit must be 1 to {_MOST_LISTED}, not '{text}'.")
         newest = list(reversed(self._batches))
         if (after := query.get("after")) is not None:
-            newest = newest[newest.index(self._batch(after).shown.id) + 1 :]
-        page = [self.look(batch_id, now_s, wall_s) for batch_id in newest[: int(text)]]
-        names = [batch["id"] for batch in page]
+            self._batch(after)
+            newest = newest[newest.index(after) + 1 :]
+        names = newest[: int(text)]
+        page = [self.look(batch_id, now_s, wall_s) for batch_id in names]
         return page_object(page, names, has_more=len(newest) > len(page))
 
     def _store(self, name: str, purpose: str, data: bytes, wall_s: float) -> StoredFile:
@@ -251,10 +239,11 @@ class Batches:
         for batch_id in list(islice(over, surplus)):
             del self._batches[batch_id]
 
-    def _look(self, batch: _Batch, now_s: float, wall_s: float) -> None:
-        """Brings the batch's state up to date."""
+    def _looked(self, batch_id: str, now_s: float, wall_s: float) -> _Batch:
+        """Returns a batch in its present state."""
+        batch = self._batch(batch_id)
         if batch.is_over:
-            return
+            return batch
         expires_s = batch.created_s + self._settings.batch_window_s
         if batch.shown.status == "cancelling":
             batch.become("cancelled", wall_s)
@@ -267,7 +256,11 @@ class Batches:
         else:
             if batch.shown.status == "validating":
                 batch.become("in_progress", wall_s)
-            batch.change(request_counts=_so_far(batch, now_s))
+            due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
+            failed = sum(line.fault is not None for line in due)
+            counts = counts_object(len(batch.lines), len(due) - failed, failed)
+            batch.shown.request_counts = counts
+        return batch
 
     def _finish(self, batch: _Batch, at_s: float, status: str, wall_s: float) -> bool:
         """Writes the results available at `at_s`, and errors for the other lines.
@@ -276,33 +269,32 @@ class Batches:
         """
         results: list[bytes] = []
         errors: list[bytes] = []
-        made: Counter[str] = Counter()
-        read = said = 0
+        unfinished = read = said = 0
         for line in batch.lines:
             self._numbers["request"] += 1
             number = self._numbers["request"]
             if batch.created_s + line.latency_s > at_s:
                 errors.append(unanswered(line, number, *UNFINISHED[status]))
-                made["unfinished"] += 1
+                unfinished += 1
                 continue
             code, result, tokens = answered(
                 line, batch.shown.endpoint, self._answers, number, int(wall_s)
             )
             (results if code == 200 else errors).append(result)
-            made["answered" if code == 200 else "failed"] += 1
             read, said = read + tokens[0], said + tokens[1]
         total = len(batch.lines)
         batch.lines = []
-        if self._size_bytes + sum(map(len, results)) + sum(map(len, errors)) > _MOST_BYTES:
+        if self._size_bytes + sum(map(len, results + errors)) > _MOST_BYTES:
             text = f"With its results all files together are larger than {_MOST_BYTES} bytes."
             batch.problems = [Problem("storage_limit_exceeded", text)]
-            batch.change(request_counts=counts_object(0))
+            batch.shown.request_counts = counts_object(0)
             batch.become("failed", wall_s)
             self._made["lines"] -= total
             return False
-        self._made.update(made)
-        counts = counts_object(total, len(results), len(errors))
-        batch.change(request_counts=counts, usage=response_usage(read, said))
+        failed = len(errors) - unfinished
+        self._made.update(answered=len(results), failed=failed, unfinished=unfinished)
+        batch.shown.request_counts = counts_object(total, len(results), len(errors))
+        batch.shown.usage = response_usage(read, said)
         # Providers promise no order.
         self._order_rng.shuffle(results)
         output_id = self._written(batch, "output", results, wall_s)
@@ -319,10 +311,3 @@ class Batches:
 def _as_object(shown: FileObject | BatchObject) -> Object:
     found: Object = msgspec.to_builtins(shown)
     return found
-
-
-def _so_far(batch: _Batch, now_s: float) -> dict[str, int]:
-    """Counts the lines of a running batch that have their answer or injected fault."""
-    due = [line for line in batch.lines if batch.created_s + line.latency_s <= now_s]
-    failed = sum(line.fault is not None for line in due)
-    return counts_object(len(batch.lines), len(due) - failed, failed)

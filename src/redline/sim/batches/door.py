@@ -19,9 +19,8 @@ from redline.sim.batches.batches import Batches
 from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 from redline.sim.wire import (
-    HTML,
-    HTML_PAGE,
     MAX_STALL_S,
+    NOT_JSON,
     Reply,
     error_reply,
     json_reply,
@@ -29,7 +28,7 @@ from redline.sim.wire import (
     send_first_half,
 )
 
-_BEFORE = {"429": 429, "500": 500, "503": 503}
+_BEFORE = ("429", "500", "503")
 _BINARY = header_lines({"content-type": "application/octet-stream"})
 
 
@@ -47,7 +46,6 @@ class BatchDoor:
         refuse_key: Callable[[Exchange], None],
     ) -> None:
         self._batches = Batches(settings, answers)
-        self._faults = settings.faults
         self._fault_rng = Random(f"{settings.seed} batch door")
         self._clock = clock
         self._refuse_key = refuse_key
@@ -59,8 +57,7 @@ class BatchDoor:
 
     def disturb(self, faults: Faults) -> None:
         """Injects these faults into requests and the lines of new batches."""
-        self._faults = faults
-        self._batches.disturb(faults)
+        self._batches.reader.disturb(faults)
 
     def stats(self) -> dict[str, int]:
         """Returns the value of `batches` in GET /sim/stats."""
@@ -70,31 +67,24 @@ class BatchDoor:
         """Answers one request."""
         try:
             self._refuse_key(exchange)
-            fault = self._faults.draw(self._fault_rng)
+            fault = self._batches.reader.faults.draw(self._fault_rng)
             if fault == "stall":
                 await asyncio.sleep(MAX_STALL_S)
                 exchange.close()
                 return
             if fault in _BEFORE:
                 text = "The request failed (injected fault)."
-                send(exchange, error_reply(_BEFORE[fault], text, "server_error"))
+                send(exchange, error_reply(int(fault), text, "server_error"))
                 return
             reply = await self._reply(exchange)
-            if fault is not None:
-                self._lose(exchange, reply, fault)
+            if fault == "half":
+                send_first_half(exchange, reply)
+            elif fault == "reset":
+                exchange.reset()
             else:
-                send(exchange, reply)
+                send(exchange, NOT_JSON if fault == "notjson" else reply)
         except BadCall as error:
             send(exchange, refusal(error))
-
-    def _lose(self, exchange: Exchange, reply: Reply, fault: str) -> None:
-        """Loses the answer: the request was carried out, but the client does not learn of it."""
-        if fault == "notjson":
-            send(exchange, Reply(200, HTML_PAGE, HTML))
-        elif fault == "half":
-            send_first_half(exchange, reply)
-        else:
-            exchange.reset()
 
     async def _reply(self, exchange: Exchange) -> Reply:
         """Carries out the request and returns its reply. Raises BadCall if it is invalid."""
@@ -126,12 +116,13 @@ class BatchDoor:
             parts = await read_form(exchange)
         except BodyError as error:
             raise bad_body(error) from None
-        name, data, purpose = "", b"", ""
-        if "file" in parts:
-            name, data = parts["file"].filename, bytes(parts["file"].data)
-        if "purpose" in parts:
-            purpose = parts["purpose"].data.decode("utf-8", "replace")
-        return self._batches.upload(name, purpose, data, self._clock.wall_s())
+        file, purpose = parts.get("file"), parts.get("purpose")
+        return self._batches.upload(
+            "" if file is None else file.filename,
+            "" if purpose is None else purpose.data.decode("utf-8", "replace"),
+            b"" if file is None else bytes(file.data),
+            self._clock.wall_s(),
+        )
 
 
 async def read_body(exchange: Exchange) -> bytes:

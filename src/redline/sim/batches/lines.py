@@ -21,8 +21,6 @@ from redline.sim.faults import Faults
 from redline.sim.settings import SimSettings
 
 _MOST_ERRORS = 20
-# The result of a line with a fault; a line that stalls has none until the batch ends.
-_STATUS_OF_FAULT = {"429": 429, "503": 503}
 
 
 class BatchLine(msgspec.Struct, gc=False):
@@ -46,12 +44,12 @@ class LineReader:
 
     def __init__(self, settings: SimSettings) -> None:
         self._settings = settings
-        self._faults = settings.faults
+        self.faults = settings.faults
         self._rng = Random(f"{settings.seed} batch")
 
     def disturb(self, faults: Faults) -> None:
         """Injects these faults from now on."""
-        self._faults = faults
+        self.faults = faults
 
     def read(self, data: bytes, endpoint: str) -> tuple[list[BatchLine], list[Problem]]:
         """Returns the lines of a file and their problems; no lines if there are problems."""
@@ -88,7 +86,7 @@ class LineReader:
         if len(models) > 1:
             text = f"The model '{model}' is not that of the other requests."
             return Problem("mismatched_model", text, number, "body.model")
-        fault = self._faults.draw(self._rng)
+        fault = self.faults.draw(self._rng)
         latency_s = self._settings.batch_latency.draw_s(self._rng)
         # The decoder's view would keep the whole file alive.
         body = bytes(asked.body)
@@ -104,7 +102,7 @@ def answered(
     """
     tokens = (0, 0)
     if line.fault is not None:
-        status = _STATUS_OF_FAULT.get(line.fault, 500)
+        status = int(line.fault) if line.fault.isdecimal() else 500
         body = error_body("The request failed (injected fault).", "server_error")
     else:
         try:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from random import Random
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 
@@ -40,9 +40,8 @@ from redline.sim.settings import SimSettings
 from redline.sim.slots import Slots
 from redline.sim.stats import Stats, Ticket
 from redline.sim.wire import (
-    HTML,
-    HTML_PAGE,
     MAX_STALL_S,
+    NOT_JSON,
     Reply,
     StreamEvent,
     error_reply,
@@ -54,26 +53,28 @@ from redline.sim.wire import (
     send_half_events,
 )
 
+
+def _over(message: str, kind: str, headers: Mapping[str, str] = {}) -> Reply:
+    """Returns the reply to a request over a limit of this kind."""
+    return error_reply(429, message, kind, code="rate_limit_exceeded", headers=headers)
+
+
 # These faults need no model: they are answered at once.
 _AT_THE_DOOR = {
-    "429": error_reply(
-        429, "Too many requests (injected fault).", "requests", code="rate_limit_exceeded"
-    ),
+    "429": _over("Too many requests (injected fault).", "requests"),
     "503": error_reply(503, "The service is overloaded (injected fault).", "service_unavailable"),
 }
 _FULL = error_reply(503, "The queue is full.", "service_unavailable", code="overloaded")
 # These faults come in place of the answer.
 _AFTER = {
     "500": error_reply(500, "The server had an error (injected fault).", "server_error"),
-    "notjson": Reply(200, HTML_PAGE, HTML),
+    "notjson": NOT_JSON,
 }
 _STREAM_FIELDS = header_lines(
     {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 )
 # The longest time for which a key can be parked.
 MAX_PARK_S = 86_400.0
-# Headers of these styles have names for input and output apart; the others know `tokens` only.
-_SPLIT_STYLES = frozenset({"anthropic"})
 
 
 class _NewLimits(msgspec.Struct, forbid_unknown_fields=True):
@@ -98,13 +99,6 @@ class _NewFaults(msgspec.Struct, forbid_unknown_fields=True):
 
 _NEW_LIMITS = msgspec.json.Decoder(_NewLimits)
 _NEW_FAULTS = msgspec.json.Decoder(_NewFaults)
-
-
-class _Drawn(NamedTuple):
-    """The random draws of an admitted request. first_s: its latency without tokens."""
-
-    first_s: float
-    fault: str | None
 
 
 class Provider:
@@ -173,12 +167,18 @@ class Provider:
                 await asyncio.sleep(self._jitter_rng.uniform(0, self._settings.jitter_s))
             ticket.arrival_s = self._clock.now_s()
             draft = self._admitted(exchange, ticket, self._draft(exchange, raw))
-            if draft is None or (drawn := self._draw(exchange, ticket, draft)) is None:
+            if draft is None:
                 return
+            fault = self._settings.faults.draw(self._fault_rng)
+            first_s = self._settings.latency.draw_s(self._latency_rng)
+            if fault in _AT_THE_DOOR:
+                self._reply(exchange, ticket, _AT_THE_DOOR[fault], "faults", fault)
+                return
+            ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
             await self._slots.acquire()
             self.stats.begin_serving()
             try:
-                await self._perform(exchange, ticket, draft, drawn)
+                await self._perform(exchange, ticket, draft, first_s, fault)
             finally:
                 self.stats.end_serving()
                 self._slots.release()
@@ -198,11 +198,13 @@ class Provider:
         if self._accounts.has_limits or self._has_parked:
             account, now_s = self._account(exchange), ticket.arrival_s
             if now_s < account.parked_until_s:
-                wait = self._asked_to_wait(account.parked_until_s - now_s)
+                wait_s = account.parked_until_s - now_s
+                message = f"This key must wait. Please try again in {wait_s:.3f}s."
+                headers = retry_headers(self._settings.headers, wait_s)
+                wait = _over(message, "requests", headers)
                 self._reply(exchange, ticket, wait, "rejected", "parked")
                 return None
-            rejection = account.ask(self._charge(draft), now_s)
-            if rejection is not None:
+            if (rejection := account.ask(self._charge(draft), now_s)) is not None:
                 over = self._rejected(rejection, account, now_s)
                 self._reply(exchange, ticket, over, "rejected", rejection.limit)
                 return None
@@ -211,22 +213,16 @@ class Provider:
     def _account(self, exchange: Exchange) -> Admission:
         return self._accounts.of(exchange.headers.get("authorization", ""))
 
-    def _draw(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> _Drawn | None:
-        """Returns the latency and the fault; None if a fault has refused the request at once."""
-        fault = self._settings.faults.draw(self._fault_rng)
-        first_s = self._settings.latency.draw_s(self._latency_rng)
-        if fault in _AT_THE_DOOR:
-            self._reply(exchange, ticket, _AT_THE_DOOR[fault], "faults", fault)
-            return None
-        ticket.latency_s = first_s + self._settings.per_token_s * draft.completion_tokens
-        return _Drawn(first_s, fault)
-
     async def _perform(
-        self, exchange: Exchange, ticket: Ticket, draft: Draft, drawn: _Drawn
+        self, exchange: Exchange, ticket: Ticket, draft: Draft, first_s: float, fault: str | None
     ) -> None:
-        first_s, fault = drawn
+        """Answers a request that has its slot. first_s: its latency without tokens."""
         if fault == "stall":
-            await self._stall(exchange, ticket)
+            try:
+                await asyncio.sleep(MAX_STALL_S)
+            finally:
+                self._settle_fault(ticket, fault, None)
+            exchange.close()
             return
         wait_s = first_s if draft.is_stream else ticket.latency_s
         if wait_s > 0:
@@ -235,8 +231,11 @@ class Provider:
             self._charge_answer(exchange, draft)
         if fault == "half":
             await self._half(exchange, ticket, draft)
+        elif fault in _AFTER:
+            self._reply(exchange, ticket, _AFTER[fault], "faults", fault)
         elif fault is not None:
-            self._break(exchange, ticket, fault)
+            self._settle_fault(ticket, fault, None)
+            exchange.reset()
         elif draft.is_stream:
             await self._stream(exchange, ticket, draft)
         else:
@@ -257,11 +256,8 @@ class Provider:
 
     def _charge(self, draft: Draft) -> Charge:
         """Returns the amounts that the request counts for on arrival."""
-        if self._settings.charge == "actual":
-            return Charge(draft.prompt_tokens, draft.completion_tokens)
-        if self._settings.charge == "answered":
-            return Charge(draft.prompt_tokens)
-        return Charge(draft.prompt_tokens, draft.most_tokens)
+        outputs = {"actual": draft.completion_tokens, "reserved": draft.most_tokens}
+        return Charge(draft.prompt_tokens, outputs.get(self._settings.charge, 0))
 
     def _charge_answer(self, exchange: Exchange, draft: Draft) -> None:
         if self._settings.charge == "answered":
@@ -283,17 +279,16 @@ class Provider:
         shown: Callable[[], object],
     ) -> None:
         """Shows settings, after changing them if the request is a POST."""
-        path, method = exchange.path, exchange.method
+        method = exchange.method
         try:
             self.refuse_key(exchange)
             if method == "POST":
                 change(exchange, await read_body(exchange))
             elif method not in ("GET", "HEAD"):
-                raise BadCall(f"{path} takes GET and POST, not {method}.", status=405)
+                raise BadCall(f"{exchange.path} takes GET and POST, not {method}.", status=405)
             reply = json_reply(shown())
         except ConfigError as error:
-            what = f"{error.what}: {error.hint}" if error.hint else error.what
-            reply = refusal(BadCall(what))
+            reply = refusal(BadCall(f"{error.what}: {error.hint}" if error.hint else error.what))
         except BadCall as error:
             reply = refusal(error)
         send(exchange, reply)
@@ -329,16 +324,6 @@ class Provider:
         faults = {kind: share for kind, share in self._settings.faults.shares if share}
         return {"faults": faults, "latency": str(self._settings.latency)}
 
-    def _asked_to_wait(self, wait_s: float) -> Reply:
-        """Answers a request of a parked key."""
-        return error_reply(
-            429,
-            f"This key must wait. Please try again in {wait_s:.3f}s.",
-            "requests",
-            code="rate_limit_exceeded",
-            headers=retry_headers(self._settings.headers, wait_s),
-        )
-
     def _rejected(self, rejection: Rejection, account: Admission, now_s: float) -> Reply:
         rate = rejection.rate
         asked = (
@@ -356,16 +341,13 @@ class Provider:
             error = {"code": 429, "message": message, "status": status, "details": details}
             body = msgspec.json.encode({"error": error})
             return Reply(429, body, JSON + header_lines(headers))
-        return error_reply(
-            429, message, rejection.what, code="rate_limit_exceeded", headers=headers
-        )
+        return _over(message, rejection.what, headers)
 
     def _limit_headers(self, account: Admission, now_s: float) -> dict[str, str]:
         style = self._settings.headers
-        if style == "none" or not self._accounts.has_limits:
-            return {}
         readings = account.readings(now_s)
-        if style not in _SPLIT_STYLES:
+        if style != "anthropic":
+            # Only Anthropic's headers have names for input and output apart.
             readings = [each for each in readings if each.what in ("requests", "tokens")]
         return limit_headers(style, readings, self._clock.wall_s())
 
@@ -386,9 +368,9 @@ class Provider:
     def _whole(self, ticket: Ticket, draft: Draft) -> bytes:
         return msgspec.json.encode(draft.whole(ticket.number, int(self._clock.wall_s())))
 
-    def _fields(self, exchange: Exchange, content_type: bytes, ticket: Ticket) -> bytes:
+    def _fields(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> bytes:
         """Returns the header lines of an answer."""
-        fields = content_type + request_id(ticket.number)
+        fields = (_STREAM_FIELDS if draft.is_stream else JSON) + request_id(ticket.number)
         if self._accounts.has_limits:
             account = self._account(exchange)
             fields += header_lines(self._limit_headers(account, self._clock.now_s()))
@@ -398,46 +380,31 @@ class Provider:
         """Sends the whole answer at once, as one chunk if a stream was asked for."""
         if exchange.is_gone:
             return
-        is_stream = draft.is_stream
-        if is_stream:
+        fields = self._fields(exchange, ticket, draft)
+        if draft.is_stream:
             body = b"".join([event.data for event in self._events(ticket, draft)]) + DONE_EVENT
+            send_whole = exchange.respond_in_one_chunk
         else:
-            body = self._whole(ticket, draft)
-        fields = self._fields(exchange, _STREAM_FIELDS if is_stream else JSON, ticket)
+            body, send_whole = self._whole(ticket, draft), exchange.respond
         self._settle_answer(ticket, draft)
-        send_whole = exchange.respond_in_one_chunk if is_stream else exchange.respond
         send_whole(200, body, fields)
-
-    def _break(self, exchange: Exchange, ticket: Ticket, fault: str) -> None:
-        if fault in _AFTER:
-            self._reply(exchange, ticket, _AFTER[fault], "faults", fault)
-            return
-        self._settle_fault(ticket, fault, None)
-        exchange.reset()
 
     def _settle_fault(self, ticket: Ticket, fault: str, status: int | None) -> None:
         self.stats.settle(ticket, "faults", status, self._clock.now_s(), fault)
-
-    async def _stall(self, exchange: Exchange, ticket: Ticket) -> None:
-        try:
-            await asyncio.sleep(MAX_STALL_S)
-        finally:
-            self._settle_fault(ticket, "stall", None)
-        exchange.close()
 
     async def _half(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
         if exchange.is_gone:
             return
         self._settle_fault(ticket, "half", 200)
+        fields = self._fields(exchange, ticket, draft)
         if draft.is_stream:
-            await exchange.begin(200, self._fields(exchange, _STREAM_FIELDS, ticket))
+            await exchange.begin(200, fields)
             await send_half_events(exchange, self._events(ticket, draft))
         else:
-            fields = self._fields(exchange, JSON, ticket)
             send_first_half(exchange, Reply(200, self._whole(ticket, draft), fields))
 
     async def _stream(self, exchange: Exchange, ticket: Ticket, draft: Draft) -> None:
-        await exchange.begin(200, self._fields(exchange, _STREAM_FIELDS, ticket))
+        await exchange.begin(200, self._fields(exchange, ticket, draft))
         events = self._events(ticket, draft)
         before_s = 0.0
 
