@@ -21,7 +21,6 @@ import msgspec
 
 from redline.calls import (
     Backend,
-    Endpoint,
     FunctionBackend,
     HttpBackend,
     Retry,
@@ -36,13 +35,14 @@ from redline.clock import SYSTEM
 from redline.errors import JournalError
 from redline.events import Listener, Listeners
 from redline.job.assembly import Kept, Run
-from redline.job.monitor import Monitor, watch_of
+from redline.job.monitor import Monitor, Webhook, alerts_of
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
-from redline.job.recording import recorded, sampler_of
+from redline.job.recording import facts_of, is_fixed, recorded
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
+    Acknowledge,
     Backpressure,
     Bill,
     Endpoints,
@@ -50,12 +50,11 @@ from redline.job.work import (
     Renderer,
     Results,
     Runner,
-    Sampled,
+    Sampler,
     Selection,
     SuppliedBackend,
     SuppliedResults,
     Tally,
-    Wiring,
 )
 from redline.journal import (
     Brief,
@@ -76,7 +75,7 @@ from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
 from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
-from redline.timeline import Gatherer, Recorder, TraceFile
+from redline.timeline import NAME, Gatherer, Recorder, TimelineFile, TraceFile
 from redline.waist import Attempts
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note
-    monitor = Monitor(run, run.watch, listener, on_figures)
+    monitor = Monitor(run, run.webhook, listener, on_figures)
     if server is not None:
         server.show(monitor.families)
         if parts.on_metrics is not None:
@@ -275,13 +274,28 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         kept = await _open_output(job, job.output, acknowledge, stack)
     journal = None if kept is None else kept.journal
     calls = _calls(job, given, kept, tally)
-    await _open_calls(calls, stack)
+    if calls.answers is not None:
+        await asyncio.to_thread(calls.answers.open)
+    stack.push_async_callback(calls.backend.aclose)
     load = Backpressure(journal)
     held = None if kept is None else kept.held
     feed, selection = _rows(job, given, journal, load, held)
     bill = Bill(job, None if calls.metered is None else calls.metered.spending)
-    results = journal or _results(given.parts, acknowledge)
-    runner = _runner(job, given, calls, feed, load, bill, results)
+    runner = Runner(
+        job=job,
+        backend=calls.backend,
+        slots=given.slots,
+        supply=feed,
+        source_name=given.source.name,
+        renderer=given.renderer,
+        results=journal or _results(given.parts, acknowledge),
+        load=load,
+        bill=bill if bill.reads_replies else None,
+        permit=None if given.stream is None else given.stream.permit,
+        on_result=given.parts.on_result,
+        on_failure=given.parts.on_failure,
+        record=given.gatherer,
+    )
     # Closed after the feed, for whose reading an aborted run does not wait for ever.
     stack.callback(runner.close)
     stack.push_async_callback(feed.aclose)
@@ -298,15 +312,18 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         await batches.prepare()
     if kept is not None:
         kept.journal.start(None if kept.account is None else kept.account.sync)
-    sampled = Sampled(
+    sampler = Sampler(
+        facts=facts_of(job, given.source.name),
+        gatherer=given.gatherer,
         runner=runner,
         feed=feed,
-        load=load,
         tally=tally,
         endpoints=calls.endpoints,
         journal=journal,
         metered=calls.metered,
         embedded=job.embedded,
+        file=None if job.output is None else TimelineFile(job.output.state_path / NAME),
+        is_fixed=is_fixed(job),
     )
     return Run(
         job=job,
@@ -323,55 +340,21 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         runner=runner,
         batches=batches,
         recorder=calls.recorder,
-        sampler=sampler_of(job, sampled, given.gatherer, given.source.name),
-        watch=watch_of(job),
+        sampler=sampler,
+        alerts=alerts_of(job),
+        webhook=Webhook(job.alerts.webhook) if job.alerts.webhook else None,
         telemetry=given.telemetry,
     )
 
 
-async def _open_calls(calls: _Calls, stack: AsyncExitStack) -> None:
-    """Opens the store of answers if there is one; the backend is closed with the stack."""
-    if calls.answers is not None:
-        await asyncio.to_thread(calls.answers.open)
-    stack.push_async_callback(calls.backend.aclose)
-
-
-def _runner(
-    job: Job,
-    given: _Input,
-    calls: _Calls,
-    feed: Feed,
-    load: Backpressure,
-    bill: Bill,
-    results: Results,
-) -> Runner:
-    wiring = Wiring(
-        backend=calls.backend,
-        slots=given.slots,
-        supply=feed,
-        source_name=given.source.name,
-        renderer=given.renderer,
-        results=results,
-        load=load,
-        bill=bill if bill.reads_replies else None,
-        permit=None if given.stream is None else given.stream.permit,
-        on_result=given.parts.on_result,
-        on_failure=given.parts.on_failure,
-        record=given.gatherer,
-    )
-    return Runner(job, wiring)
-
-
-def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Results:
+def _results(parts: Parts, acknowledge: Acknowledge) -> Results:
     """Returns the receiver of results for a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
     return SuppliedResults(parts.results, acknowledge)
 
 
-def _acknowledging(
-    tally: Tally, stream: StreamRows | None, gatherer: Gatherer
-) -> Callable[[list[Brief]], None]:
+def _acknowledging(tally: Tally, stream: StreamRows | None, gatherer: Gatherer) -> Acknowledge:
     """Returns the callback for rows that are durable."""
 
     def acknowledge(rows: list[Brief]) -> None:
@@ -388,7 +371,7 @@ def _acknowledging(
 async def _open_output(
     job: Job,
     output: Output,
-    acknowledge: Callable[[list[Brief]], None],
+    acknowledge: Acknowledge,
     stack: AsyncExitStack,
 ) -> Kept:
     """Opens the output's files; the caller holds its lock."""
@@ -434,8 +417,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     found: Callable[[], list[str]] = list
     calls: Backend
     if supplied is not None:
-        counted = SuppliedBackend(supplied, before_write=before_write, attempts=tally)
-        calls = Bounded(counted, given.slots)
+        calls = Bounded(SuppliedBackend(supplied, before_write, tally), given.slots)
     elif job.endpoints:
         calls, found = _http(job, given, tally, before_write, listener)
     else:
@@ -485,10 +467,12 @@ def _http(
     # Only metrics show more of single endpoints than the tally counts anyway.
     is_shown = job.metrics_port is not None or job.otel is not None
     counted = tally.part if is_shown else lambda name: tally
-    seats = [
-        seat_of(endpoint, price=_price(job, endpoint), **parts(limiter, counted(endpoint.label)))
-        for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True)
-    ]
+    seats = []
+    for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True):
+        # Of an input token plus an output token, in picodollars; 0 if it is unknown.
+        price = job.price_at(endpoint)
+        both = 0.0 if price is None else float(price.input + price.output)
+        seats.append(seat_of(endpoint, price=both, **parts(limiter, counted(endpoint.label))))
     strategy = strategy_of(job.balance, random.Random())
     pool = Pool(seats, strategy, most=job.most_together, listener=listener)
 
@@ -501,15 +485,6 @@ def _http(
         ]
 
     return pool, found
-
-
-def _price(job: Job, endpoint: Endpoint) -> float:
-    """Returns the price of an input token plus that of an output token; 0 if unknown.
-
-    In picodollars, at this endpoint.
-    """
-    price = job.price_table().at(endpoint.label, job.prompting.model)
-    return 0.0 if price is None else float(price.input + price.output)
 
 
 def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
@@ -554,8 +529,8 @@ def _rows(
     selection = Selection(
         job,
         journal,
-        holds=None if held is None else held.holds,
-        skip=None if stream is None else stream.skip,
+        None if held is None else held.holds,
+        None if stream is None else stream.skip,
     )
     feed = Feed(
         given.source,
@@ -598,7 +573,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
 
 
 async def _open_journal(
-    job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
+    job: Job, output: Output, acknowledge: Acknowledge
 ) -> tuple[Journal, Manifest]:
     """Returns the output's journal and manifest, opened in a thread: the whole file is read."""
     opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))

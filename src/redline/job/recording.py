@@ -9,33 +9,29 @@ from redline.apis import loose_json
 from redline.calls import Backend, Endpoint
 from redline.clock import SYSTEM
 from redline.job.settings import BATCHING, Job
-from redline.job.work import Sampled, Sampler
 from redline.limits.rule import AUTO, KINDS, limit_text
 from redline.timeline import (
     MOST_ENDPOINTS,
     MOST_LIMITS,
-    NAME,
     TIMELINE_VERSION,
     VERSION,
     EndpointFacts,
-    Gatherer,
     Recorder,
     RunBegan,
     RunFacts,
-    TimelineFile,
     TraceFile,
 )
 
 
-def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) -> Sampler:
-    """Returns the sampler of the run, with the timeline of the job's output if it has one."""
+def facts_of(job: Job, input_name: str) -> RunFacts:
+    """Returns the facts of a run that begins now, for its timeline."""
     rates = [
         limit_text(kind, rate)
-        for limits in ([endpoint.limits for endpoint in job.endpoints] or [job.limits])
+        for limits in job.call_limits
         for kind in KINDS
         for rate in limits.rates(kind)
     ]
-    facts = RunFacts(
+    return RunFacts(
         v=TIMELINE_VERSION,
         at=SYSTEM.wall_s(),
         pid=os.getpid(),
@@ -47,14 +43,11 @@ def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) 
         limits=tuple(dict.fromkeys(rates))[:MOST_LIMITS],
         is_batched=job.via in BATCHING,
     )
-    file = None if job.output is None else TimelineFile(job.output.state_path / NAME)
-    return Sampler(facts, sampled, gatherer, file, is_fixed=_is_fixed(job))
 
 
-def _is_fixed(job: Job) -> bool:
+def is_fixed(job: Job) -> bool:
     """Whether neither limits nor concurrency are searched for, and rows go by single calls."""
-    every = [endpoint.limits for endpoint in job.endpoints] or [job.limits]
-    is_found = any(limits.rate == AUTO or limits.is_adaptive for limits in every)
+    is_found = any(one.rate == AUTO or one.is_adaptive for one in job.call_limits)
     return not is_found and job.via not in BATCHING
 
 
@@ -73,7 +66,7 @@ def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorde
 
 def _facts(job: Job, endpoint: Endpoint) -> EndpointFacts:
     limits = endpoint.limits
-    price = job.price_table().at(endpoint.label, job.prompting.model)
+    price = job.price_at(endpoint)
     rates = {kind: tuple(map(str, limits.rates(kind))) for kind in KINDS}
     return EndpointFacts(
         name=endpoint.label,

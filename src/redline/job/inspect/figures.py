@@ -63,10 +63,7 @@ class Figures:
             self.unreadable += 1
             return
         reason = known_or_others(self.reasons, line.reason)
-        ending = self.reasons.get(reason)
-        if ending is None:
-            ending = self.reasons[reason] = Ending(example=line.name)
-        ending.rows += 1
+        self.reasons.setdefault(reason, Ending(line.name)).rows += 1
         self.cut += line.is_cut
         self.cached += line.cached
         self.batched += line.batched
@@ -100,11 +97,8 @@ class Figures:
             return
         kind = (line.error.kind, line.error.status)
         kind = kind if known_or_others(self.errors, kind) == kind else (OTHERS, None)
-        ending = self.errors.get(kind)
-        if ending is None:
-            message = line.error.message[:_LONGEST_MESSAGE]
-            ending = self.errors[kind] = Ending(example=line.name, message=message)
-        ending.rows += 1
+        ending = Ending(line.name, line.error.message[:_LONGEST_MESSAGE])
+        self.errors.setdefault(kind, ending).rows += 1
         if line.is_of_task:
             self._add_task(line)
 

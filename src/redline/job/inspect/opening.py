@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from redline.calls.cost import Amount
 from redline.errors import ConfigError, JournalError
 from redline.job.inspect.cost import Billing, Tariff
 from redline.job.inspect.current import CurrentLines, current_lines
-from redline.job.outputs import read_spent
+from redline.job.outputs import near, read_spent
 from redline.journal import Manifest, Output, has_sound_line, is_held
 from redline.journal import manifest as manifests
 
@@ -52,9 +51,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def input_name(self) -> str:
         """The input as a person in this folder would write it; empty if there is none."""
-        path = "" if self.manifest is None else self.manifest.input
-        short = os.path.relpath(path) if path and "://" not in path else path
-        return path if short.startswith("..") else short
+        return "" if self.manifest is None else near(self.manifest.input)
 
     @property
     def is_running(self) -> bool:

@@ -120,15 +120,10 @@ def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
         if not any(mark in place.line for mark in marks):
             continue
         line = read_line(place.line)
-        if line is None or _is_of_row(line, row, number):
+        if line is None or line.row == number or _is_named(line.custom_id or "", row):
             yield place
 
 
-def _is_of_row(line: Line, row: str, number: int | None) -> bool:
-    custom_id = line.custom_id or ""
-    return line.row == number or custom_id == row or _is_sample_of(custom_id, row)
-
-
-def _is_sample_of(name: str, row: str) -> bool:
-    base, hash_sign, number = name.rpartition("#")
-    return bool(hash_sign) and base == row and number.isdigit()
+def _is_named(custom_id: str, row: str) -> bool:
+    base, hash_sign, number = custom_id.rpartition("#")
+    return custom_id == row or (bool(hash_sign) and base == row and number.isdigit())

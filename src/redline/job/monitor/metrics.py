@@ -9,6 +9,7 @@ https://prometheus.io/docs/practices/naming/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -91,18 +92,18 @@ def _parts(view: View) -> dict[str, Attempts]:
     return {job.endpoint.label if job.endpoint is not None else "": view.tally}
 
 
-def counter(
-    name: str, about: str, samples: Iterable[tuple[Labels, float]], unit: str | None = None
+def _family(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    about: str,
+    samples: Iterable[tuple[Labels, float]],
+    unit: str | None = None,
 ) -> Family:
-    """Returns a metric that only grows."""
-    return Family(name=name, kind="counter", about=about, samples=list(samples), unit=unit)
+    return Family(name=name, kind=kind, about=about, samples=list(samples), unit=unit)
 
 
-def gauge(
-    name: str, about: str, samples: Iterable[tuple[Labels, float]], unit: str | None = None
-) -> Family:
-    """Returns a metric of the present state."""
-    return Family(name=name, kind="gauge", about=about, samples=list(samples), unit=unit)
+# Metrics that only grow, and of the present state.
+counter, gauge = partial(_family, "counter"), partial(_family, "gauge")
 
 
 def _kinds(of: Labels, values: Mapping[str, float]) -> list[tuple[Labels, float]]:
@@ -133,10 +134,10 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
         "redline_request_errors",
         "Failed attempts, by the kind of the error.",
         [
-            sample
+            ({**labels, "kind": kind}, count)
             for labels, part in named
-            for sample in _kinds(labels, part.errors)
-            if sample[0]["kind"] != _CANCELLED
+            for kind, count in part.errors.items()
+            if kind != _CANCELLED
         ],
         "{request}",
     )

@@ -22,6 +22,9 @@ from redline.sources import extra
 
 Attributes = Mapping[str, str | int]
 
+# A counter, by name and labels.
+_Counter = tuple[str, frozenset[tuple[str, str]]]
+
 
 class Measure(Protocol):
     """Records the values of one series."""
@@ -66,7 +69,7 @@ class _State(msgspec.Struct, frozen=True):
 
     at_ns: int
     histograms: dict[int, tuple[list[int], float]] = {}
-    counters: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    counters: dict[_Counter, float] = {}
 
 
 class Aggregated:
@@ -97,7 +100,7 @@ class Aggregated:
     def read(self, now_ns: int) -> Any:
         """Returns the present state as the SDK's MetricsData."""
         sdk = self._sdk
-        self._read = _State(now_ns, {}, {})
+        self._read = _State(now_ns)
         metrics = [*self._of_histograms(now_ns), *self._of_families(now_ns)]
         scoped = sdk.ScopeMetrics(scope=self._scope, metrics=metrics, schema_url="")
         whole = sdk.ResourceMetrics(
@@ -196,7 +199,7 @@ class Passed:
             for name in HISTOGRAMS
         }
         self._numbers: dict[str, Any] = {}
-        self._counted: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self._counted: dict[_Counter, float] = {}
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
         return _Recorded(self._histograms[name.name], attributes)

@@ -20,11 +20,10 @@ from redline.calls.cost import Price, parse_money
 from redline.job.settings import values
 from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
-from redline.job.settings.otel_settings import OtelSettings
-from redline.job.settings.otel_table import parse_otel
+from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
-from redline.limits import PROFILES, Rate
+from redline.limits import PROFILES, Rate, rate_per
 from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
 from redline.observe import AlertSettings
 from redline.route import STRATEGIES
@@ -51,7 +50,8 @@ class Kind(StrEnum):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The names of one option, and the way it is read.
 
-    key: its name in redline.toml and, with dashes, on the command line; the field's name if empty.
+    key: its name in redline.toml and, with dashes, on the command line; if empty, the field's name,
+    without the unit of a time.
     short: a flag of one letter. python: the argument of `redline.run` that states it; the field's
     name if empty. field: what it sets; the key if empty. read: returns its value from that of a
     flag or setting, whose type is kind. metavar, help, complete: for `--help` and a shell's
@@ -106,7 +106,7 @@ def _rates(about: str, section: str = "") -> Any:
 
 
 def _per(window_s: float, about: str) -> Any:
-    return _limit("N", about, read=partial(values.rate_per, window_s=window_s))
+    return _limit("N", about, read=lambda text, flag: rate_per(text, window_s, flag))
 
 
 def _only_in_python(reason: str) -> Any:
@@ -266,7 +266,6 @@ class Options:
     guard_s: float | None = _time(
         "Added to each window against jitter, such as 50ms. Default: measured.",
         most_s=MAX_GUARD_S,
-        key="guard",
         of_endpoint=True,
         python="limits",
     )
@@ -362,29 +361,24 @@ class Options:
     timeout_s: float | None = _time(
         "Longest time of one attempt: 30, 500ms or 5m. Default 10m.",
         most_s=_LONGEST_TIMEOUT_S,
-        key="timeout",
         of_endpoint=True,
     )
     connect_timeout_s: float | None = _time(
         "Longest time to connect. Default 10.",
         most_s=_LONGEST_TIMEOUT_S,
-        key="connect_timeout",
         of_endpoint=True,
         python="endpoint",
     )
     first_byte_timeout_s: float | None = _time(
         "Longest wait for the first byte of an answer. Default: --timeout.",
         most_s=_LONGEST_TIMEOUT_S,
-        key="first_byte_timeout",
         of_endpoint=True,
         python="endpoint",
     )
     row_deadline_s: float | None = _time(
-        "Longest time of a row with all its retries. Default: none.", key="row_deadline"
+        "Longest time of a row with all its retries. Default: none."
     )
-    deadline_s: float | None = _time(
-        "Longest time of the run. The same command continues it.", key="deadline"
-    )
+    deadline_s: float | None = _time("Longest time of the run. The same command continues it.")
     limit: int | None = _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
@@ -404,7 +398,6 @@ class Options:
     longest_wait_s: float | None = _time(
         "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
         "10min. The same command continues it. Default: wait.",
-        key="longest_wait",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
@@ -457,7 +450,7 @@ def _table() -> dict[str, Option]:
         section = option.section or section
         found[name] = msgspec.structs.replace(
             option,
-            key=option.key or name,
+            key=option.key or name.removesuffix("_s"),
             python=option.python or name,
             field=name,
             section=section,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,20 +15,16 @@ from redline.errors import Rejected, TimedOut
 NO_MORE_S = -math.inf
 
 
+@dataclass(slots=True)
 class Ask:
     """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
 
     on_outcome: gets each outcome, also those that are not the row's last.
     """
 
-    __slots__ = ("_backend", "_call", "_on_outcome")
-
-    def __init__(
-        self, backend: Backend, call: Call, on_outcome: Callable[[Outcome], None] | None = None
-    ) -> None:
-        self._backend = backend
-        self._call = call
-        self._on_outcome = on_outcome
+    _backend: Backend
+    _call: Call
+    _on_outcome: Callable[[Outcome], None] | None = None
 
     async def __call__(self, request: Request) -> Outcome:
         """Sends a request and returns its one outcome, retries included.

@@ -18,7 +18,6 @@ import msgspec
 
 from redline.errors import ConfigError, nearest
 from redline.limits import Rate, parse_count, parse_rate
-from redline.limits import rate_per as rate_of
 from redline.store import local_path
 
 MAX_SECONDS = 31 * 86_400.0
@@ -148,11 +147,6 @@ def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
     return tuple(parse_rate(text, flag) for text in texts)
 
 
-def rate_per(text: str, flag: str, window_s: float) -> Rate:
-    """Returns the rate of a short form such as `--rpm 500`."""
-    return rate_of(text, window_s, flag)
-
-
 def address(stated: int | str, flag: str) -> tuple[str, int]:
     """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the usual host is 127.0.0.1."""
     text = str(stated)
@@ -207,11 +201,15 @@ def text_or_file(value: str, flag: str) -> str:
     try:
         return Path(value[1:]).read_text("utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"{flag} cannot read {value[1:]}: {reason}",
+            f"{flag} cannot read {value[1:]}: {reason_of(error)}",
             hint="@FILE reads the template from a file",
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the reason why a text file could not be read."""
+    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
 
 
 def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:

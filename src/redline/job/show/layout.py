@@ -19,8 +19,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from redline.calls.cost import DOLLAR, dollars_text
-from redline.job.show.snapshot import Bound, Snapshot
+from redline.job.show.snapshot import Bound, Snapshot, usd_text
 from redline.process import cells, counted, duration, printable, three_digits
 from redline.timeline import LimitUse
 
@@ -224,7 +223,7 @@ def _usage(snapshot: Snapshot) -> list[Field]:
         here = " by this run" if snapshot.is_spent_here else ""
         found.append(_field(0, f"{snapshot.spent}{here}"))
         if snapshot.usd_per_min is not None:
-            found.append(_field(2, f"{_dollars(snapshot.usd_per_min)}/min"))
+            found.append(_field(2, f"{usd_text(snapshot.usd_per_min)}/min"))
         if snapshot.expected:
             found.append(_field(1, snapshot.expected))
     if snapshot.tokens_per_row is not None:
@@ -249,7 +248,8 @@ def _line(label: str, fields: Sequence[Field], width: int) -> Line:
     if not fields:
         return []
     kept = list(fields)
-    while len(kept) > 1 and _LABEL + _width(kept) > width:
+    left = width - _LABEL + len(_GAP)
+    while len(kept) > 1 and sum(one.width + len(_GAP) for one in kept) > left:
         # Leaves out the last of the least important fields.
         kept.remove(max(reversed(kept), key=lambda one: one.rank))
     line = [Span(f"{label:<{_LABEL}}")]
@@ -257,10 +257,6 @@ def _line(label: str, fields: Sequence[Field], width: int) -> Line:
         line += [Span(_GAP)] if at else []
         line += field.spans
     return _cut(line, width)
-
-
-def _width(fields: Sequence[Field]) -> int:
-    return sum(one.width for one in fields) + len(_GAP) * (len(fields) - 1)
 
 
 def _field(rank: int, text: str, style: str = "") -> Field:
@@ -319,7 +315,3 @@ def _short(number: float) -> str:
 def _seconds(seconds: float) -> str:
     is_short = seconds < 0.9995
     return f"{three_digits(1000 * seconds)} ms" if is_short else f"{three_digits(seconds)} s"
-
-
-def _dollars(dollars: float) -> str:
-    return dollars_text(round(dollars * DOLLAR))

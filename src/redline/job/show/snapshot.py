@@ -24,6 +24,11 @@ _RATE_S, _LONG_S = 10.0, 60.0
 _BRIDGED_S = 5.0
 
 
+def usd_text(usd: float) -> str:
+    """Returns dollars as a text like `$0.42`."""
+    return dollars_text(round(usd * DOLLAR))
+
+
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """The constraint that binds. cause: its name. what: in a few words.
 
@@ -106,14 +111,13 @@ class Snapshot(msgspec.Struct, kw_only=True):
         if self.expected_usd is None:
             return ""
         whole = "with the rows left" if self.is_spent_here else "in all"
-        return f"about {dollars_text(round(self.expected_usd * DOLLAR))} {whole}"
+        return f"about {usd_text(self.expected_usd)} {whole}"
 
 
 class _Lately(msgspec.Struct):
     """Figures from the last windows, recomputed when there is a new one."""
 
     end_s: float = -1.0
-    windows: int = 0
     seen_s: float = 0.0
     estimate: Estimate = Estimate(None, False)
     bound: Bound | None = None
@@ -221,14 +225,16 @@ class Meter:
             are_found=self._are_found,
             found_limits=tuple(view.found_limits()) if self._are_found else (),
             bound=lately.bound,
-            errors={kind: n for kind, n in tally.errors.most_common() if kind != "cancelled"},
+            errors=tally.failures,
             last_error=lately.error,
             flawed=view.flawed(),
             notices=found,
             spent=spent.text,
             is_spent_here=bool(view.rows_skipped) and not spent.is_of_all_runs,
             spent_usd=spent.usd,
-            usd_per_min=None if spent.here is None else self._usd_per_min(),
+            usd_per_min=None
+            if spent.here is None
+            else self._rate("picodollars", _LONG_S) * 60 / DOLLAR,
             expected_usd=None if expected is None else expected / DOLLAR,
             spent_tokens=spent.tokens,
             cache=tally.cache,
@@ -251,9 +257,6 @@ class Meter:
         first = getattr(before, name) or 0
         first += share * ((getattr(after, name) or 0) - first)
         return float(((getattr(last, name) or 0) - first) / (last.at_s - begin_s))
-
-    def _usd_per_min(self) -> float:
-        return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
 
     def _look(self, windows: list[Window], now_s: float) -> _Lately:
         """Returns the figures of the windows, computed once for each new window."""

@@ -5,48 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from redline.job.settings import Job
 from redline.job.show.row_count import InputCounts
 from redline.job.work import Bill, Runner, Sampler, Tally
 from redline.observe import Alerts
 
 
-class View(Protocol):
-    """The parts of a run that a display may read while it continues."""
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a run that a display may read while it continues; `Run` has all of them.
+
+    found_limits: those that were found, in words. telemetry_notices: see `Telemetry.notices`.
+    """
+
+    job: Job
+    tally: Tally
+    runner: Runner
+    bill: Bill
+    sampler: Sampler
+    alerts: Alerts
+    source_name: str
+    found_limits: Callable[[], list[str]]
 
     @property
-    def job(self) -> Job: ...
+    def telemetry_notices(self) -> dict[str, str]:
+        raise NotImplementedError
 
     @property
-    def tally(self) -> Tally: ...
+    def rows_skipped(self) -> int:
+        raise NotImplementedError
 
-    @property
-    def runner(self) -> Runner: ...
+    def counts(self) -> InputCounts:
+        raise NotImplementedError
 
-    @property
-    def bill(self) -> Bill: ...
-
-    @property
-    def sampler(self) -> Sampler: ...
-
-    @property
-    def alerts(self) -> Alerts: ...
-
-    @property
-    def telemetry_notices(self) -> dict[str, str]: ...
-
-    @property
-    def source_name(self) -> str: ...
-
-    @property
-    def rows_skipped(self) -> int: ...
-
-    @property
-    def found_limits(self) -> Callable[[], list[str]]: ...
-
-    def counts(self) -> InputCounts: ...
-
-    def flawed(self) -> dict[str, int]: ...
+    def flawed(self) -> dict[str, int]:
+        raise NotImplementedError
 
 
 class Display(Protocol):
