@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,8 +10,7 @@ import msgspec
 
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
-from redline.job.show import InputCounts, Report, RowCount, View
-from redline.job.work import Feed, Selection
+from redline.job.show import InputCounts, Report, View
 from redline.journal import Journal, Manifest
 from redline.timeline import Ending, Totals
 
@@ -28,10 +26,9 @@ if TYPE_CHECKING:
 class Kept(msgspec.Struct, frozen=True):
     """The open files of a run with an output.
 
-    before: the rows of its input that earlier runs have done, None if the output may hold rows of
-    another one. account: the spending, None for a run without a budget. ledger: the batches, None
-    for a run that has nothing to do with the Batch API; held: the rows in them, None for a run that
-    does not go by batches.
+    before: see `View`. account: the spending, None for a run without a budget. ledger: the batches,
+    None for a run that has nothing to do with the Batch API; held: the rows in them, None for a run
+    that does not go by batches.
     """
 
     journal: Journal
@@ -51,9 +48,6 @@ class Run(View, frozen=True, kw_only=True):
     check_source: raises ConfigError if the input has changed since it was read.
     """
 
-    feed: Feed
-    selection: Selection
-    row_count: RowCount
     check_source: Callable[[], None]
     answers: AnswerStore | None
     kept: Kept | None
@@ -79,35 +73,6 @@ class Run(View, frozen=True, kw_only=True):
         """The notice that OpenTelemetry is out of reach, or is back."""
         return {} if self.telemetry is None else self.telemetry.notices
 
-    @property
-    def rows_skipped(self) -> int:
-        """Rows of those read that need not be done, and are not with a batch."""
-        return self.feed.rows_skipped - self.selection.with_batches
-
-    def counts(self) -> InputCounts:
-        """Returns the rows of the whole input: done and left."""
-        feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
-        rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
-        seen = InputCounts(
-            rows=rows,
-            done=tally.succeeded + selection.skipped - selection.failed_before,
-            failed=tally.failed + selection.failed_before,
-            is_exact=feed.is_read or total.is_exact,
-            untried=selection.untried,
-        )
-        before = None if self.kept is None else self.kept.before
-        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
-            return seen
-        known = InputCounts(
-            rows=rows,
-            done=tally.succeeded + before.done,
-            failed=tally.failed + before.failed,
-            untried=rows - before.rows if self.job.retry_failed else 0,
-        )
-        # Otherwise rows of the output no longer exist in the input.
-        is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
-        return known if is_possible else seen
-
     def totals(self) -> Totals:
         """Returns the current totals of the whole job, for its timeline."""
         tally, spent = self.tally, self.bill.read()
@@ -123,16 +88,11 @@ class Run(View, frozen=True, kw_only=True):
 
     def ending(self) -> tuple[Ending, str]:
         """Returns how the run has ended, and the error that stopped it, if any."""
-        failure = None if self.kept is None else self.kept.journal.failure
+        failure = None if self.journal is None else self.journal.failure
         error = self.runner.stopped or failure
         if error is not None:
             return "stopped", error.what
         return "interrupted" if self.runner.is_draining else "finished", ""
-
-    def flawed(self) -> dict[str, int]:
-        """Returns the numbers of cut, empty and refused answers by all runs of the output."""
-        before = Counter[str]() if self.kept is None else self.kept.journal.answers.flaws
-        return dict((before + self.tally.flawed).most_common())
 
     @property
     def waited_s(self) -> float:
@@ -148,7 +108,7 @@ class Run(View, frozen=True, kw_only=True):
 
     def report(self, elapsed_s: float) -> Report:
         tally, runner, selection = self.tally, self.runner, self.selection
-        before = 0 if self.kept is None else self.kept.journal.answers.total
+        before = 0 if self.journal is None else self.journal.answers.total
         return Report(
             offered=runner.offered,
             succeeded=tally.succeeded,

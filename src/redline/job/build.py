@@ -38,7 +38,7 @@ from redline.job.assembly import Kept, Run
 from redline.job.monitor import Monitor, Webhook, alerts_of
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
-from redline.job.recording import facts_of, is_fixed, recorded
+from redline.job.recording import recorded, sampler_of
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
@@ -50,7 +50,6 @@ from redline.job.work import (
     Renderer,
     Results,
     Runner,
-    Sampler,
     Selection,
     SuppliedBackend,
     SuppliedResults,
@@ -75,7 +74,7 @@ from redline.limits import RateLimiter
 from redline.process import raise_limit, telling
 from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
-from redline.timeline import NAME, Gatherer, Recorder, TimelineFile, TraceFile
+from redline.timeline import Gatherer, Recorder, TraceFile
 from redline.waist import Attempts
 
 if TYPE_CHECKING:
@@ -94,9 +93,9 @@ class _Input(msgspec.Struct, frozen=True):
     """The input of a run, and the objects that its settings make without writing anything.
 
     parts: supplied by the caller. stream: the source, if it is a stream. limiters: of the endpoints
-    in their order, or of the function; none with a supplied backend. slots: maximum calls in
-    flight. trace: open, to record the calls. gatherer: makes the run's windows. telemetry: of the
-    job, once it is open; None without OpenTelemetry.
+    in their order, or of the function; none with a supplied backend. trace: open, to record the
+    calls. gatherer: makes the run's windows. telemetry: of the job, once it is open; None without
+    OpenTelemetry.
     """
 
     parts: Parts
@@ -105,7 +104,6 @@ class _Input(msgspec.Struct, frozen=True):
     row_count: RowCount
     renderer: Renderer
     limiters: tuple[RateLimiter, ...]
-    slots: int
     trace: TraceFile | None
     gatherer: Gatherer
     telemetry: Telemetry | None = None
@@ -203,9 +201,8 @@ def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
 
 
 def _open_input(job: Job, parts: Parts) -> _Input:
-    slots = job.slots
     is_supplied = parts.source is not None
-    stream = None if is_supplied else _stream(job, slots)
+    stream = None if is_supplied else _stream(job)
     opened = stream or parts.source or open_source(job.rows, is_followed=job.follow)
     source = stream or sampled(opened, job.samples)
     row_count = RowCount(
@@ -218,13 +215,12 @@ def _open_input(job: Job, parts: Parts) -> _Input:
         limiters = () if parts.backend is not None else _limiters(job)
         renderer = Renderer(job.prompting)
         if job.endpoints:
-            raise_limit(slots)
+            raise_limit(job.slots)
         trace = None if job.trace is None else TraceFile(job.trace)
     except BaseException:
         source.close()
         raise
-    gatherer = Gatherer()
-    return _Input(parts, source, stream, row_count, renderer, limiters, slots, trace, gatherer)
+    return _Input(parts, source, stream, row_count, renderer, limiters, trace, Gatherer())
 
 
 def _limiters(job: Job) -> tuple[RateLimiter, ...]:
@@ -238,7 +234,7 @@ def _limiters(job: Job) -> tuple[RateLimiter, ...]:
     return (function_limiter(job.limits, label_of(job.call), SYSTEM),)
 
 
-def _stream(job: Job, slots: int) -> StreamRows | None:
+def _stream(job: Job) -> StreamRows | None:
     """Returns the messages of the stream that the job reads; None if it reads something else."""
     url = stream_of(job.rows)
     if url is None:
@@ -250,7 +246,7 @@ def _stream(job: Job, slots: int) -> StreamRows | None:
     return StreamRows(
         url,
         job.output.state_path / "consumer",
-        most=2 * slots,
+        most=2 * job.slots,
         limit=job.limit,
         until_empty=job.until_empty,
     )
@@ -281,21 +277,8 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     held = None if kept is None else kept.held
     feed, selection = _rows(job, given, journal, load, held)
     bill = Bill(job, None if calls.metered is None else calls.metered.spending)
-    runner = Runner(
-        job=job,
-        backend=calls.backend,
-        slots=given.slots,
-        supply=feed,
-        source_name=given.source.name,
-        renderer=given.renderer,
-        results=journal or _results(given.parts, acknowledge),
-        load=load,
-        bill=bill if bill.reads_replies else None,
-        permit=None if given.stream is None else given.stream.permit,
-        on_result=given.parts.on_result,
-        on_failure=given.parts.on_failure,
-        record=given.gatherer,
-    )
+    results = journal or _results(given.parts, acknowledge)
+    runner = _runner(job, given, calls, feed, bill, results)
     # Closed after the feed, for whose reading an aborted run does not wait for ever.
     stack.callback(runner.close)
     stack.push_async_callback(feed.aclose)
@@ -304,27 +287,12 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         # Imported here: a run without batches does not pay for them.
         from redline.job.batch import World, batches_of
 
-        world = World(
-            job, runner, feed, kept.journal, load, tally, calls.metered, given.slots, held
-        )
+        world = World(job, runner, feed, kept.journal, load, tally, calls.metered, job.slots, held)
         batches = await asyncio.to_thread(batches_of, world, kept.ledger)
         stack.push_async_callback(batches.aclose)
         await batches.prepare()
     if kept is not None:
         kept.journal.start(None if kept.account is None else kept.account.sync)
-    sampler = Sampler(
-        facts=facts_of(job, given.source.name),
-        gatherer=given.gatherer,
-        runner=runner,
-        feed=feed,
-        tally=tally,
-        endpoints=calls.endpoints,
-        journal=journal,
-        metered=calls.metered,
-        embedded=job.embedded,
-        file=None if job.output is None else TimelineFile(job.output.state_path / NAME),
-        is_fixed=is_fixed(job),
-    )
     return Run(
         job=job,
         tally=tally,
@@ -337,13 +305,35 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         answers=calls.answers,
         bill=bill,
         kept=kept,
+        journal=journal,
+        before=None if kept is None else kept.before,
         runner=runner,
         batches=batches,
         recorder=calls.recorder,
-        sampler=sampler,
+        sampler=sampler_of(runner, feed, tally, calls.endpoints, journal, calls.metered),
         alerts=alerts_of(job),
         webhook=Webhook(job.alerts.webhook) if job.alerts.webhook else None,
         telemetry=given.telemetry,
+    )
+
+
+def _runner(
+    job: Job, given: _Input, calls: _Calls, feed: Feed, bill: Bill, results: Results
+) -> Runner:
+    return Runner(
+        job=job,
+        backend=calls.backend,
+        slots=job.slots,
+        supply=feed,
+        source_name=given.source.name,
+        renderer=given.renderer,
+        results=results,
+        load=feed.load,
+        bill=bill if bill.reads_replies else None,
+        permit=None if given.stream is None else given.stream.permit,
+        on_result=given.parts.on_result,
+        on_failure=given.parts.on_failure,
+        record=given.gatherer,
     )
 
 
@@ -417,7 +407,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     found: Callable[[], list[str]] = list
     calls: Backend
     if supplied is not None:
-        calls = Bounded(SuppliedBackend(supplied, before_write, tally), given.slots)
+        calls = Bounded(SuppliedBackend(supplied, before_write, tally), job.slots)
     elif job.endpoints:
         calls, found = _http(job, given, tally, before_write, listener)
     else:
@@ -440,7 +430,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
         whole = telemetry.traced(whole)
     recorder = None
     if given.trace is not None:
-        whole = recorder = recorded(job, whole, given.trace, 0 if given.stream else given.slots)
+        whole = recorder = recorded(job, whole, given.trace, 0 if given.stream else job.slots)
     backend, answers = _cached(job, whole, tally)
     return _Calls(Endpoints(calls), found, metered, backend, answers, recorder)
 
@@ -538,7 +528,7 @@ def _rows(
         job.limit,
         identifier=identifier,
         load=load,
-        at_once=given.slots,
+        at_once=job.slots,
         keeps_keys=job.output is not None and job.output.ordered,
     )
     return feed, selection

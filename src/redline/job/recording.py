@@ -7,24 +7,53 @@ import socket
 
 from redline.apis import loose_json
 from redline.calls import Backend, Endpoint
+from redline.calls.cost import Metered
 from redline.clock import SYSTEM
 from redline.job.settings import BATCHING, Job
+from redline.job.work import Endpoints, Feed, Runner, Sampler, Tally
+from redline.journal import Journal
 from redline.limits.rule import AUTO, KINDS, limit_text
 from redline.timeline import (
     MOST_ENDPOINTS,
     MOST_LIMITS,
+    NAME,
     TIMELINE_VERSION,
     VERSION,
     EndpointFacts,
     Recorder,
     RunBegan,
     RunFacts,
+    TimelineFile,
     TraceFile,
 )
 
 
-def facts_of(job: Job, input_name: str) -> RunFacts:
-    """Returns the facts of a run that begins now, for its timeline."""
+def sampler_of(
+    runner: Runner,
+    feed: Feed,
+    tally: Tally,
+    endpoints: Endpoints,
+    journal: Journal | None,
+    metered: Metered | None,
+) -> Sampler:
+    """Returns the sampler of the run, with the timeline of the job's output if it has one."""
+    job = runner.job
+    is_found = any(one.rate == AUTO or one.is_adaptive for one in job.call_limits)
+    return Sampler(
+        facts=_facts_of(job, runner.source_name),
+        gatherer=runner.record,
+        runner=runner,
+        feed=feed,
+        tally=tally,
+        endpoints=endpoints,
+        journal=journal,
+        metered=metered,
+        file=None if job.output is None else TimelineFile(job.output.state_path / NAME),
+        is_fixed=not is_found and job.via not in BATCHING,
+    )
+
+
+def _facts_of(job: Job, input_name: str) -> RunFacts:
     rates = [
         limit_text(kind, rate)
         for limits in job.call_limits
@@ -43,12 +72,6 @@ def facts_of(job: Job, input_name: str) -> RunFacts:
         limits=tuple(dict.fromkeys(rates))[:MOST_LIMITS],
         is_batched=job.via in BATCHING,
     )
-
-
-def is_fixed(job: Job) -> bool:
-    """Whether neither limits nor concurrency are searched for, and rows go by single calls."""
-    is_found = any(one.rate == AUTO or one.is_adaptive for one in job.call_limits)
-    return not is_found and job.via not in BATCHING
 
 
 def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorder:

@@ -197,7 +197,7 @@ class _Pairing:
     ) -> None:
         self._first, self._second = first.lines, second.lines
         self.comparison = Comparison(
-            first=Figures(first.billing(tariff)), second=Figures(second.billing(tariff))
+            first=Figures(first.cost(tariff)), second=Figures(second.cost(tariff))
         )
         self._samples: dict[str, Sample[Pair]] = {kind: Sample(sample, seed) for kind in KINDS}
         # Keyed by the line's number in the first results.

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.cost import Tariff
 from redline.job.inspect.current import CurrentLines, FileIndex, Place
 from redline.job.inspect.figures import Figures
@@ -50,7 +49,7 @@ class Found(NamedTuple):
 
 def figures_of(opened: Opened, tariff: Tariff) -> Figures:
     """Returns the figures of all rows. Blocks while it reads the current lines once."""
-    figures = Figures(opened.billing(tariff))
+    figures = Figures(opened.cost(tariff))
     for place in opened.lines.results.places():
         figures.add_result(read_line(place.line))
     for place in opened.lines.failures.places():
@@ -73,7 +72,7 @@ def select(opened: Opened, selection: Selection) -> Iterator[Found]:
         sample.offer(place.key, (place.key, index, place.begin))
     drawn = sample.items()
     keys = [key for key, *_ in drawn] if selection.adds_input else []
-    asked = {} if opened.settings.get("keep_input") else dict(rows_asked(opened, keys))
+    asked = {} if opened.settings.get("keep_input") else dict(opened.rows_asked(keys))
     for key, index, begin in drawn:
         data = index.line_at(begin)
         line = read_line(data)

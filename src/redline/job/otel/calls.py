@@ -158,15 +158,17 @@ class Spans:
         model = fields.get("model", self._origin.model)
         model = model[:_LONGEST_TEXT] if isinstance(model, str) else ""
         operation = self._origin.operation(request.url, last.endpoint)
-        attributes: dict[str, Any] = self._origin.attributes(operation, last.endpoint)
-        if model:
-            attributes[names.REQUEST_MODEL] = model
         began_s = _began_s(first)
         start_s = began_s if first.sent_s is None else first.sent_s
-        attributes[names.ENDPOINT] = last.endpoint
-        attributes[names.ATTEMPTS] = outcome.attempts
-        attributes[names.WAITED] = start_s - began_s
-        attributes |= _asked(fields)
+        attributes: dict[str, Any] = {
+            **self._origin.attributes(operation, last.endpoint),
+            names.ENDPOINT: last.endpoint,
+            names.ATTEMPTS: outcome.attempts,
+            names.WAITED: start_s - began_s,
+            **_asked(fields),
+        }
+        if model:
+            attributes[names.REQUEST_MODEL] = model
         if outcome.reply is not None:
             attributes |= _answered(outcome.reply, last)
         span = self._tracer.start_span(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
-from redline.errors import Rejected, TimedOut
+from redline.errors import TimedOut
 
 # The deadline of a row that is not to be asked again, because its run is ending.
 NO_MORE_S = -math.inf
@@ -78,33 +78,18 @@ class Remembering(Protocol):
         ...
 
 
-class Noted:
-    """Stub backend that records the first request."""
+@dataclass
+class Answered:
+    """Stub backend that returns an existing outcome, and keeps the first request."""
 
-    def __init__(self) -> None:
-        self.request: Request | None = None
+    _outcome: Outcome
+    request: Request | None = None
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.request = self.request or request
-        return failed(Rejected("the row is not sent here"))
-
-    async def aclose(self) -> None:
-        pass
-
-
-class Answered:
-    """Stub backend that returns an existing outcome."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return Load()
-
-    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         return self._outcome
 
     async def aclose(self) -> None:

@@ -256,15 +256,12 @@ def _named_twice(flag: str, name: str) -> ConfigError:
 
 def choice(text: str, flag: str, known: Sequence[str]) -> str:
     """Returns the text, which is one of `known`."""
-    return _known(text.strip(), flag, known)
+    text = text.strip()
+    if text in known:
+        return text
+    raise ConfigError(f"{flag} is one of {', '.join(known)}, not {text}", hint=nearest(text, known))
 
 
 def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
     """Returns the words in the texts, separated by commas; all are among `known`."""
-    return tuple(_known(text, flag, known) for text in words(texts))
-
-
-def _known(text: str, flag: str, known: Sequence[str]) -> str:
-    if text in known:
-        return text
-    raise ConfigError(f"{flag} is one of {', '.join(known)}, not {text}", hint=nearest(text, known))
+    return tuple(choice(text, flag, known) for text in words(texts))

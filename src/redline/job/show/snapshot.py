@@ -191,7 +191,7 @@ class Meter:
         found = notices(view, now_s)
         spent = view.bill.read()
         # The cost of answers is known before their rows are on disk.
-        ended = max(tally.saved, view.sampler.calls)
+        ended = max(tally.saved, runner.ended)
         to_pay = None if left is None else max(0, left - (ended - tally.saved))
         expected = spent.expected(ended, to_pay)
         self._readings.append(_Reading(now_s, tally.saved, tally.tokens, spent.here))
@@ -232,9 +232,7 @@ class Meter:
             spent=spent.text,
             is_spent_here=bool(view.rows_skipped) and not spent.is_of_all_runs,
             spent_usd=spent.usd,
-            usd_per_min=None
-            if spent.here is None
-            else self._rate("picodollars", _LONG_S) * 60 / DOLLAR,
+            usd_per_min=None if spent.here is None else self._usd_per_min(),
             expected_usd=None if expected is None else expected / DOLLAR,
             spent_tokens=spent.tokens,
             cache=tally.cache,
@@ -257,6 +255,9 @@ class Meter:
         first = getattr(before, name) or 0
         first += share * ((getattr(after, name) or 0) - first)
         return float(((getattr(last, name) or 0) - first) / (last.at_s - begin_s))
+
+    def _usd_per_min(self) -> float:
+        return self._rate("picodollars", _LONG_S) * 60 / DOLLAR
 
     def _look(self, windows: list[Window], now_s: float) -> _Lately:
         """Returns the figures of the windows, computed once for each new window."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple
 
@@ -81,7 +81,7 @@ class _Function(_Missing):
         return self._function(*args, **kwargs)
 
 
-def _function(function: Callable[..., Any], name: str, **of: Any) -> _Function:
+def _function(function: Any, name: str, **of: Any) -> _Function:
     made = _Function(name=name, **of)
     made._function = function
     return made
@@ -143,8 +143,7 @@ class Template:
             ) from error
 
     def _compile(self, text: str) -> None:
-        environment = _environment()
-        tree = environment.parse(text)
+        tree = _ENVIRONMENT.parse(text)
         self.plain = _plain(tree)
         self._bound = _unbound(tree)
         names = {name.name for name in tree.find_all(nodes.Name)}
@@ -153,14 +152,13 @@ class Template:
             for call in tree.find_all(nodes.Call)
             if isinstance(call.node, nodes.Name)
         }
-        functions = _functions()
-        self.columns = find_undeclared_variables(tree) - (called & functions.keys())
+        self.columns = find_undeclared_variables(tree) - (called & _FUNCTIONS.keys())
         self._names = sorted(names)
         self._functions: dict[str, Any] = {
-            name: functions[name] for name in names & functions.keys()
+            name: _FUNCTIONS[name] for name in names & _FUNCTIONS.keys()
         }
-        template = environment.from_string(tree)
-        self._begin = partial(Context, environment, name=template.name, blocks=template.blocks)
+        template = _ENVIRONMENT.from_string(tree)
+        self._begin = partial(Context, _ENVIRONMENT, name=template.name, blocks=template.blocks)
         self._parts = template.root_render_func
         braced = _BRACES.search(text)
         self.braced = None if braced is None else braced[1]
@@ -314,23 +312,17 @@ def _json_of(value: object) -> None:
 _ENCODER = msgspec.json.Encoder(enc_hook=_json_of)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> _Environment:
-    environment = _Environment(
-        undefined=_Missing, autoescape=False, keep_trailing_newline=True, finalize=_printed
-    )
-    # Functions are given to a template with its columns, which come first.
-    environment.globals.clear()
-    environment.filters["json"] = lambda value: _ENCODER.encode(value).decode()
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _json_of}
-    environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
-    environment.tests["defined"] = _is_defined
-    environment.tests["undefined"] = lambda value: not _is_defined(value)
-    return environment
-
-
-@lru_cache(maxsize=1)
-def _functions() -> dict[str, _Function]:
-    """Returns Jinja's global functions: range, dict, namespace, cycler, joiner, lipsum."""
-    globals_: dict[str, Any] = dict(jinja2.Environment().globals)
-    return {name: _function(made, name) for name, made in globals_.items()}
+_ENVIRONMENT = _Environment(
+    undefined=_Missing, autoescape=False, keep_trailing_newline=True, finalize=_printed
+)
+# Range, dict, namespace, cycler, joiner and lipsum. They are given to a template with its columns,
+# which come first.
+_FUNCTIONS: dict[str, Any] = {
+    name: _function(made, name) for name, made in _ENVIRONMENT.globals.items()
+}
+_ENVIRONMENT.globals.clear()
+_ENVIRONMENT.filters["json"] = lambda value: _ENCODER.encode(value).decode()
+_ENVIRONMENT.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _json_of}
+_ENVIRONMENT.tests["none"] = lambda value: value is None or isinstance(value, _Null)
+_ENVIRONMENT.tests["defined"] = _is_defined
+_ENVIRONMENT.tests["undefined"] = lambda value: not _is_defined(value)

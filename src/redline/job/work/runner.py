@@ -26,7 +26,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from redline.calls import Backend, Call, Outcome, Reply, Request
+from redline.calls import Backend, Call, Outcome, Reply, Request, failed
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
     BadRow,
@@ -36,7 +36,7 @@ from redline.errors import (
     Rejected,
     TimedOut,
 )
-from redline.job.settings import NO_MORE_S, Answered, Ask, Job, Noted
+from redline.job.settings import NO_MORE_S, Answered, Ask, Job
 from redline.job.work.backpressure import LARGE_ROW_BYTES, Backpressure
 from redline.job.work.bill import Bill
 from redline.job.work.feed import Picked, Supply
@@ -139,7 +139,7 @@ class Runner:
         self._threads: DaemonThreads | None = None
         self._left = asyncio.Event()
         self._is_left = False  # the same, for each row to look at
-        self._leaving: asyncio.Task[None] | None = None
+        self._leaving: asyncio.Handle | None = None
 
     async def run(self, supply: Supply | None = None) -> None:
         """Works until the input ends or the run is ended. The caller closes the journal.
@@ -240,16 +240,23 @@ class Runner:
             if call is not None or task in self._handing:
                 task.cancel()
         if self._leaving is None:
-            self._leaving = asyncio.create_task(self._leave())
+            loop = asyncio.get_running_loop()
+            self._leaving = loop.call_later(_HOOKS_END_S, self._end_functions)
 
-    async def _leave(self) -> None:
-        """Stops waiting for functions of the user's; then leaves behind tasks that do not end."""
-        await asyncio.sleep(_HOOKS_END_S)
+    def _end_functions(self) -> None:
+        """Stops waiting for functions of the user's, except those that have just returned."""
+        # A function's result may come in this turn of the loop, after this timer.
+        self._leaving = asyncio.get_running_loop().call_soon(self._leave_functions)
+
+    def _leave_functions(self) -> None:
+        """Cancels the remaining tasks, and gives them a moment to end."""
         for task in self._tasks:
-            # Not of a function that has just returned.
             if task not in self._after or not self._after[task].done():
                 task.cancel()
-        await asyncio.sleep(_LAST_END_S)
+        self._leaving = asyncio.get_running_loop().call_later(_LAST_END_S, self._leave)
+
+    def _leave(self) -> None:
+        """Leaves behind the tasks that continue although they were cancelled."""
         for task in self._tasks:
             self._abandon(task, "its call continues although it was cancelled")
             # It may wait for permission to be written, which is too late now.
@@ -292,7 +299,7 @@ class Runner:
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
         """Returns the request for the row; its outcome if it cannot be sent."""
-        noted = Noted()
+        noted = Answered(failed(Rejected("the row is not sent here")))
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from redline.calls.cost import Metered
 from redline.clock import SYSTEM, Clock
-from redline.job.settings import Embedded
 from redline.job.work.endpoints import Endpoints
 from redline.job.work.feed import Feed
 from redline.job.work.holding import Moment, holder_of
@@ -52,12 +51,11 @@ _SHARE = 1 / 600
 class Sampler:
     """The sampler of one run, which makes its windows.
 
-    journal: None without an output; metered: None without a budget. embedded: the server that runs
-    in this process, None without one. gatherer: records calls that end. file: the job's timeline;
-    None keeps the windows only in memory. is_fixed: the limits and the calls in flight are stated,
-    so that the speed of this run can be predicted from earlier ones. windows: those of this run so
-    far, older ones merged. slots: the most calls in flight allowed at the last sample; 0 if
-    unknown.
+    journal: None without an output; metered: None without a budget. gatherer: records calls that
+    end. file: the job's timeline; None keeps the windows only in memory. is_fixed: the limits and
+    the calls in flight are stated, so that the speed of this run can be predicted from earlier
+    ones. windows: those of this run so far, older ones merged. slots: the most calls in flight
+    allowed at the last sample; 0 if unknown.
     """
 
     facts: RunFacts
@@ -68,7 +66,6 @@ class Sampler:
     endpoints: Endpoints
     journal: Journal | None = None
     metered: Metered | None = None
-    embedded: Embedded | None = None
     file: TimelineFile | None = None
     clock: Clock = SYSTEM
     is_fixed: bool = False
@@ -82,11 +79,6 @@ class Sampler:
         self._is_begun = False
         self._setting: Setting | None = None
         self._writing: asyncio.Future[None] | None = None
-
-    @property
-    def calls(self) -> int:
-        """The number of calls that have their outcome, on disk or not."""
-        return self.runner.ended
 
     @property
     def failure(self) -> str | None:
@@ -248,7 +240,7 @@ class Sampler:
         )
 
     def _count(self) -> Counters:
-        tally, journal, embedded = self.tally, self.journal, self.embedded
+        tally, journal, embedded = self.tally, self.journal, self.runner.job.embedded
         return Counters(
             sent=tally.attempts,
             retries=tally.retries,
