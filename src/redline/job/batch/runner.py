@@ -135,7 +135,7 @@ class BatchRunner:
             raise error
 
     async def _work(self) -> None:
-        if self._world.job.via not in ("batch", "auto"):
+        if self._world.job.via not in BATCHING:
             await self._end_batches()
             return
         while not self._is_late():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -102,8 +101,7 @@ def opened(output: Output) -> Iterator[Opened]:
     """
     _check(output)
     manifest, problem = _manifest(output)
-    with ExitStack() as stack:
-        lines = stack.enter_context(current_lines(output))
+    with current_lines(output) as lines:
         try:
             spent = read_spent(output)
         except JournalError as error:
@@ -133,12 +131,7 @@ def _check(output: Output) -> None:
     if manifests.path_of(output).exists() or has_sound_line(path):
         return
     hint = f"no line of it is, and there is no {manifests.path_of(output)}"
-    if _begins(path) in _PACKED:
-        hint = "it is compressed: unpack it first"
-    raise ConfigError(f"{path} is not a results file of redline", hint=hint)
-
-
-def _begins(path: Path) -> bytes:
     with path.open("rb") as file:
-        start = file.read(4)
-    return next((each for each in _PACKED if start.startswith(each)), b"")
+        if file.read(4).startswith(_PACKED):
+            hint = "it is compressed: unpack it first"
+    raise ConfigError(f"{path} is not a results file of redline", hint=hint)

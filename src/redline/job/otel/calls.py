@@ -99,14 +99,14 @@ class Measured(_Around):
             operation = self._origin.operation(request.url, attempt.endpoint)
             key = operation, attempt.endpoint, kind, model
             series = self._series.get(key) or self._new(key)
-            series.duration.add(attempt.complete_s - sent_s)
+            series.duration(attempt.complete_s - sent_s)
             if attempt.first_token_s is not None:
-                series.first_chunk.add(attempt.first_token_s - sent_s)
+                series.first_chunk(attempt.first_token_s - sent_s)
             if reply is not None:
                 if reply.input_tokens is not None:
-                    series.input_tokens.add(reply.input_tokens)
+                    series.input_tokens(reply.input_tokens)
                 if reply.output_tokens is not None:
-                    series.output_tokens.add(reply.output_tokens)
+                    series.output_tokens(reply.output_tokens)
         return outcome
 
     def _new(self, key: _Key) -> _Series:
@@ -158,7 +158,8 @@ class Spans:
         model = fields.get("model", self._origin.model)
         model = model[:_LONGEST_TEXT] if isinstance(model, str) else ""
         operation = self._origin.operation(request.url, last.endpoint)
-        began_s = _began_s(first)
+        marks = (first.queued_s, first.eligible_s, first.sent_s)
+        began_s = next((mark for mark in marks if mark is not None), first.complete_s)
         start_s = began_s if first.sent_s is None else first.sent_s
         attributes: dict[str, Any] = {
             **self._origin.attributes(operation, last.endpoint),
@@ -204,12 +205,6 @@ class Traced(_Around):
         if random() < self._share:
             self._spans.add(request, outcome)
         return outcome
-
-
-def _began_s(attempt: Attempt) -> float:
-    """Returns the attempt's first mark, in seconds."""
-    marks = (attempt.queued_s, attempt.eligible_s, attempt.sent_s)
-    return next((mark for mark in marks if mark is not None), attempt.complete_s)
 
 
 def _asked(fields: Mapping[str, Any]) -> dict[str, float]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -26,10 +27,8 @@ Attributes = Mapping[str, str | int]
 _Counter = tuple[str, frozenset[tuple[str, str]]]
 
 
-class Measure(Protocol):
-    """Records the values of one series."""
-
-    def add(self, value: float) -> None: ...
+# Records a value of one series.
+Measure = Callable[[float], None]
 
 
 class Meter(Protocol):
@@ -92,7 +91,7 @@ class Aggregated:
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
         histogram = Histogram(name, attributes)
         self._histograms.append(histogram)
-        return histogram
+        return histogram.add
 
     def note(self, families: Iterable[Family]) -> None:
         self._families = _exported(families)
@@ -202,7 +201,7 @@ class Passed:
         self._counted: dict[_Counter, float] = {}
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
-        return _Recorded(self._histograms[name.name], attributes)
+        return partial(self._histograms[name.name].record, attributes=attributes)
 
     def note(self, families: Iterable[Family]) -> None:
         for family in _exported(families):
@@ -225,17 +224,6 @@ class Passed:
                 exported_name(family), unit=family.unit, description=family.about
             )
         return self._numbers[family.name]
-
-
-class _Recorded:
-    """A series of an instrument."""
-
-    def __init__(self, instrument: Any, attributes: Attributes) -> None:
-        self._record = instrument.record
-        self._attributes = attributes
-
-    def add(self, value: float) -> None:
-        self._record(value, self._attributes)
 
 
 def _exported(families: Iterable[Family]) -> list[Family]:

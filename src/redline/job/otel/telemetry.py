@@ -71,12 +71,8 @@ class SpanExport:
         # The shutdown is bounded here: at the end of the process it would wait for half a minute.
         self._provider = tracing.TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(exports.BatchSpanProcessor(exporter))
-        self._exporter = exporter
+        self.exporter = exporter
         self.tracer = self._provider.get_tracer(names.SCOPE, __version__)
-
-    @property
-    def delivered(self) -> int:
-        return self._exporter.delivered
 
     async def finish(self, until_s: float) -> bool:
         """Sends the remaining spans until `until_s`; returns whether that ended in time."""
@@ -88,7 +84,7 @@ class SpanExport:
 
     def give_up(self) -> None:
         """Ends a `finish` that is still in progress."""
-        self._exporter.shutdown()
+        self.exporter.shutdown()
 
 
 @dataclass
@@ -203,7 +199,7 @@ class Telemetry:
         """After `aclose`: the data that did not arrive, and why; None if all did."""
         lost = []
         if self._span_export is not None and self._spans is not None:
-            missing = self._spans.ended - self._span_export.delivered
+            missing = self._spans.ended - self._span_export.exporter.delivered
             if missing > 0:
                 lost.append(f"{missing:,} of {counted(self._spans.ended, 'span')}")
         if self._metric_export is not None and self._metric_export.is_lost:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from redline.errors import JournalError
-from redline.job.inspect import Line, current_lines, read_line
+from redline.job.inspect import current_lines, read_line
 from redline.job.outputs import path_of
 from redline.journal import Manifest, Output
 from redline.journal import manifest as manifests
@@ -99,13 +99,11 @@ def _failed_rows(output: Output) -> list[FailedKind]:
                 continue
             kind.rows += 1
             if len(kind.examples) < _MOST_EXAMPLES:
-                kind.examples.append(_example(line, message))
+                row = f"row {line.row:,}" if line.custom_id is None else line.custom_id
+                kind.examples.append(
+                    FailedRow(name=shown(row), attempts=line.attempts, message=shown(message))
+                )
     return sorted(kinds.values(), key=lambda one: -one.rows)
-
-
-def _example(line: Line, message: str) -> FailedRow:
-    name = f"row {line.row:,}" if line.custom_id is None else line.custom_id
-    return FailedRow(name=shown(name), attempts=line.attempts, message=shown(message))
 
 
 def shown(text: str, longest: int = _LONGEST) -> str:

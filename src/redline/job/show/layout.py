@@ -80,16 +80,17 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
     only ASCII.
     """
     width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
-    lines = [
-        _progress(snapshot, _plain(name), width, is_plain=is_plain),
-        _line("rows", _rows(snapshot), width),
-        _line("speed", _speed(snapshot), width),
-        _line("limits" if snapshot.limits else "binds", _limits(snapshot), width),
-        _line("batch", _batches(snapshot), width),
-        _line("usage", _usage(snapshot), width),
-        _line("errors", _errors(snapshot), width),
-    ]
-    shown = [line for line in lines if line]
+    shown = [_progress(snapshot, _plain(name), width, is_plain=is_plain)]
+    for label, fields_of in (
+        ("rows", _rows),
+        ("speed", _speed),
+        ("limits" if snapshot.limits else "binds", _limits),
+        ("batch", _batches),
+        ("usage", _usage),
+        ("errors", _errors),
+    ):
+        if fields := fields_of(snapshot):
+            shown.append(_line(label, fields, width))
     for notice in snapshot.notices.values():
         shown += [_cut([Span(part, STRONG)], width) for part in wrap(_plain(notice), width)]
     return [_in_ascii(line) for line in shown] if is_plain else shown
@@ -244,9 +245,7 @@ def _errors(snapshot: Snapshot) -> list[Field]:
 
 
 def _line(label: str, fields: Sequence[Field], width: int) -> Line:
-    """Returns the label and the fields that fit, in their order; nothing without fields."""
-    if not fields:
-        return []
+    """Returns the label and the fields that fit, in their order."""
     kept = list(fields)
     left = width - _LABEL + len(_GAP)
     while len(kept) > 1 and sum(one.width + len(_GAP) for one in kept) > left:

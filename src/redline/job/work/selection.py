@@ -96,12 +96,13 @@ class Selection:
         if key in journal.failed:
             self._with_failure.add(key)
         found = fate(self._job, journal.failed, key, mark)
-        if found != "to do":
-            is_done = found == "done"
-            self.untried += not is_done
-            self.skipped += is_done
-            self.failed_before += is_done
-            if is_done and key in journal.succeeded:
+        if found == "untried":
+            self.untried += 1
+            return False
+        if found == "done":
+            self.skipped += 1
+            self.failed_before += 1
+            if key in journal.succeeded:
                 journal.outdate(key)
             return False
         if self._holds is not None and self._holds(key, mark):

@@ -65,7 +65,7 @@ class Renderer:
             self._check_columns()
         self._fixed = self._fixed_body()
         # What requests of the fixed body have in common.
-        self._alike = self._request(self._method, url)
+        self._alike = Request(method=self._method, url=url, output_path=self._output_path)
 
     def request(self, row: Columns) -> Request:
         """Makes the request of one row. Raises BadRow, and BadTemplate if a template fails."""
