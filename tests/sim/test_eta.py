@@ -18,10 +18,8 @@ from redline.job.work import (
     Feed,
     Renderer,
     Runner,
-    Sampled,
     Sampler,
     Tally,
-    Wiring,
 )
 from redline.journal import NotKept, Result
 from redline.limits import Limits
@@ -106,7 +104,8 @@ def ran(shape: Shape) -> Ran:
             calls = HttpBackend(endpoint, attempts=tally, clock=clock, listener=tally)
             load = Backpressure()
             feed = Feed(open_source(job.rows), lambda keys, undone, marks: undone, None, load=load)
-            wiring = Wiring(
+            runner = Runner(
+                job=job,
                 backend=Retry(calls, clock=clock, listener=tally, seed=1),
                 slots=shape.limits.concurrency,
                 supply=feed,
@@ -115,15 +114,20 @@ def ran(shape: Shape) -> Ran:
                 results=NotKept(saved),
                 load=load,
                 record=gatherer,
-            )
-            runner = Runner(job, wiring, clock=clock)
-            sampled = Sampled(
-                runner=runner, feed=feed, load=load, tally=tally, endpoints=Endpoints(calls)
+                clock=clock,
             )
             facts = RunFacts(
                 v=TIMELINE_VERSION, at=clock.wall_s(), pid=1, host="here", input="rows"
             )
-            sampler = Sampler(facts, sampled, gatherer, clock=clock)
+            sampler = Sampler(
+                facts=facts,
+                gatherer=gatherer,
+                runner=runner,
+                feed=feed,
+                tally=tally,
+                endpoints=Endpoints(calls),
+                clock=clock,
+            )
             begun_s = loop.time()
             sampler.start(
                 lambda: Totals(rows=shape.rows, done=tally.succeeded, attempts=tally.attempts)

@@ -13,7 +13,7 @@ import pytest
 from redline.calls import Endpoint, HttpBackend, Retry
 from redline.errors import WaitTooLong
 from redline.job.settings import Job, Prompting
-from redline.job.work import Backpressure, Feed, Renderer, Runner, Tally, Wiring
+from redline.job.work import Backpressure, Feed, Renderer, Runner, Tally
 from redline.journal import NotKept, Result
 from redline.limits import Limits
 from redline.route import Pool, Seat, strategy_of
@@ -111,7 +111,8 @@ def run(
             )
             load = Backpressure()
             feed = Feed(open_source(job.rows), lambda keys, undone, marks: undone, None, load=load)
-            wiring = Wiring(
+            runner = Runner(
+                job=job,
                 backend=Retry(calls, clock=clock, listener=tally, seed=1),
                 slots=4 * len(servers),
                 supply=feed,
@@ -119,8 +120,9 @@ def run(
                 renderer=Renderer(job.prompting),
                 results=NotKept(results.extend),
                 load=load,
+                clock=clock,
             )
-            runner, begun_s = Runner(job, wiring, clock=clock), loop.time()
+            begun_s = loop.time()
             await runner.run()
             took_s = loop.time() - begun_s
             await feed.aclose()

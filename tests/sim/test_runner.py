@@ -32,7 +32,6 @@ from redline.job.work import (
     Renderer,
     Runner,
     Tally,
-    Wiring,
 )
 from redline.journal import Brief, NotKept, Result
 from redline.sources import open_source
@@ -56,7 +55,7 @@ class Harness:
         wired: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
-        """wired: changes of the runner's Wiring. settings: of the job."""
+        """wired: changes of the runner's parts. settings: of the job."""
         self.backend = backend
         self.tally = Tally()
         clock = VirtualClock(asyncio.get_running_loop())
@@ -76,8 +75,7 @@ class Harness:
             "load": load,
             "on_result": self._keep,
         }
-        wiring = Wiring(**(parts | (wired or {})))
-        self.runner = Runner(job, wiring, clock=clock)
+        self.runner = Runner(job=job, clock=clock, **(parts | (wired or {})))
 
     def _count(self, rows: list[Brief]) -> None:
         succeeded = sum(row.status == "succeeded" for row in rows)

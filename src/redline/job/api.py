@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar, Unpack
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Unpack
 
 import msgspec
 
@@ -29,8 +29,6 @@ from redline.job.show import (
 from redline.job.work import OnFailure, OnResult, Runner
 from redline.journal import Result
 from redline.process import DaemonThreads, is_in_loop, lasting
-
-T = TypeVar("T")
 
 # The size of the event loop's own pool in asyncio.
 _THREADS = min(32, (os.cpu_count() or 1) + 4)
@@ -95,7 +93,7 @@ def run_job(
         on_metrics=on_metrics or _print_metrics,
         listeners=listeners,
     )
-    return _in_own_loop(lambda: _run_in_loop(job, parts), interrupts)
+    return _in_own_loop(job, parts, interrupts)
 
 
 @lists_options
@@ -283,12 +281,12 @@ def _refuse_to_block() -> None:
         )
 
 
-def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """Returns the result of `work` in a fresh event loop; in a thread if this one has a loop."""
+def _in_own_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
+    """Runs the job in a fresh event loop; in a thread if this one has a loop."""
     if not is_in_loop():
-        return _run_loop(work, interrupts)
+        return _run_loop(job, parts, interrupts)
     thread = DaemonThreads(1, "redline")
-    ending = thread.submit(_run_loop, work, interrupts)
+    ending = thread.submit(_run_loop, job, parts, interrupts)
     thread.shutdown(wait=False)
     left_s: float | None = None
     while True:
@@ -304,14 +302,14 @@ def _in_own_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interru
             raise interrupts.given_up() from None
 
 
-def _run_loop(work: Callable[[], Coroutine[Any, Any, T]], interrupts: Interrupts) -> T:
-    """Runs `work` as asyncio.run would, but does not wait for tasks and threads that never end."""
+def _run_loop(job: Job, parts: Parts, interrupts: Interrupts) -> Report:
+    """Runs the job as asyncio.run would, but waits for no task or thread that never ends."""
     loop = new_event_loop()
     asyncio.set_event_loop(loop)
     try:
         threads = DaemonThreads(_THREADS, "redline-thread")
         loop.set_default_executor(threads)
-        main = loop.create_task(work())
+        main = loop.create_task(_run_in_loop(job, parts))
         with interrupts.handled(loop, main):
             try:
                 return loop.run_until_complete(main)

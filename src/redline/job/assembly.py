@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -11,17 +10,14 @@ import msgspec
 
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
-from redline.job.settings import Job
-from redline.job.show import InputCounts, Report, RowCount
-from redline.job.work import Bill, Feed, Runner, Sampler, Selection, Tally
+from redline.job.show import InputCounts, Report, View
 from redline.journal import Journal, Manifest
-from redline.observe import Alerts
 from redline.timeline import Ending, Totals
 
 if TYPE_CHECKING:
     from redline.calls.cache import AnswerStore
     from redline.job.batch import BatchRunner, HeldRows, Ledger
-    from redline.job.monitor import Watch
+    from redline.job.monitor import Webhook
     from redline.job.otel import Telemetry
     from redline.job.outputs import AccountFile
     from redline.timeline import Recorder
@@ -30,10 +26,9 @@ if TYPE_CHECKING:
 class Kept(msgspec.Struct, frozen=True):
     """The open files of a run with an output.
 
-    before: the rows of its input that earlier runs have done, None if the output may hold rows of
-    another one. account: the spending, None for a run without a budget. ledger: the batches, None
-    for a run that has nothing to do with the Batch API; held: the rows in them, None for a run that
-    does not go by batches.
+    before: see `View`. account: the spending, None for a run without a budget. ledger: the batches,
+    None for a run that has nothing to do with the Batch API; held: the rows in them, None for a run
+    that does not go by batches.
     """
 
     journal: Journal
@@ -44,31 +39,21 @@ class Kept(msgspec.Struct, frozen=True):
     held: HeldRows | None
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. It is a View. found_limits: those that were found, in words.
+class Run(View, frozen=True, kw_only=True):
+    """One run.
 
     kept: None for a run without an output; batches: None for one that makes its calls itself.
-    answers: of its cache. recorder: of its trace. sampler: of its timeline. telemetry: None if
-    nothing goes to OpenTelemetry.
+    answers: of its cache. recorder: of its trace. webhook: None if no alert is sent. telemetry:
+    None if nothing goes to OpenTelemetry.
     check_source: raises ConfigError if the input has changed since it was read.
     """
 
-    job: Job
-    tally: Tally
-    feed: Feed
-    selection: Selection
-    row_count: RowCount
-    source_name: str
     check_source: Callable[[], None]
-    found_limits: Callable[[], list[str]]
     answers: AnswerStore | None
-    bill: Bill
     kept: Kept | None
-    runner: Runner
     batches: BatchRunner | None
     recorder: Recorder | None
-    sampler: Sampler
-    watch: Watch
+    webhook: Webhook | None
     telemetry: Telemetry | None
 
     async def go(self) -> None:
@@ -84,52 +69,15 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
                 self.runner.stop(error)
 
     @property
-    def alerts(self) -> Alerts:
-        return self.watch.alerts
-
-    @property
     def telemetry_notices(self) -> dict[str, str]:
         """The notice that OpenTelemetry is out of reach, or is back."""
         return {} if self.telemetry is None else self.telemetry.notices
 
-    @property
-    def rows_skipped(self) -> int:
-        """Rows of those read that need not be done, and are not with a batch."""
-        return self.feed.rows_skipped - self.selection.with_batches
-
-    def counts(self) -> InputCounts:
-        """Returns the rows of the whole input: done and left."""
-        feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
-        rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
-        seen = InputCounts(
-            rows=rows,
-            done=tally.succeeded + selection.skipped - selection.failed_before,
-            failed=tally.failed + selection.failed_before,
-            is_exact=feed.is_read or total.is_exact,
-            untried=selection.untried,
-        )
-        before = None if self.kept is None else self.kept.before
-        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
-            return seen
-        known = InputCounts(
-            rows=rows,
-            done=tally.succeeded + before.done,
-            failed=tally.failed + before.failed,
-            untried=rows - before.rows if self.job.retry_failed else 0,
-        )
-        # Otherwise rows of the output no longer exist in the input.
-        is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
-        return known if is_possible else seen
-
     def totals(self) -> Totals:
         """Returns the current totals of the whole job, for its timeline."""
-        counts, tally, spent = self.counts(), self.tally, self.bill.read()
+        tally, spent = self.tally, self.bill.read()
         return Totals(
-            rows=counts.rows,
-            is_exact=counts.is_exact,
-            done=counts.done,
-            failed=counts.failed,
-            untried=counts.untried,
+            **msgspec.structs.asdict(self.counts()),
             done_here=tally.succeeded,
             attempts=tally.attempts,
             input_tokens=tally.input_tokens,
@@ -140,18 +88,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def ending(self) -> tuple[Ending, str]:
         """Returns how the run has ended, and the error that stopped it, if any."""
-        runner = self.runner
-        if runner.stopped is not None:
-            return "stopped", runner.stopped.what
-        failure = None if self.kept is None else self.kept.journal.failure
-        if failure is not None:
-            return "stopped", failure.what
-        return "interrupted" if runner.is_draining else "finished", ""
+        failure = None if self.journal is None else self.journal.failure
+        error = self.runner.stopped or failure
+        if error is not None:
+            return "stopped", error.what
+        return "interrupted" if self.runner.is_draining else "finished", ""
 
-    def flawed(self) -> dict[str, int]:
-        """Returns the numbers of cut, empty and refused answers by all runs of the output."""
-        before = Counter[str]() if self.kept is None else self.kept.journal.answers.flaws
-        return dict((before + self.tally.flawed).most_common())
+    @property
+    def waited_s(self) -> float:
+        """For how long the end of the run has waited for other programs."""
+        return sum(one.waited_s for one in (self.webhook, self.telemetry) if one is not None)
 
     def _not_traced(self) -> str | None:
         """Returns why the trace ends before the run; None if it does not."""
@@ -162,8 +108,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     def report(self, elapsed_s: float) -> Report:
         tally, runner, selection = self.tally, self.runner, self.selection
-        kinds = {kind: count for kind, count in tally.errors.most_common() if kind != "cancelled"}
-        before = 0 if self.kept is None else self.kept.journal.answers.total
+        before = 0 if self.journal is None else self.journal.answers.total
         return Report(
             offered=runner.offered,
             succeeded=tally.succeeded,
@@ -186,7 +131,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             is_input_done=self.feed.is_input_done,
             interrupted=runner.is_draining and runner.stopped is None,
             stopped=runner.stopped,
-            errors_by_kind=kinds,
+            errors_by_kind=tally.failures,
             spent=self.bill.read(),
             found_limits=self.found_limits(),
             endpoints=tally.endpoints(SYSTEM.now_s()),
@@ -198,6 +143,6 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
             abandoned=runner.abandoned,
             not_traced=self._not_traced(),
             not_recorded=self.sampler.failure,
-            not_notified=self.watch.failure,
+            not_notified=None if self.webhook is None else self.webhook.failure,
             not_exported=None if self.telemetry is None else self.telemetry.failure,
         )

@@ -21,7 +21,6 @@ import msgspec
 
 from redline.calls import (
     Backend,
-    Endpoint,
     FunctionBackend,
     HttpBackend,
     Retry,
@@ -36,13 +35,14 @@ from redline.clock import SYSTEM
 from redline.errors import JournalError
 from redline.events import Listener, Listeners
 from redline.job.assembly import Kept, Run
-from redline.job.monitor import Monitor, watch_of
+from redline.job.monitor import Monitor, Webhook, alerts_of
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
 from redline.job.recording import recorded, sampler_of
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
+    Acknowledge,
     Backpressure,
     Bill,
     Endpoints,
@@ -50,12 +50,10 @@ from redline.job.work import (
     Renderer,
     Results,
     Runner,
-    Sampled,
     Selection,
     SuppliedBackend,
     SuppliedResults,
     Tally,
-    Wiring,
 )
 from redline.journal import (
     Brief,
@@ -95,9 +93,9 @@ class _Input(msgspec.Struct, frozen=True):
     """The input of a run, and the objects that its settings make without writing anything.
 
     parts: supplied by the caller. stream: the source, if it is a stream. limiters: of the endpoints
-    in their order, or of the function; none with a supplied backend. slots: maximum calls in
-    flight. trace: open, to record the calls. gatherer: makes the run's windows. telemetry: of the
-    job, once it is open; None without OpenTelemetry.
+    in their order, or of the function; none with a supplied backend. trace: open, to record the
+    calls. gatherer: makes the run's windows. telemetry: of the job, once it is open; None without
+    OpenTelemetry.
     """
 
     parts: Parts
@@ -106,7 +104,6 @@ class _Input(msgspec.Struct, frozen=True):
     row_count: RowCount
     renderer: Renderer
     limiters: tuple[RateLimiter, ...]
-    slots: int
     trace: TraceFile | None
     gatherer: Gatherer
     telemetry: Telemetry | None = None
@@ -195,7 +192,7 @@ def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
     listener = Listeners(run.tally, *parts.listeners)
     telemetry = run.telemetry
     on_figures = None if telemetry is None else telemetry.note
-    monitor = Monitor(run, run.watch, listener, on_figures)
+    monitor = Monitor(run, run.webhook, listener, on_figures)
     if server is not None:
         server.show(monitor.families)
         if parts.on_metrics is not None:
@@ -204,9 +201,8 @@ def _monitor(run: Run, parts: Parts, server: MetricsServer | None) -> Monitor:
 
 
 def _open_input(job: Job, parts: Parts) -> _Input:
-    slots = job.slots
     is_supplied = parts.source is not None
-    stream = None if is_supplied else _stream(job, slots)
+    stream = None if is_supplied else _stream(job)
     opened = stream or parts.source or open_source(job.rows, is_followed=job.follow)
     source = stream or sampled(opened, job.samples)
     row_count = RowCount(
@@ -219,13 +215,12 @@ def _open_input(job: Job, parts: Parts) -> _Input:
         limiters = () if parts.backend is not None else _limiters(job)
         renderer = Renderer(job.prompting)
         if job.endpoints:
-            raise_limit(slots)
+            raise_limit(job.slots)
         trace = None if job.trace is None else TraceFile(job.trace)
     except BaseException:
         source.close()
         raise
-    gatherer = Gatherer()
-    return _Input(parts, source, stream, row_count, renderer, limiters, slots, trace, gatherer)
+    return _Input(parts, source, stream, row_count, renderer, limiters, trace, Gatherer())
 
 
 def _limiters(job: Job) -> tuple[RateLimiter, ...]:
@@ -239,7 +234,7 @@ def _limiters(job: Job) -> tuple[RateLimiter, ...]:
     return (function_limiter(job.limits, label_of(job.call), SYSTEM),)
 
 
-def _stream(job: Job, slots: int) -> StreamRows | None:
+def _stream(job: Job) -> StreamRows | None:
     """Returns the messages of the stream that the job reads; None if it reads something else."""
     url = stream_of(job.rows)
     if url is None:
@@ -251,7 +246,7 @@ def _stream(job: Job, slots: int) -> StreamRows | None:
     return StreamRows(
         url,
         job.output.state_path / "consumer",
-        most=2 * slots,
+        most=2 * job.slots,
         limit=job.limit,
         until_empty=job.until_empty,
     )
@@ -275,13 +270,15 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         kept = await _open_output(job, job.output, acknowledge, stack)
     journal = None if kept is None else kept.journal
     calls = _calls(job, given, kept, tally)
-    await _open_calls(calls, stack)
+    if calls.answers is not None:
+        await asyncio.to_thread(calls.answers.open)
+    stack.push_async_callback(calls.backend.aclose)
     load = Backpressure(journal)
     held = None if kept is None else kept.held
     feed, selection = _rows(job, given, journal, load, held)
     bill = Bill(job, None if calls.metered is None else calls.metered.spending)
     results = journal or _results(given.parts, acknowledge)
-    runner = _runner(job, given, calls, feed, load, bill, results)
+    runner = _runner(job, given, calls, feed, bill, results)
     # Closed after the feed, for whose reading an aborted run does not wait for ever.
     stack.callback(runner.close)
     stack.push_async_callback(feed.aclose)
@@ -290,24 +287,12 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         # Imported here: a run without batches does not pay for them.
         from redline.job.batch import World, batches_of
 
-        world = World(
-            job, runner, feed, kept.journal, load, tally, calls.metered, given.slots, held
-        )
+        world = World(job, runner, feed, kept.journal, load, tally, calls.metered, job.slots, held)
         batches = await asyncio.to_thread(batches_of, world, kept.ledger)
         stack.push_async_callback(batches.aclose)
         await batches.prepare()
     if kept is not None:
         kept.journal.start(None if kept.account is None else kept.account.sync)
-    sampled = Sampled(
-        runner=runner,
-        feed=feed,
-        load=load,
-        tally=tally,
-        endpoints=calls.endpoints,
-        journal=journal,
-        metered=calls.metered,
-        embedded=job.embedded,
-    )
     return Run(
         job=job,
         tally=tally,
@@ -320,58 +305,46 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         answers=calls.answers,
         bill=bill,
         kept=kept,
+        journal=journal,
+        before=None if kept is None else kept.before,
         runner=runner,
         batches=batches,
         recorder=calls.recorder,
-        sampler=sampler_of(job, sampled, given.gatherer, given.source.name),
-        watch=watch_of(job),
+        sampler=sampler_of(runner, feed, tally, calls.endpoints, journal, calls.metered),
+        alerts=alerts_of(job),
+        webhook=Webhook(job.alerts.webhook) if job.alerts.webhook else None,
         telemetry=given.telemetry,
     )
 
 
-async def _open_calls(calls: _Calls, stack: AsyncExitStack) -> None:
-    """Opens the store of answers if there is one; the backend is closed with the stack."""
-    if calls.answers is not None:
-        await asyncio.to_thread(calls.answers.open)
-    stack.push_async_callback(calls.backend.aclose)
-
-
 def _runner(
-    job: Job,
-    given: _Input,
-    calls: _Calls,
-    feed: Feed,
-    load: Backpressure,
-    bill: Bill,
-    results: Results,
+    job: Job, given: _Input, calls: _Calls, feed: Feed, bill: Bill, results: Results
 ) -> Runner:
-    wiring = Wiring(
+    return Runner(
+        job=job,
         backend=calls.backend,
-        slots=given.slots,
+        slots=job.slots,
         supply=feed,
         source_name=given.source.name,
         renderer=given.renderer,
         results=results,
-        load=load,
+        load=feed.load,
         bill=bill if bill.reads_replies else None,
         permit=None if given.stream is None else given.stream.permit,
         on_result=given.parts.on_result,
         on_failure=given.parts.on_failure,
         record=given.gatherer,
     )
-    return Runner(job, wiring)
 
 
-def _results(parts: Parts, acknowledge: Callable[[list[Brief]], None]) -> Results:
+def _results(parts: Parts, acknowledge: Acknowledge) -> Results:
     """Returns the receiver of results for a run without an output."""
     if parts.results is None:
         return NotKept(acknowledge)
     return SuppliedResults(parts.results, acknowledge)
 
 
-def _acknowledging(
-    tally: Tally, stream: StreamRows | None, gatherer: Gatherer
-) -> Callable[[list[Brief]], None]:
+def _acknowledging(tally: Tally, stream: StreamRows | None, gatherer: Gatherer) -> Acknowledge:
     """Returns the callback for rows that are durable."""
 
     def acknowledge(rows: list[Brief]) -> None:
@@ -388,7 +361,7 @@ def _acknowledging(
 async def _open_output(
     job: Job,
     output: Output,
-    acknowledge: Callable[[list[Brief]], None],
+    acknowledge: Acknowledge,
     stack: AsyncExitStack,
 ) -> Kept:
     """Opens the output's files; the caller holds its lock."""
@@ -434,8 +407,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
     found: Callable[[], list[str]] = list
     calls: Backend
     if supplied is not None:
-        counted = SuppliedBackend(supplied, before_write=before_write, attempts=tally)
-        calls = Bounded(counted, given.slots)
+        calls = Bounded(SuppliedBackend(supplied, before_write, tally), job.slots)
     elif job.endpoints:
         calls, found = _http(job, given, tally, before_write, listener)
     else:
@@ -458,7 +430,7 @@ def _calls(job: Job, given: _Input, kept: Kept | None, tally: Tally) -> _Calls:
         whole = telemetry.traced(whole)
     recorder = None
     if given.trace is not None:
-        whole = recorder = recorded(job, whole, given.trace, 0 if given.stream else given.slots)
+        whole = recorder = recorded(job, whole, given.trace, 0 if given.stream else job.slots)
     backend, answers = _cached(job, whole, tally)
     return _Calls(Endpoints(calls), found, metered, backend, answers, recorder)
 
@@ -485,10 +457,12 @@ def _http(
     # Only metrics show more of single endpoints than the tally counts anyway.
     is_shown = job.metrics_port is not None or job.otel is not None
     counted = tally.part if is_shown else lambda name: tally
-    seats = [
-        seat_of(endpoint, price=_price(job, endpoint), **parts(limiter, counted(endpoint.label)))
-        for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True)
-    ]
+    seats = []
+    for endpoint, limiter in zip(job.endpoints, given.limiters, strict=True):
+        # Of an input token plus an output token, in picodollars; 0 if it is unknown.
+        price = job.price_at(endpoint)
+        both = 0.0 if price is None else float(price.input + price.output)
+        seats.append(seat_of(endpoint, price=both, **parts(limiter, counted(endpoint.label))))
     strategy = strategy_of(job.balance, random.Random())
     pool = Pool(seats, strategy, most=job.most_together, listener=listener)
 
@@ -501,15 +475,6 @@ def _http(
         ]
 
     return pool, found
-
-
-def _price(job: Job, endpoint: Endpoint) -> float:
-    """Returns the price of an input token plus that of an output token; 0 if unknown.
-
-    In picodollars, at this endpoint.
-    """
-    price = job.price_table().at(endpoint.label, job.prompting.model)
-    return 0.0 if price is None else float(price.input + price.output)
 
 
 def _metered(job: Job, backend: Backend, kept: Kept | None) -> Metered | None:
@@ -554,8 +519,8 @@ def _rows(
     selection = Selection(
         job,
         journal,
-        holds=None if held is None else held.holds,
-        skip=None if stream is None else stream.skip,
+        None if held is None else held.holds,
+        None if stream is None else stream.skip,
     )
     feed = Feed(
         given.source,
@@ -563,7 +528,7 @@ def _rows(
         job.limit,
         identifier=identifier,
         load=load,
-        at_once=given.slots,
+        at_once=job.slots,
         keeps_keys=job.output is not None and job.output.ordered,
     )
     return feed, selection
@@ -598,7 +563,7 @@ def _has_same_input(job: Job, output: Output) -> bool:
 
 
 async def _open_journal(
-    job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
+    job: Job, output: Output, acknowledge: Acknowledge
 ) -> tuple[Journal, Manifest]:
     """Returns the output's journal and manifest, opened in a thread: the whole file is read."""
     opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))

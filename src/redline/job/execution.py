@@ -76,8 +76,7 @@ async def execute_local(job: Job, parts: Parts) -> Report:
         if shown is not None:
             shown.cancel()
             await asyncio.wait([shown])
-    waited_s = run.watch.waited_s + (0.0 if run.telemetry is None else run.telemetry.waited_s)
-    return run.report(SYSTEM.now_s() - begun_s - waited_s)
+    return run.report(SYSTEM.now_s() - begun_s - run.waited_s)
 
 
 async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -145,21 +145,25 @@ def _time(made: Plan, each: Sequence[Limits]) -> tuple[float, str | None]:
     if not all(any(limits.rates(kind) for kind in KINDS) for limits in each):
         # The one without limits takes whatever the others would let wait.
         return 0.0, None
-    least_s, most_s = 0.0, max(_time_of(made, limits, 1.0)[0] for limits in each)
-    for _ in range(_STEPS):
-        middle_s = (least_s + most_s) / 2
-        is_enough = sum(_share_in(middle_s, made, limits) for limits in each) >= 1
-        least_s, most_s = (least_s, middle_s) if is_enough else (middle_s, most_s)
-    return most_s, f"the limits of {len(each)} endpoints together"
+    longest_s = max(_time_of(made, limits, 1.0)[0] for limits in each)
+
+    def is_enough(time_s: float) -> bool:
+        return sum(_share_in(time_s, made, limits) for limits in each) >= 1
+
+    return _least(longest_s, is_enough), f"the limits of {len(each)} endpoints together"
 
 
 def _share_in(time_s: float, made: Plan, limits: Limits) -> float:
     """Returns the share of the rows that these limits let pass in this time."""
-    least, most = 0.0, 1.0
+    return _least(1.0, lambda share: _time_of(made, limits, share)[0] > time_s)
+
+
+def _least(most: float, is_enough: Callable[[float], bool]) -> float:
+    """Returns the least number up to `most` that is enough, by bisection."""
+    least = 0.0
     for _ in range(_STEPS):
         middle = (least + most) / 2
-        is_late = _time_of(made, limits, middle)[0] > time_s
-        least, most = (least, middle) if is_late else (middle, most)
+        least, most = (least, middle) if is_enough(middle) else (middle, most)
     return most
 
 

@@ -62,20 +62,18 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
                     hint="give one of them",
                 )
             return
+        concurrency = Limits()
+        if not job.limits.is_adaptive:
+            concurrency = Limits(concurrency=job.limits.concurrency)
         for what, setting in (
             ("an endpoint", job.endpoints),
             ("a function to call", job.call),
             ("a cache of answers", job.cache),
             ("batches", job.via in BATCHING),
-            ("limits besides a concurrency", job.limits != _concurrency(job.limits)),
+            ("limits besides a concurrency", job.limits != concurrency),
         ):
             if setting:
                 raise ConfigError(
                     f"a supplied backend and {what} cannot be combined",
                     hint="leave one of them out; the backend may have its own cache and limits",
                 )
-
-
-def _concurrency(limits: Limits) -> Limits:
-    """Returns the limits, reduced to the number of calls in flight."""
-    return Limits() if limits.is_adaptive else Limits(concurrency=limits.concurrency)

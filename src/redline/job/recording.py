@@ -7,9 +7,11 @@ import socket
 
 from redline.apis import loose_json
 from redline.calls import Backend, Endpoint
+from redline.calls.cost import Metered
 from redline.clock import SYSTEM
 from redline.job.settings import BATCHING, Job
-from redline.job.work import Sampled, Sampler
+from redline.job.work import Endpoints, Feed, Runner, Sampler, Tally
+from redline.journal import Journal
 from redline.limits.rule import AUTO, KINDS, limit_text
 from redline.timeline import (
     MOST_ENDPOINTS,
@@ -18,7 +20,6 @@ from redline.timeline import (
     TIMELINE_VERSION,
     VERSION,
     EndpointFacts,
-    Gatherer,
     Recorder,
     RunBegan,
     RunFacts,
@@ -27,15 +28,39 @@ from redline.timeline import (
 )
 
 
-def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) -> Sampler:
+def sampler_of(
+    runner: Runner,
+    feed: Feed,
+    tally: Tally,
+    endpoints: Endpoints,
+    journal: Journal | None,
+    metered: Metered | None,
+) -> Sampler:
     """Returns the sampler of the run, with the timeline of the job's output if it has one."""
+    job = runner.job
+    is_found = any(one.rate == AUTO or one.is_adaptive for one in job.call_limits)
+    return Sampler(
+        facts=_facts_of(job, runner.source_name),
+        gatherer=runner.record,
+        runner=runner,
+        feed=feed,
+        tally=tally,
+        endpoints=endpoints,
+        journal=journal,
+        metered=metered,
+        file=None if job.output is None else TimelineFile(job.output.state_path / NAME),
+        is_fixed=not is_found and job.via not in BATCHING,
+    )
+
+
+def _facts_of(job: Job, input_name: str) -> RunFacts:
     rates = [
         limit_text(kind, rate)
-        for limits in ([endpoint.limits for endpoint in job.endpoints] or [job.limits])
+        for limits in job.call_limits
         for kind in KINDS
         for rate in limits.rates(kind)
     ]
-    facts = RunFacts(
+    return RunFacts(
         v=TIMELINE_VERSION,
         at=SYSTEM.wall_s(),
         pid=os.getpid(),
@@ -47,15 +72,6 @@ def sampler_of(job: Job, sampled: Sampled, gatherer: Gatherer, input_name: str) 
         limits=tuple(dict.fromkeys(rates))[:MOST_LIMITS],
         is_batched=job.via in BATCHING,
     )
-    file = None if job.output is None else TimelineFile(job.output.state_path / NAME)
-    return Sampler(facts, sampled, gatherer, file, is_fixed=_is_fixed(job))
-
-
-def _is_fixed(job: Job) -> bool:
-    """Whether neither limits nor concurrency are searched for, and rows go by single calls."""
-    every = [endpoint.limits for endpoint in job.endpoints] or [job.limits]
-    is_found = any(limits.rate == AUTO or limits.is_adaptive for limits in every)
-    return not is_found and job.via not in BATCHING
 
 
 def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorder:
@@ -73,7 +89,7 @@ def recorded(job: Job, inner: Backend, file: TraceFile, workers: int) -> Recorde
 
 def _facts(job: Job, endpoint: Endpoint) -> EndpointFacts:
     limits = endpoint.limits
-    price = job.price_table().at(endpoint.label, job.prompting.model)
+    price = job.price_at(endpoint)
     rates = {kind: tuple(map(str, limits.rates(kind))) for kind in KINDS}
     return EndpointFacts(
         name=endpoint.label,

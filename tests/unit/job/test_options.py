@@ -10,7 +10,7 @@ import pytest
 
 from redline.calls import Endpoint, Timeouts
 from redline.errors import ConfigError
-from redline.job.settings import EmbeddedSim, Job, make_job, values
+from redline.job.settings import FLAGS, EmbeddedSim, Job, make_job
 from redline.limits import Limits, Rate
 
 ROWS = [{"prompt": "a"}]
@@ -67,7 +67,7 @@ def test_a_fraction_of_a_rate_is_kept_and_means_what_its_flag_means(
     kind = "tokens" if name == "tpm" else "requests"
     (rate,) = getattr(job(**{name: value}).limits, kind)
     flag = f"{value:g}" if isinstance(value, float) else str(value)
-    assert values.rate_per(flag, name, window_s) == rate
+    assert FLAGS[name].read(flag, name) == rate
     factor = {"k": 1e3, "m": 1e6}.get(flag[-1], 1)
     stated = float(flag.rstrip("km")) * factor
     assert rate.count / rate.window_s == pytest.approx(stated / window_s, rel=1e-12)

@@ -13,7 +13,7 @@ from redline.calls import Call, Endpoint, Outcome, Reply, Request
 from redline.calls.cost import parse_price
 from redline.errors import ServerFailed
 from redline.job.settings import Ask, Job, Prompting
-from redline.job.work import Backpressure, Bill, Feed, Renderer, Runner, Wiring
+from redline.job.work import Backpressure, Bill, Feed, Renderer, Runner
 from redline.journal import NotKept, Output, Result, failure_writer, line_writer
 from redline.sources import Row, open_source
 from redline.tasks.synth import Filters, Synthesis, Variations
@@ -218,7 +218,8 @@ async def test_every_answer_is_on_the_bill_and_not_only_those_that_are_kept() ->
     feed = Feed(open_source(rows), lambda keys, undone, marks: undone, None)
     bill = Bill(job, None)
     kept: list[Result] = []
-    wiring = Wiring(
+    runner = Runner(
+        job=job,
         backend=ScriptedBackend(answers),
         slots=1,
         supply=feed,
@@ -228,7 +229,6 @@ async def test_every_answer_is_on_the_bill_and_not_only_those_that_are_kept() ->
         load=Backpressure(),
         bill=bill,
     )
-    runner = Runner(job, wiring)
     await runner.run()
     await feed.aclose()
     assert (len(kept), bill.read().usd) == (1, pytest.approx(3.0))

@@ -31,12 +31,14 @@ from redline.process import telling
 
 @dataclass
 class Rest:
-    """Rows of a part that have no outcome.
+    """Rows of a part that have no outcome, once its reader has been worked through.
 
     offsets: in its file. worst: what they may cost. spent: what the others have cost. attempts: the
     most batches that one of them was in. stopped: an error of a row that ends the run.
     """
 
+    part: Part
+    reader: PartReader
     offsets: array[int] = field(default_factory=lambda: array("Q"))
     worst: Amount = NOTHING
     spent: Amount = NOTHING
@@ -50,20 +52,22 @@ class Rest:
         self.attempts = max(self.attempts, kept.attempts + 1)
 
 
+@dataclass
 class Collector:
     """Turns the results of batches into lines of the journal.
 
     is_leaving: rows without an outcome are not sent again.
     """
 
-    def __init__(self, world: World, ledger: Ledger, api: BatchApi) -> None:
-        self.is_leaving = False
-        self._world = world
-        self._ledger = ledger
-        self._api = api
-        self._output_path = parse_output_path(world.job.prompting.output_path)
-        endpoint = world.job.endpoint
-        self._label = "" if endpoint is None else endpoint.label
+    _world: World
+    _ledger: Ledger
+    _api: BatchApi
+    is_leaving: bool = False
+
+    def __post_init__(self) -> None:
+        job = self._world.job
+        self._output_path = parse_output_path(job.prompting.output_path)
+        self._label = "" if job.endpoint is None else job.endpoint.label
 
     def leave_rest(self) -> None:
         """Leaves rows without an outcome from now on."""
@@ -85,8 +89,8 @@ class Collector:
         treated as missing.
         """
         paths = []
-        for number, file_id in enumerate(batch.files):
-            path = self._ledger.results_path(part.number, ("output", "errors")[number])
+        results_paths = self._ledger.results_paths(part.number)
+        for path, file_id in zip(results_paths, batch.files, strict=False):
             if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
                 paths.append(path)
             elif may_wait:
@@ -94,13 +98,10 @@ class Collector:
         expected = len(reader) if batch.status == "completed" else batch.finished
         if may_wait and await asyncio.to_thread(count_lines, paths) < expected:
             return None
-        rest, unread = Rest(), 0
+        rest, unread = Rest(part, reader), 0
         for path in paths:
-            unread += await self._read(part, path, reader, rest)
-        missing = without_line(batch.status, unread)
-        for offset in await asyncio.to_thread(reader.rest):
-            await self._end(part, reader.read(offset), offset, failed(copy.copy(missing)), rest)
-        return rest
+            unread += await self._read(rest, path)
+        return await self._without_line(rest, without_line(batch.status, unread))
 
     async def _has_fetched(self, batch: Batch, file_id: str, path: Path, *, may_wait: bool) -> bool:
         """Downloads the file to `path`; False if the provider does not show it.
@@ -126,25 +127,29 @@ class Collector:
 
     async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
         """Saves the failures of the lines that made a batch fail; returns the other rows."""
-        rest = Rest()
+        rest = Rest(part, reader)
         for number, error in reasons.items():
             offset = reader.pop_line(number)
             if offset is not None:
-                await self._end(part, reader.read(offset), offset, failed(error), rest)
-        for offset in await asyncio.to_thread(reader.rest):
-            await self._end(part, reader.read(offset), offset, failed(unfinished()), rest)
+                await self._end(rest, reader.read(offset), offset, failed(error))
+        return await self._without_line(rest, unfinished())
+
+    async def _without_line(self, rest: Rest, error: CallError) -> Rest:
+        """Ends the rows that are left with the error; returns those without an outcome."""
+        for offset in await asyncio.to_thread(rest.reader.rest):
+            await self._end(rest, rest.reader.read(offset), offset, failed(copy.copy(error)))
         return rest
 
     async def leave(self, part: Part, reader: PartReader) -> Rest:
         """Returns all rows of the part that have no outcome, unchanged."""
-        rest = Rest()
+        rest = Rest(part, reader)
         for offset in await asyncio.to_thread(reader.rest):
             kept = reader.read(offset)
             if self._is_open(part, kept.picked):
                 rest.add(offset, kept)
         return rest
 
-    async def _read(self, part: Part, path: Path, reader: PartReader, rest: Rest) -> int:
+    async def _read(self, rest: Rest, path: Path) -> int:
         """Ends the rows that have lines in the file; returns how many of its lines name no row."""
         unread = 0
         chunks = chunks_of(path)
@@ -155,12 +160,12 @@ class Collector:
                 except BadReply:
                     unread += 1
                     continue
-                offset = reader.pop(line.custom_id)
+                offset = rest.reader.pop(line.custom_id)
                 if offset is None:
                     # The line is not one of ours, or is its row's second line.
                     continue
-                kept = reader.read(offset)
-                await self._end(part, kept, offset, self._outcome(part, kept, raw, line), rest)
+                kept = rest.reader.read(offset)
+                await self._end(rest, kept, offset, self._outcome(rest.part, kept, raw, line))
             await self._world.load.room()
         return unread
 
@@ -179,14 +184,14 @@ class Collector:
             mask.hide(outcome.error)
         return outcome
 
-    async def _end(self, part: Part, kept: Kept, offset: int, outcome: Outcome, rest: Rest) -> None:
+    async def _end(self, rest: Rest, kept: Kept, offset: int, outcome: Outcome) -> None:
         """Saves the outcome of a row that has come out of a batch, or adds the row to the rest."""
         world = self._world
         if world.metered is not None and outcome.reply is not None:
             cost = world.metered.cost_batched(kept.asked(self._output_path), outcome.reply)
             rest.spent = rest.spent.plus(cost)
         picked = kept.picked
-        if not self._is_open(part, picked):
+        if not self._is_open(rest.part, picked):
             return
         outcome.attempts = kept.attempts + 1
         outcome.endpoint = self._label

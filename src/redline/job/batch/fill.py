@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from redline.calls import Outcome, Request, failed
 from redline.calls.cost import NOTHING
 from redline.errors import BadRow, CallError
@@ -19,17 +21,17 @@ _MOST_ROUTES = 8
 Route = tuple[str, str]
 
 
+@dataclass
 class Filler:
     """Fills parts. is_read: the input has no more rows."""
 
-    def __init__(self, world: World, ledger: Ledger, store: PartStore) -> None:
-        self.is_read = False
-        self._world = world
-        self._ledger = ledger
-        self._store = store
-        self._writers: dict[Route, tuple[int, PartWriter]] = {}
-        # A row that the budget has no room for until others are settled.
-        self._waiting: tuple[Kept, Route] | None = None
+    _world: World
+    _ledger: Ledger
+    _store: PartStore
+    _writers: dict[Route, tuple[int, PartWriter]] = field(default_factory=dict)
+    # A row that the budget has no room for until others are settled.
+    _waiting: tuple[Kept, Route] | None = None
+    is_read: bool = False
 
     @property
     def has_room(self) -> bool:

@@ -20,13 +20,14 @@ from __future__ import annotations
 import os
 import secrets
 import zlib
+from functools import reduce
 from pathlib import Path
 
 import msgspec
 
 from redline.calls.cost import NOTHING, Amount
 from redline.errors import JournalError
-from redline.job.batch.plan import next_look_s
+from redline.job.batch.plan import Pace, next_look_s
 from redline.journal import Output
 from redline.process import sync_name, telling, unwritable, write_all
 
@@ -109,7 +110,7 @@ class Ledger:
         self.spent = NOTHING
         self.run = ""
         self.place = ""
-        self.pace: tuple[float, float] | None = None
+        self.pace: Pace | None = None
         self._last_part = 0
         self._fd: int | None = None
         self._size = 0
@@ -118,18 +119,15 @@ class Ledger:
     @property
     def reserved(self) -> Amount:
         """The worst case of all parts that are not done."""
-        total = NOTHING
-        for part in self.parts.values():
-            total = total.plus(part.worst)
-        return total
+        return reduce(Amount.plus, (part.worst for part in self.parts.values()), NOTHING)
 
     def part_path(self, number: int) -> Path:
         """Returns the file of a part's rows."""
         return self.folder / f"part-{number}.jsonl"
 
-    def results_path(self, number: int, kind: str) -> Path:
-        """Returns the file that holds a part's results of this kind while they are read."""
-        return self.folder / f"part-{number}.{kind}"
+    def results_paths(self, number: int) -> list[Path]:
+        """Returns the files that hold a part's answers and errors while they are read."""
+        return [self.folder / f"part-{number}.{kind}" for kind in ("output", "errors")]
 
     def next_number(self) -> int:
         """Returns the number of a new part; each is given once, also over restarts."""
@@ -168,7 +166,8 @@ class Ledger:
         if note.at == "part":
             with telling(self.folder):
                 sync_name(self.part_path(note.part))
-        line = _line(note)
+        text = msgspec.json.encode(note)
+        line = b"%b %08x\n" % (text, zlib.crc32(text))
         try:
             write_all(self._fd, [line])
             os.fsync(self._fd)
@@ -202,32 +201,24 @@ class Ledger:
     def _take(self, note: Note) -> None:
         number = note.part
         self._last_part = max(self._last_part, number)
-        if note.at == "run":
-            self.run, self.place = note.run, note.place
-        elif note.at == "pace":
-            self.pace = (note.row_s, note.row_tokens)
-        elif note.at == "part":
-            self.parts[number] = Part(
-                number=number,
-                rows=note.rows,
-                url=note.url,
-                model=note.model,
-                worst=note.worst,
-            )
-        elif note.at == "done":
-            self.parts.pop(number, None)
-            self.spent = self.spent.plus(note.spent)
-        else:
-            part = self.parts[number]
-            part.state = _STATES.get(note.at, part.state)
-            part.file = note.file or part.file
-            part.making_wall_s = note.wall_s or part.making_wall_s
-            part.batches += [note.batch] if note.batch else []
-
-
-def _line(note: Note) -> bytes:
-    text = msgspec.json.encode(note)
-    return b"%b %08x\n" % (text, zlib.crc32(text))
+        match note.at:
+            case "run":
+                self.run, self.place = note.run, note.place
+            case "pace":
+                self.pace = Pace(note.row_s, note.row_tokens)
+            case "part":
+                self.parts[number] = Part(
+                    number=number, rows=note.rows, url=note.url, model=note.model, worst=note.worst
+                )
+            case "done":
+                self.parts.pop(number, None)
+                self.spent = self.spent.plus(note.spent)
+            case _:
+                part = self.parts[number]
+                part.state = _STATES.get(note.at, part.state)
+                part.file = note.file or part.file
+                part.making_wall_s = note.wall_s or part.making_wall_s
+                part.batches += [note.batch] if note.batch else []
 
 
 def _note(line: bytes) -> Note | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -15,14 +16,16 @@ from redline.job.work import Picked, Supply
 _ROWS_AT_ONCE = 256
 
 
+@dataclass
 class _Rows:
     """The base of both: they hand out rows of the input, and count those read."""
 
-    def __init__(self, world: World) -> None:
+    _world: World
+
+    def __post_init__(self) -> None:
         # Always empty: each row is asked for.
         self.ready: deque[Picked] = deque()
-        self._world = world
-        self._supply: Supply = world.feed
+        self._supply: Supply = self._world.feed
 
     @property
     def rows_read(self) -> int:
@@ -41,13 +44,12 @@ class _Rows:
         return picked
 
 
+@dataclass
 class FirstRows(_Rows):
     """The first `most_rows` rows of the input; a Supply. handed: rows handed out so far."""
 
-    def __init__(self, world: World, most_rows: int) -> None:
-        super().__init__(world)
-        self._most_rows = most_rows
-        self.handed = 0
+    _most_rows: int
+    handed: int = 0
 
     async def next(self) -> Picked | None:
         if self.handed >= self._most_rows:
@@ -68,9 +70,9 @@ class LeftRows(_Rows):
     latter as offered when it took them in hand for a batch.
     """
 
-    def __init__(self, world: World) -> None:
-        super().__init__(world)
-        self._is_first = world.feed.read_fraction() is None
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._is_first = self._world.feed.read_fraction() is None
         self._left: deque[tuple[Path, array[int]]] = deque()
         self._paths: list[Path] = []
         self._own: deque[Picked] = deque()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
+from dataclasses import dataclass
 from pathlib import Path
 
 from redline.apis import Batch
@@ -29,20 +30,18 @@ _CLOCK_SLACK_S = 3600.0
 _MOST_PAGES = 1000
 
 
+@dataclass
 class PartStore:
     """The parts of one output: on disk, in the ledger, and as files of the provider.
 
     use: counts rows that are sent again. max_retries: for a batch that cannot be made.
     """
 
-    def __init__(
-        self, ledger: Ledger, journal: Journal, api: BatchApi, use: BatchUse, max_retries: int
-    ) -> None:
-        self._ledger = ledger
-        self._journal = journal
-        self._api = api
-        self._use = use
-        self._max_retries = max_retries
+    _ledger: Ledger
+    _journal: Journal
+    _api: BatchApi
+    _use: BatchUse
+    _max_retries: int
 
     async def note(self, note: Note) -> None:
         """Writes a note to the ledger; returns once it is durable."""
@@ -142,7 +141,7 @@ class PartStore:
         """
         await self._journal.saved()
         await self.note(Note(at="done", part=part.number, spent=spent))
-        paths = [self._ledger.results_path(part.number, kind) for kind in ("output", "errors")]
+        paths = self._ledger.results_paths(part.number)
         if not keeps_rows:
             paths.append(self._ledger.part_path(part.number))
         await asyncio.to_thread(drop, paths)

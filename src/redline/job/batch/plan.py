@@ -80,33 +80,27 @@ def outcome_of(
     asked: Any = None,
 ) -> Outcome:
     """Returns the outcome of the row. url, asked: the path and the body of its request."""
+    response, error = line.response, line.error
     try:
-        return _answered(line, url, output_path, wall_s, asked)
-    except (CallError, NoEndpoint) as error:
-        outcome = failed(error)
+        if line.problem:
+            raise BadReply(f"the row's line of the results cannot be read: {line.problem}")
+        if response is None or (error is not None and (error.code or error.message)):
+            raise unfinished(error.code, error.message) if error is not None else unfinished()
+        body = bytes(response.body)
+        status = number(response.status_code)
+        if status is None:
+            raise BadReply("the row's line of the results has no status")
+        if not 200 <= status < 300:
+            raise judge(status, {}, body, wall_s)
+        reply = apis.read(url, body, output_path, asked, wall_s=wall_s)
+        reply.status = status
+        if isinstance(response.request_id, str):
+            reply.request_id = response.request_id
+        outcome = Outcome(status="succeeded", reply=reply)
+    except (CallError, NoEndpoint) as failure:
+        outcome = failed(failure)
     outcome.is_batched = True
     return outcome
-
-
-def _answered(
-    line: ResultLine, url: str, output_path: tuple[str | int, ...], wall_s: float, asked: Any
-) -> Outcome:
-    response, error = line.response, line.error
-    if line.problem:
-        raise BadReply(f"the row's line of the results cannot be read: {line.problem}")
-    if response is None or (error is not None and (error.code or error.message)):
-        raise unfinished(error.code, error.message) if error is not None else unfinished()
-    body = bytes(response.body)
-    status = number(response.status_code)
-    if status is None:
-        raise BadReply("the row's line of the results has no status")
-    if not 200 <= status < 300:
-        raise judge(status, {}, body, wall_s)
-    reply = apis.read(url, body, output_path, asked, wall_s=wall_s)
-    reply.status = status
-    own = response.request_id
-    reply.request_id = own if isinstance(own, str) else reply.request_id
-    return Outcome(status="succeeded", reply=reply, is_batched=True)
 
 
 def without_line(status: str, unread: int) -> CallError:

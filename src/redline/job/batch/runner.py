@@ -16,6 +16,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from redline.apis import Batch
 from redline.calls.client import BatchApi
@@ -31,7 +32,6 @@ from redline.job.batch.plan import (
     MOST_RESULTS_S,
     MOST_SILENCE_S,
     PROBE_ROWS,
-    Pace,
     bad_lines,
     is_full,
     live_s,
@@ -49,14 +49,16 @@ from redline.process import counted, telling
 _LONGEST_PAUSE_S = 1.0
 
 
+@dataclass
 class BatchRunner:
     """Drives the rows of one run through batches. `prepare`, then `run` once."""
 
-    def __init__(self, world: World, ledger: Ledger, api: BatchApi) -> None:
-        self._world = world
-        self._ledger = ledger
-        self._api = api
-        self._via = world.job.via
+    _world: World
+    _ledger: Ledger
+    _api: BatchApi
+
+    def __post_init__(self) -> None:
+        world, ledger, api = self._world, self._ledger, self._api
         self._use = world.tally.begin_batches()
         self._store = PartStore(ledger, world.journal, api, self._use, world.job.retry.max_retries)
         self._collector = Collector(world, ledger, api)
@@ -73,7 +75,7 @@ class BatchRunner:
     async def run(self) -> None:
         """Works until every row has its outcome, or the run is ended."""
         runner = self._world.runner
-        if self._via == "auto" and self._ledger.pace is None:
+        if self._world.job.via == "auto" and self._ledger.pace is None:
             await self._probe()
         if not runner.is_draining:
             await self._by_batches()
@@ -133,7 +135,7 @@ class BatchRunner:
             raise error
 
     async def _work(self) -> None:
-        if self._via not in ("batch", "auto"):
+        if self._world.job.via not in BATCHING:
             await self._end_batches()
             return
         while not self._is_late():
@@ -312,10 +314,10 @@ class BatchRunner:
     def _is_late(self) -> bool:
         """Whether no more time is left than the unfinished rows may take live."""
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
-        if self._via != "auto" or pace is None or job.deadline_s is None:
+        if self._world.job.via != "auto" or pace is None or job.deadline_s is None:
             return False
         rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
-        rest_s = live_s(rows, Pace(*pace), job.call_limits[0], self._world.slots)
+        rest_s = live_s(rows, pace, job.call_limits[0], self._world.slots)
         assert runner.ends_s is not None
         return SYSTEM.now_s() >= runner.ends_s - margin_s(rest_s, job.deadline_s)
 

@@ -193,7 +193,7 @@ def upload_of(path: Path) -> bytes:
 def chunks_of(path: Path) -> Iterator[list[bytes]]:
     """Yields the lines of a file of results that are not blank, up to 256 at a time. Blocks."""
     with path.open("rb") as file:
-        bare = _lines(file)
+        bare = filter(None, (line.strip().removeprefix(BOM) for line in file))
         while lines := list(islice(bare, _LINES_AT_ONCE)):
             yield lines
 
@@ -209,12 +209,6 @@ def is_torn(path: Path) -> bool:
     for lines in chunks_of(path):
         last = lines[-1]
     return not last.endswith(b"}")
-
-
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    for line in file:
-        if bare := line.strip().removeprefix(BOM):
-            yield bare
 
 
 def drop(paths: Iterable[Path]) -> None:

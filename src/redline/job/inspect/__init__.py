@@ -1,17 +1,15 @@
 """Shows what an output contains, and how two outputs differ. Writes nothing to them."""
 
-from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.comparison import (
     KINDS,
     Comparison,
-    Difference,
     Example,
     Pair,
     compare_outputs,
     differences,
 )
 from redline.job.inspect.cost import Cost, Tariff
-from redline.job.inspect.current import CurrentLines, current_lines
+from redline.job.inspect.current import current_lines
 from redline.job.inspect.figures import Ending, Figures
 from redline.job.inspect.lines import Line, read_line
 from redline.job.inspect.opening import Opened, opened

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
 
 from redline.errors import ConfigError
 from redline.job.inspect.cost import Tariff
-from redline.job.inspect.current import FileIndex, Place
+from redline.job.inspect.current import CurrentLines, FileIndex, Place
 from redline.job.inspect.figures import Figures
 from redline.job.inspect.lines import Line, read_line
 from redline.job.inspect.opening import Opened
@@ -196,7 +197,7 @@ class _Pairing:
     ) -> None:
         self._first, self._second = first.lines, second.lines
         self.comparison = Comparison(
-            first=Figures(first.billing(tariff)), second=Figures(second.billing(tariff))
+            first=Figures(first.cost(tariff)), second=Figures(second.cost(tariff))
         )
         self._samples: dict[str, Sample[Pair]] = {kind: Sample(sample, seed) for kind in KINDS}
         # Keyed by the line's number in the first results.
@@ -210,32 +211,23 @@ class _Pairing:
         self.comparison.samples = {kind: found.items() for kind, found in self._samples.items()}
 
     def _read_first(self) -> None:
-        figures, second = self.comparison.first, self._second
-        for place in self._first.results.places():
-            if place.key in second:
-                line = read_line(place.line)
-                figures.add_result(line)
-                self._begins[place.number] = place.begin
-                if line is not None:
-                    self._hashes[place.number] = line.output_hash()
-                    self._grades[place.number] = _grade(line)
-        for place in self._first.failures.places():
-            if place.key in second:
-                figures.add_failure(read_line(place.line))
-                self._failure_begins[place.number] = place.begin
+        figures = self.comparison.first
+        for place, line in _common(self._first.results, self._second, figures.add_result):
+            self._begins[place.number] = place.begin
+            if line is not None:
+                self._hashes[place.number] = line.output_hash()
+                self._grades[place.number] = _grade(line)
+        for place, _ in _common(self._first.failures, self._second, figures.add_failure):
+            self._failure_begins[place.number] = place.begin
 
     def _read_second(self) -> None:
-        figures = self.comparison.second
-        for place in self._second.results.places():
-            if place.key in self._first:
-                line = read_line(place.line)
-                figures.add_result(line)
-                self._add(place, line, self._second.results)
-        for place in self._second.failures.places():
-            if place.key in self._first:
-                line = read_line(place.line)
-                figures.add_failure(line)
-                self._add(place, line, self._second.failures)
+        figures, second = self.comparison.second, self._second
+        for index, add in (
+            (second.results, figures.add_result),
+            (second.failures, figures.add_failure),
+        ):
+            for place, line in _common(index, self._first, add):
+                self._add(place, line, index)
 
     def _add(self, place: Place, line: Line | None, index: FileIndex) -> None:
         """Takes a row of the second output that the first has, too."""
@@ -268,6 +260,17 @@ class _Pairing:
             if grades[0] != grades[1]:
                 return "better" if grades[1] == _RIGHT else "worse"
         return "equal" if is_equal else "different"
+
+
+def _common(
+    index: FileIndex, other: CurrentLines, add: Callable[[Line | None], None]
+) -> Iterator[tuple[Place, Line | None]]:
+    """Yields the lines of rows that the other output has, too; adds each to the figures."""
+    for place in index.places():
+        if place.key in other:
+            line = read_line(place.line)
+            add(line)
+            yield place, line
 
 
 def _grade(line: Line) -> int:

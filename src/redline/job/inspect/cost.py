@@ -23,27 +23,18 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
     tariffs: Mapping[str, Mapping[str, Price]] = {}
 
 
-class Cost(msgspec.Struct, kw_only=True):
-    """The cost of an output's answers.
+class Cost:
+    """The cost of an output's answers, added up.
 
+    asked_model: the one that the job has named. is_free: no answer costs anything.
     picodollars: of `priced` answers. unpriced: answers by their model, which has no price.
     unstated: answers whose usage does not say how many tokens they took. Answers from the cache,
     and of servers inside the run, cost nothing and are in none of these.
     """
 
-    picodollars: int = 0
-    priced: int = 0
-    unpriced: dict[str, int] = {}
-    unstated: int = 0
-
-
-class Billing:
-    """The billing of one output's answers.
-
-    asked_model: the one that the job has named. is_free: no answer costs anything.
-    """
-
     def __init__(self, tariff: Tariff, asked_model: str | None, *, is_free: bool) -> None:
+        self.picodollars = self.priced = self.unstated = 0
+        self.unpriced: dict[str, int] = {}
         self._asked_model = asked_model
         self._is_free = is_free
         self._prices = Prices(tariff.own)
@@ -51,8 +42,8 @@ class Billing:
         models = {name: tariff.models.get(name, {}) for name in {*tariff.models, *tariff.tariffs}}
         self._own_prices = dict.fromkeys(models, Prices(tariff.own, models, tariff.tariffs))
 
-    def add(self, cost: Cost, line: Line) -> None:
-        """Adds an answer to the cost."""
+    def add(self, line: Line) -> None:
+        """Adds the cost of an answer."""
         endpoint = line.endpoint
         if self._is_free or line.cached or endpoint == _SIM or endpoint.startswith(_ENGINE):
             return
@@ -60,10 +51,10 @@ class Billing:
         price = prices.at(endpoint, line.model) or prices.at(endpoint, self._asked_model)
         usage = read_usage(line.usage, has_output=False)
         if price is None:
-            count_name(cost.unpriced, line.model or self._asked_model or "an unnamed model")
+            count_name(self.unpriced, line.model or self._asked_model or "an unnamed model")
         elif usage is None:
-            cost.unstated += 1
+            self.unstated += 1
         else:
             dearest = price.of(usage)
-            cost.picodollars += -(-dearest // BATCH_DIVISOR) if line.batched else dearest
-            cost.priced += 1
+            self.picodollars += -(-dearest // BATCH_DIVISOR) if line.batched else dearest
+            self.priced += 1

@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ class Place(NamedTuple):
     line: bytes
 
 
+@dataclass(eq=False)
 class FileIndex:
     """The lines of one file, in order, and which of them are current. Reads the file once.
 
@@ -53,24 +55,19 @@ class FileIndex:
     Memory: 30 to 60 bytes a line.
     """
 
-    def __init__(
-        self,
-        fd: int | None,
-        takes_later: Callable[[int, int], bool],
-        above: FileIndex | None = None,
-    ) -> None:
-        self._fd = fd
-        self._takes_later = takes_later
-        self._above = above
+    _fd: int | None
+    _takes_later: Callable[[int, int], bool]
+    _above: FileIndex | None = None
+
+    def __post_init__(self) -> None:
         self.keys = KeySet()
         # By line number: a mark of the line's content, and whether the line is current.
         self._marks = array("I")
         self._is_current = bytearray()
         self.current = self.repeated = self.outdated = self.damaged = self.contested = 0
         self.is_torn = False
-        if fd is not None:
-            for stretch in read_stretches(fd):
-                self._add(stretch)
+        for stretch in self._stretches():
+            self._add(stretch)
         self.current = self._is_current.count(1)
 
     @property
@@ -86,7 +83,7 @@ class FileIndex:
     def places(self) -> Iterator[Place]:
         """Yields the current lines, in the order of the file."""
         number = 0
-        for stretch in [] if self._fd is None else read_stretches(self._fd):
+        for stretch in self._stretches():
             last = number + len(stretch.lines)
             numbers, begins = range(number, last), stretch.offsets()
             # A line that is not sound has no key.
@@ -96,6 +93,9 @@ class FileIndex:
             number = last
             if number >= self.lines:
                 return
+
+    def _stretches(self) -> Iterable[Stretch]:
+        return () if self._fd is None else read_stretches(self._fd)
 
     def line_at(self, begin: int) -> bytes:
         """Returns the line that begins at this byte."""

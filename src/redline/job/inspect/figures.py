@@ -8,7 +8,7 @@ import msgspec
 
 from redline.apis import stated_tokens
 from redline.calls.cost import DOLLAR
-from redline.job.inspect.cost import Billing, Cost
+from redline.job.inspect.cost import Cost
 from redline.job.inspect.lines import Line
 from redline.job.inspect.names import OTHERS, count_name, known_or_others
 from redline.timeline import Spread
@@ -37,8 +37,7 @@ class Figures:
     of which only the row is known.
     """
 
-    def __init__(self, billing: Billing) -> None:
-        self._billing = billing
+    def __init__(self, cost: Cost) -> None:
         self.succeeded = self.failed = self.cut = self.unreadable = 0
         self.cached = self.batched = self.stated = self.unstated = 0
         self.input_tokens = self.output_tokens = 0
@@ -46,7 +45,7 @@ class Figures:
         self.errors: dict[tuple[str, int | None], Ending] = {}
         self.models: dict[str, int] = {}
         self.endpoints: dict[str, int] = {}
-        self.cost = Cost()
+        self.cost = cost
         self.latencies = Spread()
         self.verdicts: dict[str, int] = {}
         self.dropped: dict[str, int] = {}
@@ -63,10 +62,7 @@ class Figures:
             self.unreadable += 1
             return
         reason = known_or_others(self.reasons, line.reason)
-        ending = self.reasons.get(reason)
-        if ending is None:
-            ending = self.reasons[reason] = Ending(example=line.name)
-        ending.rows += 1
+        self.reasons.setdefault(reason, Ending(line.name)).rows += 1
         self.cut += line.is_cut
         self.cached += line.cached
         self.batched += line.batched
@@ -90,7 +86,7 @@ class Figures:
             read, written = stated_tokens(line.usage)
             self.input_tokens += read or 0
             self.output_tokens += written or 0
-        self._billing.add(self.cost, line)
+        self.cost.add(line)
 
     def add_failure(self, line: Line | None) -> None:
         """Adds a failure; None for one that cannot be read."""
@@ -100,11 +96,8 @@ class Figures:
             return
         kind = (line.error.kind, line.error.status)
         kind = kind if known_or_others(self.errors, kind) == kind else (OTHERS, None)
-        ending = self.errors.get(kind)
-        if ending is None:
-            message = line.error.message[:_LONGEST_MESSAGE]
-            ending = self.errors[kind] = Ending(example=line.name, message=message)
-        ending.rows += 1
+        ending = Ending(line.name, line.error.message[:_LONGEST_MESSAGE])
+        self.errors.setdefault(kind, ending).rows += 1
         if line.is_of_task:
             self._add_task(line)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.comparison import KINDS, Comparison, Pair
 from redline.job.inspect.lines import Line, input_text
 from redline.job.inspect.opening import Opened
@@ -50,7 +49,7 @@ def page_of(
     rows = {row["key"]: row for _, _, found in groups for row in found}
     for side in sides:
         without = (key for key, row in rows.items() if not row["asked"][0])
-        for key, data in rows_asked(side, without):
+        for key, data in side.rows_asked(without):
             rows[key].update(_asked(input_text(data)))
     return rendered(
         Path(__file__).with_name("page.html.jinja"),

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from redline.job.inspect.asked import rows_asked
 from redline.job.inspect.cost import Tariff
 from redline.job.inspect.current import CurrentLines, FileIndex, Place
 from redline.job.inspect.figures import Figures
@@ -50,7 +49,7 @@ class Found(NamedTuple):
 
 def figures_of(opened: Opened, tariff: Tariff) -> Figures:
     """Returns the figures of all rows. Blocks while it reads the current lines once."""
-    figures = Figures(opened.billing(tariff))
+    figures = Figures(opened.cost(tariff))
     for place in opened.lines.results.places():
         figures.add_result(read_line(place.line))
     for place in opened.lines.failures.places():
@@ -73,7 +72,7 @@ def select(opened: Opened, selection: Selection) -> Iterator[Found]:
         sample.offer(place.key, (place.key, index, place.begin))
     drawn = sample.items()
     keys = [key for key, *_ in drawn] if selection.adds_input else []
-    asked = {} if opened.settings.get("keep_input") else dict(rows_asked(opened, keys))
+    asked = {} if opened.settings.get("keep_input") else dict(opened.rows_asked(keys))
     for key, index, begin in drawn:
         data = index.line_at(begin)
         line = read_line(data)
@@ -120,15 +119,10 @@ def _of_row(index: FileIndex, row: str) -> Iterator[Place]:
         if not any(mark in place.line for mark in marks):
             continue
         line = read_line(place.line)
-        if line is None or _is_of_row(line, row, number):
+        if line is None or line.row == number or _is_named(line.custom_id or "", row):
             yield place
 
 
-def _is_of_row(line: Line, row: str, number: int | None) -> bool:
-    custom_id = line.custom_id or ""
-    return line.row == number or custom_id == row or _is_sample_of(custom_id, row)
-
-
-def _is_sample_of(name: str, row: str) -> bool:
-    base, hash_sign, number = name.rpartition("#")
-    return bool(hash_sign) and base == row and number.isdigit()
+def _is_named(custom_id: str, row: str) -> bool:
+    base, hash_sign, number = custom_id.rpartition("#")
+    return custom_id == row or (bool(hash_sign) and base == row and number.isdigit())

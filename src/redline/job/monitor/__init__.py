@@ -8,5 +8,5 @@ from redline.job.monitor.metrics import (
     families,
     gauge,
 )
-from redline.job.monitor.monitor import Monitor, Watch, watch_of
+from redline.job.monitor.monitor import Monitor, alerts_of
 from redline.job.monitor.webhook import Webhook

@@ -9,6 +9,7 @@ https://prometheus.io/docs/practices/naming/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -18,7 +19,7 @@ from redline.calls.client import label_of
 from redline.calls.cost import DOLLAR
 from redline.job.show import View
 from redline.observe import Cause, current, recent
-from redline.timeline import EndpointState, Sketch, Window
+from redline.timeline import Sketch, Window
 from redline.waist import Attempts, Health
 
 # From 10 ms to 600 s, the default timeout of an attempt.
@@ -26,8 +27,6 @@ BOUNDS_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0,
     30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
 )  # fmt: skip
-# Errors that are not the endpoint's.
-_CANCELLED = "cancelled"
 _STATES = (*(state.value for state in Health), "parked")
 Labels = Mapping[str, str]
 
@@ -91,18 +90,18 @@ def _parts(view: View) -> dict[str, Attempts]:
     return {job.endpoint.label if job.endpoint is not None else "": view.tally}
 
 
-def counter(
-    name: str, about: str, samples: Iterable[tuple[Labels, float]], unit: str | None = None
+def _family(
+    kind: Literal["counter", "gauge"],
+    name: str,
+    about: str,
+    samples: Iterable[tuple[Labels, float]],
+    unit: str | None = None,
 ) -> Family:
-    """Returns a metric that only grows."""
-    return Family(name=name, kind="counter", about=about, samples=list(samples), unit=unit)
+    return Family(name=name, kind=kind, about=about, samples=list(samples), unit=unit)
 
 
-def gauge(
-    name: str, about: str, samples: Iterable[tuple[Labels, float]], unit: str | None = None
-) -> Family:
-    """Returns a metric of the present state."""
-    return Family(name=name, kind="gauge", about=about, samples=list(samples), unit=unit)
+# Metrics that only grow, and of the present state.
+counter, gauge = partial(_family, "counter"), partial(_family, "gauge")
 
 
 def _kinds(of: Labels, values: Mapping[str, float]) -> list[tuple[Labels, float]]:
@@ -133,10 +132,10 @@ def _about_calls(seen: _Seen) -> Iterator[Family]:
         "redline_request_errors",
         "Failed attempts, by the kind of the error.",
         [
-            sample
+            ({**labels, "kind": kind}, count)
             for labels, part in named
-            for sample in _kinds(labels, part.errors)
-            if sample[0]["kind"] != _CANCELLED
+            for kind, count in part.errors.items()
+            if kind != "cancelled"
         ],
         "{request}",
     )
@@ -193,7 +192,11 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
     yield gauge(
         "redline_endpoint_state",
         "1 for the state of each of several endpoints, 0 for the others.",
-        _states(last.endpoints),
+        [
+            ({"endpoint": one.name, "kind": state}, float(one.state == state))
+            for one in last.endpoints
+            for state in _STATES
+        ],
         "",
     )
     yield gauge(
@@ -208,12 +211,6 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
         [({}, last.lag_s)],
         "s",
     )
-
-
-def _states(endpoints: Iterable[EndpointState]) -> Iterator[tuple[Labels, float]]:
-    for one in endpoints:
-        for state in _STATES:
-            yield {"endpoint": one.name, "kind": state}, float(one.state == state)
 
 
 def _about_rows(seen: _Seen) -> Iterator[Family]:

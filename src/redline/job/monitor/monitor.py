@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -16,59 +17,38 @@ from redline.job.show import View
 from redline.observe import Alert, Alerts
 from redline.timeline import Window, merged
 
-
-class Watch(msgspec.Struct, frozen=True):
-    """The watch of a run: its alerts, and where they go. webhook: None if no alert is sent."""
-
-    alerts: Alerts
-    webhook: Webhook | None
-
-    @property
-    def failure(self) -> str | None:
-        """The notifications that did not reach the webhook, and why; None if all did."""
-        return None if self.webhook is None else self.webhook.failure
-
-    @property
-    def waited_s(self) -> float:
-        """For how long the end of the run has waited for the webhook."""
-        return 0.0 if self.webhook is None else self.webhook.waited_s
+_NO_TIME = Window(begin_s=0.0, end_s=0.0)
 
 
-def watch_of(job: Job) -> Watch:
-    """Returns a watch for the rules of the job, none of which is breached yet."""
-    allowance, settings = job.allowance or Allowance(), job.alerts
+def alerts_of(job: Job) -> Alerts:
+    """Returns the alerts by the rules of the job, none of which is breached yet."""
+    allowance = job.allowance or Allowance()
     picodollars = allowance.picodollars
-    alerts = Alerts(
-        settings.rules,
+    return Alerts(
+        job.alerts.rules,
         budget_usd=None if picodollars is None else picodollars / DOLLAR,
         budget_tokens=allowance.tokens,
     )
-    return Watch(alerts, Webhook(settings.webhook) if settings.webhook else None)
 
 
+@dataclass
 class Monitor:
     """Follows one run. listener: is notified when an alert changes, as the webhook is.
 
-    on_figures: gets the metrics of the run when a window has ended.
+    webhook: None if no alert is sent. on_figures: gets the metrics of the run when a window has
+    ended.
     """
 
-    def __init__(
-        self,
-        view: View,
-        watch: Watch,
-        listener: Listener,
-        on_figures: Callable[[list[Family]], None] | None = None,
-    ) -> None:
-        self._view = view
-        self._alerts, self._webhook = watch.alerts, watch.webhook
-        self._listener = listener
-        self._on_figures = on_figures
-        self._whole = Window(begin_s=0.0, end_s=0.0)
+    _view: View
+    _webhook: Webhook | None
+    _listener: Listener
+    _on_figures: Callable[[list[Family]], None] | None
+    _whole: Window = _NO_TIME
 
     def note(self, window: Window) -> None:
         """Takes a window of the run that has ended."""
         self._whole = merged([self._whole, window])
-        self._notify(self._alerts.note(self._view.sampler.windows))
+        self._notify(self._view.alerts.note(self._view.sampler.windows))
         if self._on_figures is not None:
             self._on_figures(self.families())
 
@@ -79,23 +59,14 @@ class Monitor:
     async def finish(self) -> None:
         """Ends the alerts, and gives the webhook a moment to send what is in transit."""
         windows = self._view.sampler.windows
-        self._notify(self._alerts.end(windows[-1].end_s if windows else 0.0))
+        self._notify(self._view.alerts.end(windows[-1].end_s if windows else 0.0))
         if self._webhook is not None:
             await self._webhook.aclose()
 
     def _notify(self, changed: list[Alert]) -> None:
         for alert in changed:
-            event = AlertChanged(
-                at_s=SYSTEM.now_s(),
-                rule=alert.rule,
-                number=alert.number,
-                state=alert.state,
-                value=alert.value,
-                threshold=alert.threshold,
-                what=alert.what,
-                advice=alert.advice,
-            )
-            self._listener.on_event(event)
+            event = msgspec.convert(alert, AlertChanged, from_attributes=True)
+            self._listener.on_event(msgspec.structs.replace(event, at_s=SYSTEM.now_s()))
             if self._webhook is not None:
                 self._webhook.put(self._body(alert))
 

@@ -87,7 +87,11 @@ class Webhook:
     async def _send_all(self) -> None:
         try:
             if self._backend is None:
-                self._backend = self._opened()
+                timeouts = Timeouts(
+                    connect_s=TIMEOUT_S, first_byte_s=TIMEOUT_S, attempt_s=TIMEOUT_S
+                )
+                endpoint = Endpoint(base_url=f"{self._origin}/v1", timeouts=timeouts)
+                self._backend = HttpBackend(endpoint, clock=self._clock)
             while self._waiting:
                 body = self._waiting[0]
                 reason = await self._send(self._backend, body)
@@ -100,12 +104,6 @@ class Webhook:
             self._reason = error.what
         finally:
             self._task = None
-
-    def _opened(self) -> HttpBackend:
-        """Returns a backend for the webhook."""
-        timeouts = Timeouts(connect_s=TIMEOUT_S, first_byte_s=TIMEOUT_S, attempt_s=TIMEOUT_S)
-        endpoint = Endpoint(base_url=f"{self._origin}/v1", timeouts=timeouts)
-        return HttpBackend(endpoint, clock=self._clock)
 
     async def _send(self, backend: HttpBackend, body: dict[str, Any]) -> str | None:
         """Sends a notification; returns None once it is taken, otherwise why it was given up."""

@@ -7,17 +7,20 @@ its attempts. Neither contains the texts of prompts and answers.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from random import random
 from typing import Any
 
 import msgspec
 
+from redline.clock import Clock
+from redline.errors import RedlineError
 from redline.job.otel import names
 from redline.job.otel.measures import Attributes, Measure, Meter
 from redline.job.otel.names import Place, operation_of
 from redline.waist import Attempt, Backend, Call, Load, Outcome, Reply, Request, Sink
 
-# Servers name models, and rows name paths: beyond this number, they share a series.
+# Servers name models: beyond this number, they share a series.
 MOST_SERIES = 200
 _LONGEST_TEXT = 128
 _MOST_REASONS = 8
@@ -49,6 +52,10 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
 
+# Operation, endpoint, kind of the error, and the model that has answered.
+_Key = tuple[str, str, str | None, str | None]
+
+
 class _Series(msgspec.Struct, frozen=True):
     """The measures of attempts with the same operation, endpoint, error and model."""
 
@@ -58,11 +65,11 @@ class _Series(msgspec.Struct, frozen=True):
     output_tokens: Measure
 
 
+@dataclass
 class _Around:
     """The base of backends around another one."""
 
-    def __init__(self, inner: Backend) -> None:
-        self._inner = inner
+    _inner: Backend
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return self._inner.load(now_s, request)
@@ -71,14 +78,13 @@ class _Around:
         await self._inner.aclose()
 
 
+@dataclass
 class Measured(_Around):
     """Measures the attempts of a backend. inner: each `send` of it is one attempt."""
 
-    def __init__(self, inner: Backend, meter: Meter, origin: Origin) -> None:
-        super().__init__(inner)
-        self._meter = meter
-        self._origin = origin
-        self._series: dict[tuple[str, str, str | None, str | None], _Series] = {}
+    _meter: Meter
+    _origin: Origin
+    _series: dict[_Key, _Series] = field(default_factory=dict)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome = await self._inner.send(request, call, sink)
@@ -90,32 +96,26 @@ class Measured(_Around):
             reply = outcome.reply if error is None else None
             kind = None if error is None else error.kind
             model = None if reply is None else reply.model
-            key = request.url, attempt.endpoint, kind, model
+            operation = self._origin.operation(request.url, attempt.endpoint)
+            key = operation, attempt.endpoint, kind, model
             series = self._series.get(key) or self._new(key)
-            series.duration.add(attempt.complete_s - sent_s)
+            series.duration(attempt.complete_s - sent_s)
             if attempt.first_token_s is not None:
-                series.first_chunk.add(attempt.first_token_s - sent_s)
+                series.first_chunk(attempt.first_token_s - sent_s)
             if reply is not None:
                 if reply.input_tokens is not None:
-                    series.input_tokens.add(reply.input_tokens)
+                    series.input_tokens(reply.input_tokens)
                 if reply.output_tokens is not None:
-                    series.output_tokens.add(reply.output_tokens)
+                    series.output_tokens(reply.output_tokens)
         return outcome
 
-    def _new(self, key: tuple[str, str, str | None, str | None]) -> _Series:
-        url, endpoint, kind, model = key
-        operation = self._origin.operation(url, endpoint)
-        # Paths of one operation share a series.
-        shared = operation, endpoint, kind, model
+    def _new(self, key: _Key) -> _Series:
+        """Makes the series of the key; beyond MOST_SERIES, models share one."""
         if len(self._series) >= MOST_SERIES:
-            shared = operation, endpoint, kind, None
-        series = self._series.get(shared)
-        if series is None:
-            series = self._made(*shared)
-            self._series[shared] = series
-        if len(self._series) < MOST_SERIES:
-            self._series[key] = series
-        return series
+            key = (*key[:3], None)
+        if key not in self._series:
+            self._series[key] = self._made(*key)
+        return self._series[key]
 
     def _made(self, operation: str, endpoint: str, kind: str | None, model: str | None) -> _Series:
         common: dict[str, str | int] = self._origin.attributes(operation, endpoint)
@@ -131,21 +131,16 @@ class Measured(_Around):
         )
 
 
+@dataclass
 class Spans:
     """Makes spans of calls. tracing: the module `opentelemetry.trace`. parent: context of spans."""
 
-    def __init__(self, tracing: Any, tracer: Any, parent: Any, origin: Origin) -> None:
-        self._kind = tracing.SpanKind.CLIENT
-        self._error = tracing.Status(tracing.StatusCode.ERROR)
-        self._tracer = tracer
-        self._parent = parent
-        self._origin = origin
-        self._offset_s = 0.0
-        self.ended = 0
-
-    def set_offset(self, offset_s: float) -> None:
-        """Sets the difference between seconds since 1970 and the monotonic clock, in seconds."""
-        self._offset_s = offset_s
+    _tracing: Any
+    _tracer: Any
+    _parent: Any
+    _origin: Origin
+    _clock: Clock
+    ended: int = 0
 
     def add(self, request: Request, outcome: Outcome) -> None:
         """Records the span of an ended call; nothing for a call without an attempt."""
@@ -153,56 +148,57 @@ class Spans:
         if not tried:
             return
         first, last = tried[0], tried[-1]
+        since_1970_s = self._clock.wall_s() - self._clock.now_s()
+
+        def ns(at_s: float) -> int:
+            return int((at_s + since_1970_s) * _NS)
+
         body = request.body
         fields: dict[str, Any] = body if isinstance(body, dict) else {}
         model = fields.get("model", self._origin.model)
         model = model[:_LONGEST_TEXT] if isinstance(model, str) else ""
         operation = self._origin.operation(request.url, last.endpoint)
-        attributes: dict[str, Any] = self._origin.attributes(operation, last.endpoint)
+        marks = (first.queued_s, first.eligible_s, first.sent_s)
+        began_s = next((mark for mark in marks if mark is not None), first.complete_s)
+        start_s = began_s if first.sent_s is None else first.sent_s
+        attributes: dict[str, Any] = {
+            **self._origin.attributes(operation, last.endpoint),
+            names.ENDPOINT: last.endpoint,
+            names.ATTEMPTS: outcome.attempts,
+            names.WAITED: start_s - began_s,
+            **_asked(fields),
+        }
         if model:
             attributes[names.REQUEST_MODEL] = model
-        began_s = _began_s(first)
-        start_s = began_s if first.sent_s is None else first.sent_s
-        attributes[names.ENDPOINT] = last.endpoint
-        attributes[names.ATTEMPTS] = outcome.attempts
-        attributes[names.WAITED] = start_s - began_s
-        attributes |= _asked(fields)
         if outcome.reply is not None:
             attributes |= _answered(outcome.reply, last)
         span = self._tracer.start_span(
             f"{operation} {model}".rstrip(),
             context=self._parent,
-            kind=self._kind,
+            kind=self._tracing.SpanKind.CLIENT,
             attributes=attributes,
-            start_time=self._ns(start_s),
+            start_time=ns(start_s),
         )
         if not span.is_recording():
             return
-        number = outcome.attempts - len(tried)
-        for attempt in tried:
-            number += 1
+        for number, attempt in enumerate(tried, 1 + outcome.attempts - len(tried)):
             if attempt.error is not None:
-                span.add_event(
-                    names.ATTEMPT_FAILED, _failed(attempt, number), self._ns(attempt.complete_s)
-                )
+                failed = _failed(attempt, attempt.error, number)
+                span.add_event(names.ATTEMPT_FAILED, failed, ns(attempt.complete_s))
         if outcome.error is not None:
             span.set_attribute(names.ERROR_TYPE, outcome.error.kind)
             # Without the error's text, which may quote a prompt or an answer.
-            span.set_status(self._error)
+            span.set_status(self._tracing.Status(self._tracing.StatusCode.ERROR))
         self.ended += 1
-        span.end(self._ns(last.complete_s))
-
-    def _ns(self, at_s: float) -> int:
-        return int((at_s + self._offset_s) * _NS)
+        span.end(ns(last.complete_s))
 
 
+@dataclass
 class Traced(_Around):
     """A backend that makes spans of some calls. share: of the calls, above 0 and up to 1."""
 
-    def __init__(self, inner: Backend, spans: Spans, share: float) -> None:
-        super().__init__(inner)
-        self._spans = spans
-        self._share = share
+    _spans: Spans
+    _share: float
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         outcome = await self._inner.send(request, call, sink)
@@ -211,17 +207,11 @@ class Traced(_Around):
         return outcome
 
 
-def _began_s(attempt: Attempt) -> float:
-    """Returns the attempt's first mark, in seconds."""
-    marks = (attempt.queued_s, attempt.eligible_s, attempt.sent_s)
-    return next((mark for mark in marks if mark is not None), attempt.complete_s)
-
-
 def _asked(fields: Mapping[str, Any]) -> dict[str, float]:
     """Returns the numeric parameters of a request, by attribute name."""
     found = {}
-    for field, name in names.REQUEST_FIELDS.items():
-        value = fields.get(field)
+    for parameter, name in names.REQUEST_FIELDS.items():
+        value = fields.get(parameter)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             found[name] = value
     return found
@@ -243,10 +233,8 @@ def _answered(reply: Reply, attempt: Attempt) -> dict[str, Any]:
     return found
 
 
-def _failed(attempt: Attempt, number: int) -> dict[str, Any]:
+def _failed(attempt: Attempt, error: RedlineError, number: int) -> dict[str, Any]:
     """Returns the attributes of a failed attempt's event."""
-    error = attempt.error
-    assert error is not None
     found: dict[str, Any] = {
         names.ERROR_TYPE: error.kind,
         names.ATTEMPT_NUMBER: number,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -33,7 +34,7 @@ class Reach:
     """The state of the receiver; exporter threads write it, and the event loop reads it.
 
     host: of the last request. reason: why the last failed request failed. outages: their number so
-    far.
+    far. outage: why the present one began, None if there is none. back_s: when the last one ended.
     """
 
     def __init__(self) -> None:
@@ -43,7 +44,8 @@ class Reach:
         self._lock = threading.Lock()
         # The time since which each signal fails, by the path of its requests.
         self._failing: dict[str, float] = {}
-        self._is_told = False
+        self.outage: str | None = None
+        self.back_s = -math.inf
 
     def begin(self, url: str) -> None:
         """Notes that a request to `url` is being sent."""
@@ -59,22 +61,15 @@ class Reach:
             self.reason = reason
             self._failing.setdefault(path, SYSTEM.now_s())
 
-    def look(self, now_s: float) -> bool | None:
-        """Returns True if an outage has begun since the last call, False if one is over.
-
-        Otherwise None.
-        """
+    def look(self, now_s: float) -> None:
+        """Notes whether an outage has begun, or is over."""
         with self._lock:
             since_s = min(self._failing.values(), default=math.inf)
-            is_out = now_s - since_s >= LEAST_OUTAGE_S
-            if is_out and not self._is_told:
-                self._is_told = True
+            if self.outage is None and now_s - since_s >= LEAST_OUTAGE_S:
+                self.outage = self.reason
                 self.outages += 1
-                return True
-            if self._is_told and not self._failing:
-                self._is_told = False
-                return False
-            return None
+            elif self.outage is not None and not self._failing:
+                self.outage, self.back_s = None, now_s
 
 
 def session_of(reach: Reach) -> Any:
@@ -98,14 +93,14 @@ def session_of(reach: Reach) -> Any:
     return type("ReachSession", (sessions,), {"request": request})()
 
 
+@dataclass
 class CountedSpans:
     """A span exporter that counts the spans which the exporter inside has delivered."""
 
-    def __init__(self, inner: Any, success: Any) -> None:
-        self._inner = inner
-        self._success = success
-        self._is_shut = False
-        self.delivered = 0
+    _inner: Any
+    _success: Any
+    _is_shut: bool = False
+    delivered: int = 0
 
     def export(self, spans: Sequence[Any]) -> Any:
         result = self._inner.export(spans)

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -22,11 +23,12 @@ from redline.sources import extra
 
 Attributes = Mapping[str, str | int]
 
+# A counter, by name and labels.
+_Counter = tuple[str, frozenset[tuple[str, str]]]
 
-class Measure(Protocol):
-    """Records the values of one series."""
 
-    def add(self, value: float) -> None: ...
+# Records a value of one series.
+Measure = Callable[[float], None]
 
 
 class Meter(Protocol):
@@ -66,7 +68,7 @@ class _State(msgspec.Struct, frozen=True):
 
     at_ns: int
     histograms: dict[int, tuple[list[int], float]] = {}
-    counters: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+    counters: dict[_Counter, float] = {}
 
 
 class Aggregated:
@@ -89,7 +91,7 @@ class Aggregated:
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
         histogram = Histogram(name, attributes)
         self._histograms.append(histogram)
-        return histogram
+        return histogram.add
 
     def note(self, families: Iterable[Family]) -> None:
         self._families = _exported(families)
@@ -97,7 +99,7 @@ class Aggregated:
     def read(self, now_ns: int) -> Any:
         """Returns the present state as the SDK's MetricsData."""
         sdk = self._sdk
-        self._read = _State(now_ns, {}, {})
+        self._read = _State(now_ns)
         metrics = [*self._of_histograms(now_ns), *self._of_families(now_ns)]
         scoped = sdk.ScopeMetrics(scope=self._scope, metrics=metrics, schema_url="")
         whole = sdk.ResourceMetrics(
@@ -196,10 +198,10 @@ class Passed:
             for name in HISTOGRAMS
         }
         self._numbers: dict[str, Any] = {}
-        self._counted: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self._counted: dict[_Counter, float] = {}
 
     def measure(self, name: HistogramName, attributes: Attributes) -> Measure:
-        return _Recorded(self._histograms[name.name], attributes)
+        return partial(self._histograms[name.name].record, attributes=attributes)
 
     def note(self, families: Iterable[Family]) -> None:
         for family in _exported(families):
@@ -222,17 +224,6 @@ class Passed:
                 exported_name(family), unit=family.unit, description=family.about
             )
         return self._numbers[family.name]
-
-
-class _Recorded:
-    """A series of an instrument."""
-
-    def __init__(self, instrument: Any, attributes: Attributes) -> None:
-        self._record = instrument.record
-        self._attributes = attributes
-
-    def add(self, value: float) -> None:
-        self._record(value, self._attributes)
 
 
 def _exported(families: Iterable[Family]) -> list[Family]:

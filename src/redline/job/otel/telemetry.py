@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import socket
 from collections.abc import Iterable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 from redline._version import __version__
@@ -71,12 +71,8 @@ class SpanExport:
         # The shutdown is bounded here: at the end of the process it would wait for half a minute.
         self._provider = tracing.TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(exports.BatchSpanProcessor(exporter))
-        self._exporter = exporter
+        self.exporter = exporter
         self.tracer = self._provider.get_tracer(names.SCOPE, __version__)
-
-    @property
-    def delivered(self) -> int:
-        return self._exporter.delivered
 
     async def finish(self, until_s: float) -> bool:
         """Sends the remaining spans until `until_s`; returns whether that ended in time."""
@@ -88,23 +84,24 @@ class SpanExport:
 
     def give_up(self) -> None:
         """Ends a `finish` that is still in progress."""
-        self._exporter.shutdown()
+        self.exporter.shutdown()
 
 
+@dataclass
 class MetricExport:
     """Exports metrics every `every_s` seconds, in a thread. Only the newest state is sent."""
 
-    def __init__(self, exporter: Any, meter: Aggregated, every_s: float, clock: Clock) -> None:
-        self._exporter = exporter
+    _exporter: Any
+    _meter: Aggregated
+    _every_s: float
+    _clock: Clock
+    _exporting: Future[bool] | None = None
+    is_lost: bool = False
+
+    def __post_init__(self) -> None:
         self._success = module("sdk.metrics.export").MetricExportResult.SUCCESS
-        self._meter = meter
-        self._every_s = every_s
-        self._clock = clock
-        self._due_s = clock.now_s() + every_s
+        self._due_s = self._clock.now_s() + self._every_s
         self._threads = DaemonThreads(1, "redline-otel")
-        self._exporting: Future[bool] | None = None
-        self._is_taken = False
-        self.is_lost = False
 
     def look(self, now_s: float) -> None:
         """Starts an export if it is due, unless one is in progress."""
@@ -122,8 +119,10 @@ class MetricExport:
             await _ended(self._exporting, until_s)
         if not self._is_free():
             return False
-        has_ended = await _ended(self._export(), until_s)
-        self.is_lost = not (self._is_free() and self._is_taken)
+        last = self._export()
+        has_ended = await _ended(last, until_s)
+        # A defect of the library must not reach the job.
+        self.is_lost = not (last.done() and last.exception() is None and last.result())
         return has_ended
 
     def give_up(self) -> None:
@@ -137,20 +136,14 @@ class MetricExport:
         return self._exporting
 
     def _send(self, data: Any) -> bool:
-        return bool(self._exporter.export(data) is self._success)
+        is_taken = self._exporter.export(data) is self._success
+        if is_taken:
+            self._meter.exported()
+        return is_taken
 
     def _is_free(self) -> bool:
-        """Whether no export is in progress; notes the result of the one that has ended."""
-        if self._exporting is None:
-            return True
-        if not self._exporting.done():
-            return False
-        # A defect of the library must not reach the job.
-        self._is_taken = self._exporting.exception() is None and self._exporting.result()
-        if self._is_taken:
-            self._meter.exported()
-        self._exporting = None
-        return True
+        """Whether no export is in progress."""
+        return self._exporting is None or self._exporting.done()
 
 
 class Telemetry:
@@ -165,8 +158,6 @@ class Telemetry:
         self._settings = settings
         self._clock = clock
         self._reach = Reach()
-        self._notices: dict[str, str] = {}
-        self._shown_until_s = math.inf
         self._is_late = self._has_begun = False
         self.waited_s = 0.0
         places = {endpoint.label: names.place_of(endpoint.base_url) for endpoint in job.endpoints}
@@ -176,7 +167,6 @@ class Telemetry:
         self._spans = self._opened_spans(resource) if settings.sample else None
         self._metric_export: MetricExport | None = None
         self._meter = self._opened_meter(resource)
-        self._set_offset()
 
     def measured(self, inner: Backend) -> Backend:
         """Returns a backend that measures the attempts of `inner`, each `send` of which is one."""
@@ -194,43 +184,41 @@ class Telemetry:
     @property
     def notices(self) -> dict[str, str]:
         """A notice that the receiver is out of reach, or is back."""
-        return self._notices if self._clock.now_s() < self._shown_until_s else {}
+        reach = self._reach
+        kind, who = f"{TELEMETRY}{reach.outages}", f"OpenTelemetry{self._where}"
+        if reach.outages > _MOST_TOLD:
+            return {}
+        if reach.outage is not None:
+            return {kind: f"{who} is out of reach: {reach.outage}; the job continues without it"}
+        if self._clock.now_s() < reach.back_s + _BACK_S:
+            return {f"{kind} is over": f"{who} takes data again"}
+        return {}
 
     @property
     def failure(self) -> str | None:
         """After `aclose`: the data that did not arrive, and why; None if all did."""
         lost = []
         if self._span_export is not None and self._spans is not None:
-            missing = self._spans.ended - self._span_export.delivered
+            missing = self._spans.ended - self._span_export.exporter.delivered
             if missing > 0:
                 lost.append(f"{missing:,} of {counted(self._spans.ended, 'span')}")
         if self._metric_export is not None and self._metric_export.is_lost:
             lost.append("the last metrics")
         if not lost:
             return None
-        return (
-            f"{' and '.join(lost)} did not reach OpenTelemetry{self._where}: "
-            f"{self._reach.reason or self._why}"
-        )
-
-    @property
-    def _why(self) -> str:
-        """The reason why data did not arrive although no request has failed."""
-        if self._is_late:
-            return f"no answer within {LAST_S:g} s of the job's end"
-        return "there was too much to send"
+        why = self._reach.reason or "there was too much to send"
+        if self._is_late and not self._reach.reason:
+            why = f"no answer within {LAST_S:g} s of the job's end"
+        return f"{' and '.join(lost)} did not reach OpenTelemetry{self._where}: {why}"
 
     def note(self, families: Iterable[Family]) -> None:
         """Records the job's present figures, and exports when due; called once a second."""
         self._has_begun = True
-        self._set_offset()
         self._meter.note(families)
         now_s = self._clock.now_s()
         if self._metric_export is not None:
             self._metric_export.look(now_s)
-        is_out = self._reach.look(now_s)
-        if is_out is not None:
-            self._tell(now_s, is_out=is_out)
+        self._reach.look(now_s)
 
     async def aclose(self) -> None:
         """Waits up to LAST_S for data in transit; then abandons the rest."""
@@ -247,27 +235,9 @@ class Telemetry:
             for export in exports:
                 export.give_up()
 
-    def _set_offset(self) -> None:
-        if self._spans is not None:
-            self._spans.set_offset(self._clock.wall_s() - self._clock.now_s())
-
     @property
     def _where(self) -> str:
         return f" at {self._reach.host}" if self._reach.host else ""
-
-    def _tell(self, now_s: float, *, is_out: bool) -> None:
-        """Sets the notice that an outage has begun, or is over."""
-        outages = self._reach.outages
-        if outages > _MOST_TOLD:
-            self._notices = {}
-        elif is_out:
-            text = f"is out of reach: {self._reach.reason}; the job continues without it"
-            self._notices = {f"{TELEMETRY}{outages}": f"OpenTelemetry{self._where} {text}"}
-            self._shown_until_s = math.inf
-        else:
-            text = f"OpenTelemetry{self._where} takes data again"
-            self._notices = {f"{TELEMETRY}{outages} is over": text}
-            self._shown_until_s = now_s + _BACK_S
 
     def _opened_spans(self, resource: Any) -> Spans:
         tracing = module("trace")
@@ -280,7 +250,7 @@ class Telemetry:
             exporter = span_exporter(self._settings, self._reach)
             self._span_export = SpanExport(exporter, resource)
             tracer, parent = self._span_export.tracer, module("context").Context()
-        return Spans(tracing, tracer, parent, self._origin)
+        return Spans(tracing, tracer, parent, self._origin, self._clock)
 
     def _opened_meter(self, resource: Any) -> Meter:
         metrics = module("metrics")

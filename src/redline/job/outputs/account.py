@@ -46,7 +46,7 @@ class AccountFile:
         except OSError as error:
             raise JournalError(f"cannot open {self.path}: {error.strerror}") from error
         try:
-            self.spent = self._read()
+            self.spent = _amount(os.pread(self._fd, _LINE_BYTES + 1, 0), self.path)
         except BaseException:
             os.close(self._fd)
             raise
@@ -70,9 +70,6 @@ class AccountFile:
             self.sync()
         finally:
             os.close(self._fd)
-
-    def _read(self) -> Amount:
-        return _amount(os.pread(self._fd, _LINE_BYTES + 1, 0), self.path)
 
 
 def path_of(output: Output) -> Path:

@@ -20,9 +20,9 @@ import hashlib
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from enum import Enum, auto
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -36,12 +36,8 @@ from redline.store import Found, ObjectStore, ObjectUrl, StoreError, store_of
 _RANGE_BYTES = 8 * 1024 * 1024
 
 
-class _Relation(Enum):
-    """The relation of a file and its object: which of them contains all of the other."""
-
-    FILE_HAS_ALL = auto()
-    OBJECT_HAS_ALL = auto()
-    NEITHER = auto()
+# The relation of a file and its object.
+_Relation = Literal["file has all", "object has all", "neither"]
 
 
 class _Seen(msgspec.Struct):
@@ -146,7 +142,7 @@ class Mirror:
         content.
         """
         found = self._store.find(self._url(path))
-        if self._is_seen(path, found) or self._relation(path, found) is _Relation.FILE_HAS_ALL:
+        if self._is_seen(path, found) or self._relation(path, found) == "file has all":
             return found
         raise StoreError(self._url(path), "changed", "something else has changed it")
 
@@ -187,12 +183,12 @@ class Mirror:
         last seen: it is then kept aside.
         """
         relation = self._relation(path, found)
-        if found is None or relation is _Relation.FILE_HAS_ALL:
+        if found is None or relation == "file has all":
             if found is not None and not self._is_seen(path, found):
                 # The object is not read again; without a digest of the file, it is uploaded.
                 self._state.seen[path.name] = _Seen(found, "")
             return False
-        if relation is _Relation.NEITHER:
+        if relation == "neither":
             seen = self._state.seen.get(path.name)
             if seen is None or seen.digest != _digest(path):
                 raise self._refusal(ConfigError)
@@ -204,19 +200,19 @@ class Mirror:
     def _relation(self, path: Path, found: Found | None) -> _Relation:
         """Returns the relation; reads both as far as they are equal, if it must."""
         if found is None:
-            return _Relation.FILE_HAS_ALL
+            return "file has all"
         if not path.exists():
-            return _Relation.OBJECT_HAS_ALL
+            return "object has all"
         if self._is_seen(path, found):
-            return _Relation.FILE_HAS_ALL
+            return "file has all"
         with path.open("rb") as file:
             for data in _ranges(self._store, self._url(path)):
                 mine = file.read(len(data))
                 if not data.startswith(mine):
-                    return _Relation.NEITHER
+                    return "neither"
                 if len(mine) < len(data):
-                    return _Relation.OBJECT_HAS_ALL
-        return _Relation.FILE_HAS_ALL
+                    return "object has all"
+        return "file has all"
 
     def _is_seen(self, path: Path, found: Found | None) -> bool:
         """Whether the object is as it was when it was last uploaded or fetched."""
@@ -235,15 +231,17 @@ class Mirror:
             asides = [self.url.beside(name) for name in (results, names_of(results).failed)]
             if all(self._store.find(aside) is None for aside in asides):
                 break
-        urls = [self._url(path) for path in _files(self.output)]
-        found = [self._store.find(url) for url in urls]
+        urls = map(self._url, _files(self.output))
+        pairs = [
+            (url, aside, self._store.find(url)) for url, aside in zip(urls, asides, strict=True)
+        ]
         # Both are copied before one is removed, so that no death on the way loses any.
-        for url, aside, there in zip(urls, asides, found, strict=True):
-            if there is not None:
+        for url, aside, found in pairs:
+            if found is not None:
                 self._store.copy(url, aside)
-        for url, there in zip(urls, found, strict=True):
-            if there is not None:
-                self._store.remove(url, there)
+        for url, _, found in pairs:
+            if found is not None:
+                self._store.remove(url, found)
         self._state.seen.clear()
         self._save()
 

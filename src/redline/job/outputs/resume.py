@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
 from redline.errors import ConfigError, JournalError
 from redline.job.settings import Job, Remembering
+from redline.job.work import Acknowledge
 from redline.journal import (
-    Brief,
     Journal,
     Manifest,
     Output,
@@ -26,9 +25,7 @@ from redline.sources import opened_source
 from redline.store import local_path, url_of
 
 
-def open_journal(
-    job: Job, output: Output, acknowledge: Callable[[list[Brief]], None]
-) -> tuple[Journal, Manifest]:
+def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Journal, Manifest]:
     """Returns the journal of `output`, ready to continue, and its manifest. Blocks while it reads.
 
     The caller holds the lock. Raises ConfigError if the file is not redline's or was begun with
@@ -110,10 +107,10 @@ def another_input(job: Job, output: Output) -> str | None:
     is_sending = not (job.force or job.retry_failed)
     if is_sending and _has_no_row_of(job, output):
         raise ConfigError(
-            f"{output.name} was made from {_near(old.input)}, and has no row of {_near(now)}",
+            f"{output.name} was made from {near(old.input)}, and has no row of {near(now)}",
             hint="choose another -o, or add these rows to it with --force",
         )
-    return _near(old.input)
+    return near(old.input)
 
 
 def _has_no_row_of(job: Job, output: Output) -> bool:
@@ -135,9 +132,9 @@ def _has_no_row_of(job: Job, output: Output) -> bool:
     return True
 
 
-def _near(path: str) -> str:
-    """Returns the path, relative to the current folder if it is in that."""
-    short = os.path.relpath(path) if "://" not in path else path
+def near(path: str) -> str:
+    """Returns the path as a person in this folder would write it; URLs and no path unchanged."""
+    short = os.path.relpath(path) if path and "://" not in path else path
     return path if short.startswith("..") else short
 
 

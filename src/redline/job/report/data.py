@@ -7,8 +7,7 @@ from typing import Any
 
 import msgspec
 
-from redline.job.report.failed_rows import FailedKind, shown
-from redline.job.report.reading import JobFiles
+from redline.job.report.reading import FailedKind, JobFiles, shown
 from redline.job.report.series import (
     MOST_POINTS,
     Series,
@@ -78,6 +77,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     first_token_p50_s: float | None = None
     most_in_flight: float = 0.0
     spent_usd: float | None = None
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
 
 
 class RunLine(msgspec.Struct, frozen=True, kw_only=True):

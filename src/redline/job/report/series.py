@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
@@ -144,10 +145,9 @@ def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
 
 def _longest(found: Sequence[Binding]) -> Binding:
     """Returns the cause that bound for most of the time, as in its longest window."""
-    spans: dict[tuple[object, str], float] = {}
+    spans = defaultdict[tuple[object, str], float](float)
     for one in found:
-        name = (one.cause, one.what)
-        spans[name] = spans.get(name, 0.0) + one.span_s
+        spans[one.cause, one.what] += one.span_s
     most = max(spans, key=spans.__getitem__)
     return max((one for one in found if (one.cause, one.what) == most), key=lambda one: one.span_s)
 

@@ -26,13 +26,14 @@ def svg_of(report: JobReport) -> str:
     band_y = _TOP + 2 * _PANEL + 2 * _GAP - 14
     axis_y = band_y + _BAND + 20
     height = axis_y + 40 + _LEGEND_LINE * max(1, len(report.shares[:_MOST_SHARES]))
+    subtitle = f"{report.name}: {state_text(report)}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
         f'width="{_WIDTH}" height="{height}" role="img" aria-label="{_text(headline(report))}">',
         f"<style>{_style()}</style>",
         f'<rect class="background" width="{_WIDTH}" height="{height}"/>',
         f'<text x="24" y="34" class="title">{_text(headline(report), _LONGEST_TITLE)}</text>',
-        f'<text x="24" y="56" class="quiet">{_text(_subtitle(report), _LONGEST_TITLE)}</text>',
+        f'<text x="24" y="56" class="quiet">{_text(subtitle, _LONGEST_TITLE)}</text>',
     ]
     if not report.series.begin_s:
         parts.append(f'<text x="24" y="{_TOP + 40}">no window was recorded</text></svg>')
@@ -45,10 +46,6 @@ def svg_of(report: JobReport) -> str:
     parts += _axis(end_s, axis_y)
     parts += _legend(report, axis_y + 40)
     return "\n".join([*parts, "</svg>"]) + "\n"
-
-
-def _subtitle(report: JobReport) -> str:
-    return f"{report.name}: {state_text(report)}"
 
 
 def _text(text: str, longest: int = 400) -> str:

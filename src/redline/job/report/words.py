@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from redline.calls.cost import DOLLAR, dollars_text
+import msgspec
+
 from redline.job.report.data import Figures, JobReport, RunLine
-from redline.job.show import InputCounts
+from redline.job.show import InputCounts, usd_text
 from redline.observe import Cause, advice
 from redline.process import counted, duration
 
@@ -76,45 +77,13 @@ def rate(value: float) -> str:
     return f"{value:.3g}" if value < 99.95 else f"{value:,.0f}"
 
 
-def money(usd: float) -> str:
-    return dollars_text(round(usd * DOLLAR))
-
-
 def rows_text(figures: Figures) -> str:
     """Returns a text like `20,000 rows: 2,779 done, 3 failed, 17,218 left`."""
-    return InputCounts(
-        rows=figures.rows,
-        done=figures.done,
-        failed=figures.failed,
-        is_exact=figures.is_exact,
-        untried=figures.untried,
-    ).text()
+    return msgspec.convert(figures, InputCounts, from_attributes=True).text()
 
 
-def _cost(figures: Figures) -> str:
-    return "unknown" if figures.spent_usd is None else money(figures.spent_usd)
-
-
-def _cost_of_rows(figures: Figures) -> str:
-    if figures.spent_usd is None or not figures.done:
-        return "-"
-    return money(1000 * figures.spent_usd / figures.done)
-
-
-def _cost_per_minute(figures: Figures) -> str:
-    if figures.spent_usd is None or not figures.running_s:
-        return "-"
-    return money(60 * figures.spent_usd / figures.running_s)
-
-
-def _tokens_per_row(figures: Figures) -> str:
-    tokens = figures.input_tokens + figures.output_tokens
-    return f"{tokens / figures.done:,.0f}" if figures.done and tokens else "-"
-
-
-def _tokens_per_s(figures: Figures) -> str:
-    tokens = figures.input_tokens + figures.output_tokens
-    return rate(tokens / (figures.running_s or 1.0))
+def _cost_per(usd: float | None, amount: float) -> str:
+    return "-" if usd is None or not amount else usd_text(usd / amount)
 
 
 # In the order in which they are shown.
@@ -124,7 +93,7 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("rows left", lambda one: ("" if one.is_exact else "at least ") + f"{one.left:,}"),
     ("running time", lambda one: duration(one.running_s)),
     ("rows per second", lambda one: rate(one.rows_per_s)),
-    ("tokens per second", _tokens_per_s),
+    ("tokens per second", lambda one: rate(one.tokens / (one.running_s or 1.0))),
     ("calls in flight, busiest second", lambda one: rate(one.most_in_flight)),
     ("requests", lambda one: f"{one.requests:,}"),
     ("retries", lambda one: f"{one.retries:,}"),
@@ -136,10 +105,13 @@ FACTS: tuple[tuple[str, Callable[[Figures], str]], ...] = (
     ("first token p50", lambda one: seconds(one.first_token_p50_s)),
     ("input tokens", lambda one: f"{one.input_tokens:,}"),
     ("output tokens", lambda one: f"{one.output_tokens:,}"),
-    ("tokens per row", _tokens_per_row),
-    ("cost", _cost),
-    ("cost of 1,000 rows", _cost_of_rows),
-    ("cost per minute", _cost_per_minute),
+    (
+        "tokens per row",
+        lambda one: f"{one.tokens / one.done:,.0f}" if one.done and one.tokens else "-",
+    ),
+    ("cost", lambda one: "unknown" if one.spent_usd is None else usd_text(one.spent_usd)),
+    ("cost of 1,000 rows", lambda one: _cost_per(one.spent_usd, one.done / 1000)),
+    ("cost per minute", lambda one: _cost_per(one.spent_usd, one.running_s / 60)),
 )
 
 

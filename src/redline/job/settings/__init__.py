@@ -17,29 +17,25 @@ from redline.job.settings.options import (
     options_in,
     read,
 )
-from redline.job.settings.otel_settings import OtelSettings
-from redline.job.settings.otel_table import parse_otel
+from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.resolve import (
     OPENAI,
     SIM,
     embedded_in,
     endpoint_of,
-    endpoints_of,
     job_of,
     make_job,
     no_embedded,
     output_at,
 )
 from redline.job.settings.settings import BATCHING, BODILESS, Hooks, Job, Prompting
-from redline.job.settings.tables import refuse_unknown, struct_in
-from redline.job.settings.task import NO_MORE_S, Answered, Ask, Noted, Remembering
+from redline.job.settings.tables import errors_in, refuse_unknown, struct_in
+from redline.job.settings.task import NO_MORE_S, Answered, Ask, Remembering
 from redline.job.settings.toml_file import (
-    errors_in,
     fields_in,
     read_toml,
-    reason_of,
     settings_in,
     table_in,
     underscored,
 )
-from redline.job.settings.values import Flags, Reader, flag_of
+from redline.job.settings.values import Flags, Reader, flag_of, reason_of

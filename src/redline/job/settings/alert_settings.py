@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from redline.calls.wire import is_http_url
 from redline.errors import ConfigError
 from redline.job.settings import values
-from redline.job.settings.tables import refuse_unknown
+from redline.job.settings.tables import errors_in, refuse_unknown
 from redline.observe import BUILT_IN, KNOWN_RULES, AlertSettings, Rule
 
 _KEYS = ("webhook", "built_in", *KNOWN_RULES)
@@ -59,11 +59,8 @@ def _rule(name: str, stated: object, where: str) -> Rule:
             f"{name} needs a target", where=where_rule, hint=f"write it like {name} = 20"
         )
     if "for" in stated:
-        try:
+        with errors_in(where_rule):
             for_s = values.duration(str(stated["for"]), "for")
-        except ConfigError as error:
-            error.where = where_rule
-            raise
     value = _threshold(name, threshold, where_rule)
     return Rule(name=name, threshold=value, for_s=for_s, is_stated=True)
 

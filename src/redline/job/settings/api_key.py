@@ -46,7 +46,7 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
     """
     if not key or not is_http_url(base_url):
         return None
-    host = _host(base_url)
+    host = (urlsplit(base_url).hostname or "").rstrip(".")
     if host == _OPENAI_HOST or host.endswith(f".{_OPENAI_HOST}") or is_this_machine(host):
         return key
     if any(_CREDENTIALS.fullmatch(name) for name in headers):
@@ -68,8 +68,3 @@ def is_this_machine(host: str) -> bool:
     if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
         address = address.ipv4_mapped
     return address.is_loopback or address.is_unspecified
-
-
-def _host(base_url: str) -> str:
-    """Returns the host in lower case, without a dot at its end."""
-    return (urlsplit(base_url).hostname or "").rstrip(".")

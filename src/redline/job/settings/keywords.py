@@ -12,6 +12,8 @@ from functools import cache
 from types import UnionType
 from typing import Any, TypedDict, TypeVar, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from redline.calls import Cache, Endpoint
 from redline.calls.cost import parse_price
 from redline.errors import ConfigError
@@ -142,6 +144,8 @@ class Keywords(TypedDict, total=False):
     progress: bool
 
 
+# Options by field, with what is stated of them.
+_Fields = dict[str, Any]
 _NAMED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
     for name in Keywords.__annotations__
@@ -168,7 +172,7 @@ def options_of(keywords: Mapping[str, Any]) -> Options:
     given = {name: value for name, value in keywords.items() if value is not None}
     _check_types(given)
     _check_rivals(given)
-    fields: dict[str, Any] = {}
+    fields: _Fields = {}
     # In the order of `Keywords`: concurrency and rate override those of `limits`.
     for name in Keywords.__annotations__:
         if name in _AS_FLAGS and name in given:
@@ -240,7 +244,7 @@ def _check_rivals(given: Mapping[str, Any]) -> None:
                 )
 
 
-def _endpoint(stated: Any) -> dict[str, Any]:
+def _endpoint(stated: Any) -> _Fields:
     """Returns the option for one endpoint or several; an empty text counts as not given."""
     if isinstance(stated, str) or not isinstance(stated, Sequence):
         return {"endpoint": stated or None}
@@ -255,14 +259,14 @@ def _endpoint(stated: Any) -> dict[str, Any]:
     return {"endpoint": stated[0] if len(stated) == 1 else tuple(stated)}
 
 
-def _limits(limits: Limits) -> dict[str, Any]:
-    stated = {name: getattr(limits, name) for name in limits.__struct_fields__}
+def _limits(limits: Limits) -> _Fields:
+    stated = msgspec.structs.asdict(limits)
     for kind in KINDS:
         stated[kind] = as_rates(stated[kind], f"limits.{kind}")
     return stated
 
 
-def _cache(stated: object) -> dict[str, Any]:
+def _cache(stated: object) -> _Fields:
     """Returns the cache options for True, False, a folder, or a Cache."""
     if isinstance(stated, bool):
         return {"cache": True} if stated else {"no_cache": True}
@@ -278,7 +282,7 @@ def _cache(stated: object) -> dict[str, Any]:
     }
 
 
-def _prices(tables: Mapping[str, Any]) -> dict[str, Any]:
+def _prices(tables: Mapping[str, Any]) -> _Fields:
     found = {}
     for model, table in tables.items():
         if not isinstance(table, Mapping):
@@ -289,7 +293,7 @@ def _prices(tables: Mapping[str, Any]) -> dict[str, Any]:
     return {"prices": found}
 
 
-def _fail_on(stated: object) -> dict[str, Any]:
+def _fail_on(stated: object) -> _Fields:
     """Returns the reasons to fail on. A text is split at its commas, as the flag is."""
     if isinstance(stated, str):
         return {"fail_on": values.words([stated])}
@@ -310,7 +314,7 @@ _AS_FLAGS = (
     *("budget", "budget_tokens", "stop_at_error_rate"),
 )
 # Readers of the other keywords that do not state the option of their own name by its value.
-_READERS: dict[str, Callable[[Any], dict[str, Any]]] = {
+_READERS: dict[str, Callable[[Any], _Fields]] = {
     "params": lambda given: {"params": dict(given)},
     "endpoint": _endpoint,
     "limits": _limits,

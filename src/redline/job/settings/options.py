@@ -20,11 +20,10 @@ from redline.calls.cost import Price, parse_money
 from redline.job.settings import values
 from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
-from redline.job.settings.otel_settings import OtelSettings
-from redline.job.settings.otel_table import parse_otel
+from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
-from redline.limits import PROFILES, Rate
+from redline.limits import PROFILES, Rate, rate_per
 from redline.limits.rule import AUTO, CHARGES, MAX_CONCURRENCY, MAX_GUARD_S, RATES
 from redline.observe import AlertSettings
 from redline.route import STRATEGIES
@@ -51,7 +50,8 @@ class Kind(StrEnum):
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """The names of one option, and the way it is read.
 
-    key: its name in redline.toml and, with dashes, on the command line; the field's name if empty.
+    key: its name in redline.toml and, with dashes, on the command line; if empty, the field's name,
+    without the unit of a time.
     short: a flag of one letter. python: the argument of `redline.run` that states it; the field's
     name if empty. field: what it sets; the key if empty. read: returns its value from that of a
     flag or setting, whose type is kind. metavar, help, complete: for `--help` and a shell's
@@ -96,17 +96,20 @@ def _switch(about: str, **facts: Any) -> Any:
     return _option(help=about, kind=Kind.FLAG, **facts)
 
 
-def _limit(metavar: str, about: str, **facts: Any) -> Any:
+def _of_each(metavar: str, about: str, **facts: Any) -> Any:
+    """Returns an option that [endpoints.NAME] has, too."""
     return _flag(metavar, about, of_endpoint=True, **facts)
 
 
 def _rates(about: str, section: str = "") -> Any:
     """Returns an option with a repeatable flag; in Python it is a field of `limits`."""
-    return _limit("N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section)
+    return _of_each(
+        "N/W", about, read=values.rates, kind=Kind.LIST, python="limits", section=section
+    )
 
 
 def _per(window_s: float, about: str) -> Any:
-    return _limit("N", about, read=partial(values.rate_per, window_s=window_s))
+    return _of_each("N", about, read=lambda text, flag: rate_per(text, window_s, flag))
 
 
 def _only_in_python(reason: str) -> Any:
@@ -117,6 +120,7 @@ def _of_one_endpoint(**facts: Any) -> Any:
     """Returns an option that only [endpoints.NAME] has."""
     return _option(
         of_endpoint=True,
+        python="endpoint",
         absent={
             "flag": "it belongs to one endpoint of several: set it in its table in redline.toml",
             "toml": "it is stated in [endpoints.NAME]",
@@ -145,7 +149,7 @@ class Options:
         "Template of the system message, for rows without one of their own.",
         read=values.text_or_file,
     )
-    model: str | None = _flag("NAME", "The model to ask if the row names none.", of_endpoint=True)
+    model: str | None = _of_each("NAME", "The model to ask if the row names none.")
     temperature: float | None = _flag(
         "T", "Sampling temperature.", read=values.number, python="params"
     )
@@ -197,19 +201,17 @@ class Options:
         "first), least_tokens, room (for rate limits), prefix (for servers with a prefix "
         "cache), cheapest, round_robin, weighted_score or normalized_score.",
     )
-    base_url: str | None = _flag(
+    base_url: str | None = _of_each(
         "URL",
         "The server, ending in /v1 as in the openai SDK. Default: $OPENAI_BASE_URL, "
         "otherwise OpenAI.",
-        of_endpoint=True,
         python="endpoint",
     )
-    api_key: str | None = _flag(
+    api_key: str | None = _of_each(
         "NAME",
         "The variable that holds the key, in the environment or in .env. Default "
         "OPENAI_API_KEY, for OpenAI and this machine only.",
         key="api_key_env",
-        of_endpoint=True,
     )
     headers: Mapping[str, str] | None = _flag(
         "'NAME: VALUE'",
@@ -218,10 +220,9 @@ class Options:
         read=values.headers,
         kind=Kind.LIST,
     )
-    proxy: str | None = _flag(
+    proxy: str | None = _of_each(
         "URL",
         "HTTP proxy. Default: from HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
-        of_endpoint=True,
     )
     requests: Sequence[Rate] | None = _rates(
         "Request limit, such as 2/1s or 10k/1d. Repeatable; all limits hold at once, and for "
@@ -236,14 +237,14 @@ class Options:
     rps: Rate | None = _per(1.0, "Requests per second and endpoint: short for --requests N/1s.")
     rpm: Rate | None = _per(60.0, "Requests per minute and endpoint: short for --requests N/60s.")
     tpm: Rate | None = _per(60.0, "Tokens per minute and endpoint: short for --tokens N/60s.")
-    concurrency: int | str | None = _limit(
+    concurrency: int | str | None = _of_each(
         "N|auto",
         "Most requests in flight, at all endpoints together; auto finds each server's "
         "best. Default: 64 for each, or what a request limit can use.",
         read=partial(values.whole_or, word=AUTO, least=1, most=MAX_CONCURRENCY),
         short="-c",
     )
-    rate: str | None = _limit(
+    rate: str | None = _of_each(
         "auto",
         "Limits that you do not state: auto reads them from the server's headers, and "
         "searches for them if it sends none.",
@@ -257,7 +258,7 @@ class Options:
         of_endpoint=True,
         python="limits",
     )
-    headroom: float | None = _limit(
+    headroom: float | None = _of_each(
         "SHARE",
         "Share of each rate to use: 0.8 leaves a fifth to others.",
         read=values.share,
@@ -266,7 +267,6 @@ class Options:
     guard_s: float | None = _time(
         "Added to each window against jitter, such as 50ms. Default: measured.",
         most_s=MAX_GUARD_S,
-        key="guard",
         of_endpoint=True,
         python="limits",
     )
@@ -277,7 +277,7 @@ class Options:
         of_endpoint=True,
         python="limits",
     )
-    share: str | None = _limit(
+    share: str | None = _of_each(
         "FILE|URL",
         "Processes that name the same file, or the same redis:// server, share the limits.",
         python="limits",
@@ -362,29 +362,24 @@ class Options:
     timeout_s: float | None = _time(
         "Longest time of one attempt: 30, 500ms or 5m. Default 10m.",
         most_s=_LONGEST_TIMEOUT_S,
-        key="timeout",
         of_endpoint=True,
     )
     connect_timeout_s: float | None = _time(
         "Longest time to connect. Default 10.",
         most_s=_LONGEST_TIMEOUT_S,
-        key="connect_timeout",
         of_endpoint=True,
         python="endpoint",
     )
     first_byte_timeout_s: float | None = _time(
         "Longest wait for the first byte of an answer. Default: --timeout.",
         most_s=_LONGEST_TIMEOUT_S,
-        key="first_byte_timeout",
         of_endpoint=True,
         python="endpoint",
     )
     row_deadline_s: float | None = _time(
-        "Longest time of a row with all its retries. Default: none.", key="row_deadline"
+        "Longest time of a row with all its retries. Default: none."
     )
-    deadline_s: float | None = _time(
-        "Longest time of the run. The same command continues it.", key="deadline"
-    )
+    deadline_s: float | None = _time("Longest time of the run. The same command continues it.")
     limit: int | None = _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
@@ -404,7 +399,6 @@ class Options:
     longest_wait_s: float | None = _time(
         "End the run instead of waiting longer than this for a limit or a Retry-After, such as "
         "10min. The same command continues it. Default: wait.",
-        key="longest_wait",
     )
     follow: bool | None = _switch(
         "After the last row of a JSONL file, wait for more, as tail -F does. Ctrl-C ends it.",
@@ -422,11 +416,11 @@ class Options:
             "toml": "it is the NAME of [endpoints.NAME]",
         },
     )
-    weight: float | None = _of_one_endpoint(read=values.weight, python="endpoint")
-    group: str | None = _of_one_endpoint(python="endpoint")
-    models: Mapping[str, str] | None = _of_one_endpoint(kind=Kind.TABLE, python="endpoint")
-    metrics: bool | str | None = _of_one_endpoint(kind=Kind.PAGE, python="endpoint")
-    probe: bool | str | None = _of_one_endpoint(kind=Kind.PAGE, python="endpoint")
+    weight: float | None = _of_one_endpoint(read=values.weight)
+    group: str | None = _of_one_endpoint()
+    models: Mapping[str, str] | None = _of_one_endpoint(kind=Kind.TABLE)
+    metrics: bool | str | None = _of_one_endpoint(kind=Kind.PAGE)
+    probe: bool | str | None = _of_one_endpoint(kind=Kind.PAGE)
     tariff: Mapping[str, Price] | None = _option(
         python="endpoint",
         absent={
@@ -457,7 +451,7 @@ def _table() -> dict[str, Option]:
         section = option.section or section
         found[name] = msgspec.structs.replace(
             option,
-            key=option.key or name,
+            key=option.key or name.removesuffix("_s"),
             python=option.python or name,
             field=name,
             section=section,

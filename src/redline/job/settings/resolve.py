@@ -24,15 +24,9 @@ from redline.limits import Limits
 
 SIM = "sim"
 OPENAI = "https://api.openai.com/v1"
-_PROMPTING = (
-    *("prompt", "system", "body", "url", "method", "model", "output_path", "constant_prompt"),
-)
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
-_JOB = (
-    *("call", "timeout_s", "row_deadline_s", "deadline_s", "limit", "strict", "via", "prices"),
-    *("stop_at_error_rate", "longest_wait_s", "metrics_port", "alerts"),
-    *("fail_on", "retry_failed", "restart", "force", "follow", "until_empty", "balance"),
-)
+# The settings of a job that options state as they are.
+_JOB = [name for name in Job.__struct_fields__ if name not in ("cache", "output", "trace", "otel")]
 
 
 def make_job(rows: object, keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
@@ -47,6 +41,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
     Raises ConfigError.
     """
     embedded = embedded_in(options.endpoint)
+    budget, tokens = options.budget, options.budget_tokens
     return Job(
         rows=rows,
         endpoints=() if options.call is not None else endpoints_of(options, environment),
@@ -58,7 +53,9 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
         output=None if options.output is None else output_at(options.output, options),
         hooks=Hooks(**_given(options, *Hooks.__struct_fields__)),
         retry=RetryPolicy(**_given(options, "max_retries")),
-        allowance=_allowance(options),
+        allowance=None
+        if budget is tokens is None
+        else Allowance(picodollars=budget, tokens=tokens),
         trace=None if options.trace is None else Path(options.trace),
         otel=None if options.otel is None else with_secrets(options.otel, environment.environ),
         **_given(options, *_JOB),
@@ -90,12 +87,12 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
     """Returns the given options among these names; their receiver has defaults for the others."""
-    found = {name: getattr(options, name) for name in names}
+    found = {name: getattr(options, name, None) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
-    fields = _given(options, *_PROMPTING)
+    fields = _given(options, *Prompting.__struct_fields__)
     if embedded is not None:
         # It has one model, so none need be named.
         fields.setdefault("model", embedded.model)
@@ -108,7 +105,7 @@ def _limits(options: Options) -> Limits:
     fields = _given(options, *Limits.__struct_fields__)
     short = {"requests": (options.rps, options.rpm), "tokens": (options.tpm,)}
     for kind, rates in short.items():
-        fields[kind] = (*fields.get(kind, ()), *(rate for rate in rates if rate is not None))
+        fields[kind] = (*fields.get(kind, ()), *filter(None, rates))
     return Limits(**fields)
 
 
@@ -221,9 +218,3 @@ def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
         folder = beside.with_name("answers")
     size = {} if options.cache_size is None else {"max_bytes": options.cache_size}
     return Cache(folder, includes_sampled=bool(options.cache_sampled), **size)
-
-
-def _allowance(options: Options) -> Allowance | None:
-    if options.budget is None and options.budget_tokens is None:
-        return None
-    return Allowance(picodollars=options.budget, tokens=options.budget_tokens)

@@ -243,6 +243,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         models = {one.label: one.models for one in self.endpoints}
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
+    def price_at(self, endpoint: Endpoint) -> Price | None:
+        """Returns the price of the job's model at one of its endpoints; None if unknown."""
+        return self.price_table().at(endpoint.label, self.prompting.model)
+
     def manifest(self) -> Manifest:
         """Returns the settings on which the job's results depend, to be saved beside them."""
         assert self.output is not None
@@ -307,15 +311,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 hint="leave out --via",
             )
         for what, stated in (
-            ("a function of your own", self.call),
-            ("several endpoints", len(self.endpoints) > 1 or None),
-            ("other names for models", any(one.models for one in self.endpoints) or None),
+            ("a function of your own", self.call is not None),
+            ("several endpoints", len(self.endpoints) > 1),
+            ("other names for models", any(one.models for one in self.endpoints)),
             ("a cache of answers", self.cache),
             ("a deadline for each row", self.row_deadline_s),
-            ("rows that never end", self.follow or stream_of(self.rows) or None),
+            ("rows that never end", self.follow or stream_of(self.rows)),
             ("a trace of single calls", self.trace),
         ):
-            if stated is not None:
+            if stated:
                 raise ConfigError(
                     f"batches and {what} cannot be combined", hint="leave one of them out"
                 )
@@ -357,9 +361,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         """Refuses to write a trace into another file of the run."""
         if self.trace is None:
             return
-        taken = dict[str, str]()
-        if isinstance(self.rows, (str, os.PathLike)) and url_of(self.rows) is None:
-            taken[_real(local_path(self.rows))] = "input"
+        taken = {_place_of(self.rows): "input"}
         if self.output is not None:
             taken[_real(self.output.path)] = "output"
             taken[_real(self.output.failed_path)] = "file of failures"
@@ -371,29 +373,20 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""
-        output, rows = self.output, self.rows
-        if output is not None:
-            _check_suffix(output)
-        url = url_of(rows)
-        if url is not None:
-            source = url.name
-        elif isinstance(rows, (str, os.PathLike)):
-            source = _real(local_path(rows))
-        else:
-            return
+        source, output = _place_of(self.rows), self.output
         if output is None:
             return
-        paths = (output.path, output.failed_path)
-        names = (output.name, output.failed_name)
-        for path, name in zip(paths, names, strict=True):
+        _check_suffix(output)
+        again = (
+            f"failures go there when results go to {output.name}: to try them again, run the first "
+            "command with --retry-failed"
+        )
+        for path, name, hint in (
+            (output.path, output.name, "choose another output"),
+            (output.failed_path, output.failed_name, again),
+        ):
             if source in (_real(path), name):
-                raise ConfigError(
-                    f"{name} is the input, and would be written to",
-                    hint="choose another output"
-                    if path == output.path
-                    else f"failures go there when results go to {output.name}: to try them "
-                    "again, run the first command with --retry-failed",
-                )
+                raise ConfigError(f"{name} is the input, and would be written to", hint=hint)
 
 
 def _check_suffix(output: Output) -> None:
@@ -407,6 +400,14 @@ def _check_suffix(output: Output) -> None:
         f"results are JSON lines, so {output.name} would not be {_OTHER_KINDS[suffix]}",
         hint=f"name it {stem}.jsonl; it can be converted when the run is done",
     )
+
+
+def _place_of(rows: object) -> str | None:
+    """Returns the URL of the input, or its path without links; None if it has neither."""
+    url = url_of(rows)
+    if url is not None:
+        return url.name
+    return _real(local_path(rows)) if isinstance(rows, (str, os.PathLike)) else None
 
 
 def _real(path: Path) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +26,16 @@ _TYPES = {
 _MISSING = re.compile(r"Object missing required field `(\w+)`(?: - at `\$\.([^`]*)`)?")
 _MISMATCH = re.compile(r"Expected `([^`]+)`, got `(\w+)`(?: - at `\$\.?([^`]*)`)?")
 _BOUND = re.compile(r"Expected `(\w+)` ([<>]=) (\S+) - at `\$\.([^`]*)`")
+
+
+@contextmanager
+def errors_in(where: str) -> Iterator[None]:
+    """Adds the place to errors about settings in the block."""
+    try:
+        yield
+    except ConfigError as error:
+        error.where = where
+        raise
 
 
 def refuse_unknown(table: Iterable[str], known: Iterable[str], where: str) -> None:

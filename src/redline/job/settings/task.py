@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
-from redline.errors import Rejected, TimedOut
+from redline.errors import TimedOut
 
 # The deadline of a row that is not to be asked again, because its run is ending.
 NO_MORE_S = -math.inf
 
 
+@dataclass(slots=True)
 class Ask:
     """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
 
     on_outcome: gets each outcome, also those that are not the row's last.
     """
 
-    __slots__ = ("_backend", "_call", "_on_outcome")
-
-    def __init__(
-        self, backend: Backend, call: Call, on_outcome: Callable[[Outcome], None] | None = None
-    ) -> None:
-        self._backend = backend
-        self._call = call
-        self._on_outcome = on_outcome
+    _backend: Backend
+    _call: Call
+    _on_outcome: Callable[[Outcome], None] | None = None
 
     async def __call__(self, request: Request) -> Outcome:
         """Sends a request and returns its one outcome, retries included.
@@ -81,33 +78,18 @@ class Remembering(Protocol):
         ...
 
 
-class Noted:
-    """Stub backend that records the first request."""
+@dataclass
+class Answered:
+    """Stub backend that returns an existing outcome, and keeps the first request."""
 
-    def __init__(self) -> None:
-        self.request: Request | None = None
+    _outcome: Outcome
+    request: Request | None = None
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return Load()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self.request = self.request or request
-        return failed(Rejected("the row is not sent here"))
-
-    async def aclose(self) -> None:
-        pass
-
-
-class Answered:
-    """Stub backend that returns an existing outcome."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return Load()
-
-    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         return self._outcome
 
     async def aclose(self) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from redline.errors import ConfigError
 from redline.job.settings.options import Kind, Option, kinds_of, read
-from redline.job.settings.tables import refuse_unknown
+from redline.job.settings.tables import errors_in, refuse_unknown
+from redline.job.settings.values import reason_of
+
+Table = dict[str, Any]
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> Table:
     """Returns the tables of a file.
 
     Raises FileNotFoundError, and ConfigError for a file that cannot be read or is not TOML.
@@ -41,19 +43,14 @@ def _invalid(path: Path, why: str) -> ConfigError:
     return ConfigError(what, where=str(path), hint="see https://toml.io")
 
 
-def reason_of(error: Exception) -> str:
-    """Returns the reason why a file could not be read."""
-    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
-
-
-def table_in(value: object, name: str, file: str) -> dict[str, Any]:
+def table_in(value: object, name: str, file: str) -> Table:
     """Returns the table of this name. Raises ConfigError if the value is not a table."""
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a table", where=file, hint=f"write [{name}]")
     return value
 
 
-def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+def settings_in(table: Table, kinds: Mapping[str, Kind], where: str) -> Table:
     """Returns the table with its values in the form of flags. A key may have dashes.
 
     Raises ConfigError for an unknown key, one that is stated twice, and a value of the wrong kind.
@@ -63,12 +60,12 @@ def settings_in(table: dict[str, Any], kinds: Mapping[str, Kind], where: str) ->
     return {key: _value(key, value, kinds[key], where) for key, value in named.items()}
 
 
-def underscored(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def underscored(table: Mapping[str, Any], where: str) -> Table:
     """Returns the table with underscores for the dashes in its keys.
 
     Raises ConfigError for a key that is stated both with dashes and with underscores.
     """
-    found: dict[str, Any] = {}
+    found: Table = {}
     for key, value in table.items():
         name = key.replace("-", "_")
         if name in found:
@@ -81,7 +78,7 @@ def underscored(table: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def fields_in(table: object, name: str, file: str, options: Collection[Option]) -> dict[str, Any]:
+def fields_in(table: object, name: str, file: str, options: Collection[Option]) -> Table:
     """Returns what the options that the table of this name states set, by field.
 
     Raises ConfigError that names the setting as the file does, and its place.
@@ -90,16 +87,6 @@ def fields_in(table: object, name: str, file: str, options: Collection[Option]) 
     stated = settings_in(table_in(table, name, file), kinds_of(options), where)
     with errors_in(where):
         return read(options, stated, shown=str)
-
-
-@contextmanager
-def errors_in(where: str) -> Iterator[None]:
-    """Adds the place to errors about settings in the block."""
-    try:
-        yield
-    except ConfigError as error:
-        error.where = where
-        raise
 
 
 def _value(key: str, value: object, kind: Kind, where: str) -> Any:

@@ -18,7 +18,6 @@ import msgspec
 
 from redline.errors import ConfigError, nearest
 from redline.limits import Rate, parse_count, parse_rate
-from redline.limits import rate_per as rate_of
 from redline.store import local_path
 
 MAX_SECONDS = 31 * 86_400.0
@@ -148,11 +147,6 @@ def rates(texts: Sequence[str], flag: str) -> tuple[Rate, ...]:
     return tuple(parse_rate(text, flag) for text in texts)
 
 
-def rate_per(text: str, flag: str, window_s: float) -> Rate:
-    """Returns the rate of a short form such as `--rpm 500`."""
-    return rate_of(text, window_s, flag)
-
-
 def address(stated: int | str, flag: str) -> tuple[str, int]:
     """Returns host and port of `9400`, `0.0.0.0:9400` or `[::1]:0`; the usual host is 127.0.0.1."""
     text = str(stated)
@@ -207,11 +201,15 @@ def text_or_file(value: str, flag: str) -> str:
     try:
         return Path(value[1:]).read_text("utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
-            f"{flag} cannot read {value[1:]}: {reason}",
+            f"{flag} cannot read {value[1:]}: {reason_of(error)}",
             hint="@FILE reads the template from a file",
         ) from error
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the reason why a text file could not be read."""
+    return (error.strerror if isinstance(error, OSError) else "it is not UTF-8") or str(error)
 
 
 def pairs(texts: Sequence[str], flag: str) -> dict[str, Any]:
@@ -258,15 +256,12 @@ def _named_twice(flag: str, name: str) -> ConfigError:
 
 def choice(text: str, flag: str, known: Sequence[str]) -> str:
     """Returns the text, which is one of `known`."""
-    return _known(text.strip(), flag, known)
+    text = text.strip()
+    if text in known:
+        return text
+    raise ConfigError(f"{flag} is one of {', '.join(known)}, not {text}", hint=nearest(text, known))
 
 
 def choices(texts: Sequence[str], flag: str, known: Sequence[str]) -> tuple[str, ...]:
     """Returns the words in the texts, separated by commas; all are among `known`."""
-    return tuple(_known(text, flag, known) for text in words(texts))
-
-
-def _known(text: str, flag: str, known: Sequence[str]) -> str:
-    if text in known:
-        return text
-    raise ConfigError(f"{flag} is one of {', '.join(known)}, not {text}", hint=nearest(text, known))
+    return tuple(choice(text, flag, known) for text in words(texts))

@@ -7,6 +7,6 @@ from redline.job.show.notices import TELEMETRY, failing, finishing, outage_now, 
 from redline.job.show.progress import JsonProgress, PlainProgress, line_of
 from redline.job.show.report import Report
 from redline.job.show.row_count import InputCounts, RowCount
-from redline.job.show.snapshot import Bound, Meter, Snapshot
+from redline.job.show.snapshot import Bound, Meter, Snapshot, usd_text
 from redline.job.show.terminal import TerminalProgress, can_redraw
 from redline.job.show.view import Display, View

@@ -19,8 +19,7 @@ from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import NamedTuple
 
-from redline.calls.cost import DOLLAR, dollars_text
-from redline.job.show.snapshot import Bound, Snapshot
+from redline.job.show.snapshot import Bound, Snapshot, usd_text
 from redline.process import cells, counted, duration, printable, three_digits
 from redline.timeline import LimitUse
 
@@ -81,16 +80,17 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
     only ASCII.
     """
     width = max(LEAST_WIDTH, min(width, MOST_WIDTH))
-    lines = [
-        _progress(snapshot, _plain(name), width, is_plain=is_plain),
-        _line("rows", _rows(snapshot), width),
-        _line("speed", _speed(snapshot), width),
-        _line("limits" if snapshot.limits else "binds", _limits(snapshot), width),
-        _line("batch", _batches(snapshot), width),
-        _line("usage", _usage(snapshot), width),
-        _line("errors", _errors(snapshot), width),
-    ]
-    shown = [line for line in lines if line]
+    shown = [_progress(snapshot, _plain(name), width, is_plain=is_plain)]
+    for label, fields_of in (
+        ("rows", _rows),
+        ("speed", _speed),
+        ("limits" if snapshot.limits else "binds", _limits),
+        ("batch", _batches),
+        ("usage", _usage),
+        ("errors", _errors),
+    ):
+        if fields := fields_of(snapshot):
+            shown.append(_line(label, fields, width))
     for notice in snapshot.notices.values():
         shown += [_cut([Span(part, STRONG)], width) for part in wrap(_plain(notice), width)]
     return [_in_ascii(line) for line in shown] if is_plain else shown
@@ -224,7 +224,7 @@ def _usage(snapshot: Snapshot) -> list[Field]:
         here = " by this run" if snapshot.is_spent_here else ""
         found.append(_field(0, f"{snapshot.spent}{here}"))
         if snapshot.usd_per_min is not None:
-            found.append(_field(2, f"{_dollars(snapshot.usd_per_min)}/min"))
+            found.append(_field(2, f"{usd_text(snapshot.usd_per_min)}/min"))
         if snapshot.expected:
             found.append(_field(1, snapshot.expected))
     if snapshot.tokens_per_row is not None:
@@ -245,11 +245,10 @@ def _errors(snapshot: Snapshot) -> list[Field]:
 
 
 def _line(label: str, fields: Sequence[Field], width: int) -> Line:
-    """Returns the label and the fields that fit, in their order; nothing without fields."""
-    if not fields:
-        return []
+    """Returns the label and the fields that fit, in their order."""
     kept = list(fields)
-    while len(kept) > 1 and _LABEL + _width(kept) > width:
+    left = width - _LABEL + len(_GAP)
+    while len(kept) > 1 and sum(one.width + len(_GAP) for one in kept) > left:
         # Leaves out the last of the least important fields.
         kept.remove(max(reversed(kept), key=lambda one: one.rank))
     line = [Span(f"{label:<{_LABEL}}")]
@@ -257,10 +256,6 @@ def _line(label: str, fields: Sequence[Field], width: int) -> Line:
         line += [Span(_GAP)] if at else []
         line += field.spans
     return _cut(line, width)
-
-
-def _width(fields: Sequence[Field]) -> int:
-    return sum(one.width for one in fields) + len(_GAP) * (len(fields) - 1)
 
 
 def _field(rank: int, text: str, style: str = "") -> Field:
@@ -319,7 +314,3 @@ def _short(number: float) -> str:
 def _seconds(seconds: float) -> str:
     is_short = seconds < 0.9995
     return f"{three_digits(1000 * seconds)} ms" if is_short else f"{three_digits(seconds)} s"
-
-
-def _dollars(dollars: float) -> str:
-    return dollars_text(round(dollars * DOLLAR))

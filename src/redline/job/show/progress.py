@@ -49,8 +49,8 @@ def line_of(snapshot: Snapshot) -> str:
     return ", ".join(parts)
 
 
-class _LineProgress:
-    """A line at intervals, and one at once when a problem begins or the run ends."""
+class PlainProgress:
+    """A line every 10 s, for logs and pipes; at once when a problem begins or the run ends."""
 
     def __init__(self, stream: TextIO, every_s: float = PLAIN_EVERY_S) -> None:
         self._stream = lasting(stream)
@@ -78,18 +78,11 @@ class _LineProgress:
             self._stream.flush()
 
     def _line(self, snapshot: Snapshot) -> str:
-        raise NotImplementedError
-
-
-class PlainProgress(_LineProgress):
-    """One line every 10 s, for logs and pipes."""
-
-    def _line(self, snapshot: Snapshot) -> str:
         return "\n".join([line_of(snapshot), *snapshot.notices.values()])
 
 
-class JsonProgress(_LineProgress):
-    """One JSON object every 10 s, for programs."""
+class JsonProgress(PlainProgress):
+    """The same as JSON objects, for programs."""
 
     def _line(self, snapshot: Snapshot) -> str:
         fields = {"event": "progress", **msgspec.to_builtins(snapshot)}

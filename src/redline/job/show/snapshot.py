@@ -24,6 +24,11 @@ _RATE_S, _LONG_S = 10.0, 60.0
 _BRIDGED_S = 5.0
 
 
+def usd_text(usd: float) -> str:
+    """Returns dollars as a text like `$0.42`."""
+    return dollars_text(round(usd * DOLLAR))
+
+
 class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """The constraint that binds. cause: its name. what: in a few words.
 
@@ -106,14 +111,13 @@ class Snapshot(msgspec.Struct, kw_only=True):
         if self.expected_usd is None:
             return ""
         whole = "with the rows left" if self.is_spent_here else "in all"
-        return f"about {dollars_text(round(self.expected_usd * DOLLAR))} {whole}"
+        return f"about {usd_text(self.expected_usd)} {whole}"
 
 
 class _Lately(msgspec.Struct):
     """Figures from the last windows, recomputed when there is a new one."""
 
     end_s: float = -1.0
-    windows: int = 0
     seen_s: float = 0.0
     estimate: Estimate = Estimate(None, False)
     bound: Bound | None = None
@@ -187,7 +191,7 @@ class Meter:
         found = notices(view, now_s)
         spent = view.bill.read()
         # The cost of answers is known before their rows are on disk.
-        ended = max(tally.saved, view.sampler.calls)
+        ended = max(tally.saved, runner.ended)
         to_pay = None if left is None else max(0, left - (ended - tally.saved))
         expected = spent.expected(ended, to_pay)
         self._readings.append(_Reading(now_s, tally.saved, tally.tokens, spent.here))
@@ -221,7 +225,7 @@ class Meter:
             are_found=self._are_found,
             found_limits=tuple(view.found_limits()) if self._are_found else (),
             bound=lately.bound,
-            errors={kind: n for kind, n in tally.errors.most_common() if kind != "cancelled"},
+            errors=tally.failures,
             last_error=lately.error,
             flawed=view.flawed(),
             notices=found,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TextIO, cast
 
 from redline.job.show.layout import BAD, STRONG, WARN, Line, screen, text_of
@@ -128,14 +130,14 @@ class _Area:
         self._stream.flush()
 
 
+@dataclass
 class _Above:
     """A stream of the user's, whose whole lines come above the view."""
 
-    def __init__(self, stream: TextIO, area: _Area) -> None:
-        self._stream = stream
-        self._area = area
-        self._rest = ""
-        self._is_over = False
+    _stream: TextIO
+    _area: _Area
+    _rest: str = ""
+    _is_over: bool = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -184,10 +186,4 @@ def _size(stream: TextIO) -> tuple[int, int]:
             return size
     except (OSError, ValueError, AttributeError):
         pass
-    found = [os.environ.get(name, "") for name in ("COLUMNS", "LINES")]
-    usual = (_USUAL_WIDTH, _USUAL_HEIGHT)
-    columns, lines = (
-        int(text) if text.isdecimal() and int(text) else default
-        for text, default in zip(found, usual, strict=True)
-    )
-    return columns, lines
+    return shutil.get_terminal_size((_USUAL_WIDTH, _USUAL_HEIGHT))

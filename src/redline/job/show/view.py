@@ -2,51 +2,79 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from redline.job.settings import Job
-from redline.job.show.row_count import InputCounts
-from redline.job.work import Bill, Runner, Sampler, Tally
+from redline.job.show.row_count import InputCounts, RowCount
+from redline.job.work import Bill, Feed, Runner, Sampler, Selection, Tally
+from redline.journal import Journal
 from redline.observe import Alerts
 
 
-class View(Protocol):
-    """The parts of a run that a display may read while it continues."""
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of a run that a display may read while it continues; `Run` has all of them.
+
+    found_limits: those that were found, in words. journal: None for a run without an output.
+    before: the rows of its input that earlier runs have done, None if the output may hold rows of
+    another one.
+    """
+
+    job: Job
+    tally: Tally
+    runner: Runner
+    bill: Bill
+    sampler: Sampler
+    alerts: Alerts
+    source_name: str
+    found_limits: Callable[[], list[str]]
+    feed: Feed
+    selection: Selection
+    row_count: RowCount
+    journal: Journal | None
+    before: InputCounts | None
 
     @property
-    def job(self) -> Job: ...
+    def telemetry_notices(self) -> dict[str, str]:
+        """The notice that the receiver of telemetry is out of reach, or is back."""
+        return {}
 
     @property
-    def tally(self) -> Tally: ...
+    def rows_skipped(self) -> int:
+        """Rows of those read that need not be done, and are not with a batch."""
+        return self.feed.rows_skipped - self.selection.with_batches
 
-    @property
-    def runner(self) -> Runner: ...
+    def counts(self) -> InputCounts:
+        """Returns the rows of the whole input: done and left."""
+        feed, tally, total, selection = self.feed, self.tally, self.row_count, self.selection
+        rows = feed.rows_read if feed.is_read else max(total.rows, feed.rows_read)
+        seen = InputCounts(
+            rows=rows,
+            done=tally.succeeded + selection.skipped - selection.failed_before,
+            failed=tally.failed + selection.failed_before,
+            is_exact=feed.is_read or total.is_exact,
+            untried=selection.untried,
+        )
+        before = self.before
+        if feed.is_read or before is None or not total.is_exact or before.rows > rows:
+            return seen
+        known = InputCounts(
+            rows=rows,
+            done=tally.succeeded + before.done,
+            failed=tally.failed + before.failed,
+            untried=rows - before.rows if self.job.retry_failed else 0,
+        )
+        # Otherwise rows of the output no longer exist in the input.
+        is_possible = known.left >= feed.rows_read - self.rows_skipped - tally.saved
+        return known if is_possible else seen
 
-    @property
-    def bill(self) -> Bill: ...
-
-    @property
-    def sampler(self) -> Sampler: ...
-
-    @property
-    def alerts(self) -> Alerts: ...
-
-    @property
-    def telemetry_notices(self) -> dict[str, str]: ...
-
-    @property
-    def source_name(self) -> str: ...
-
-    @property
-    def rows_skipped(self) -> int: ...
-
-    @property
-    def found_limits(self) -> Callable[[], list[str]]: ...
-
-    def counts(self) -> InputCounts: ...
-
-    def flawed(self) -> dict[str, int]: ...
+    def flawed(self) -> dict[str, int]:
+        """Returns the numbers of cut, empty and refused answers by all runs of the output."""
+        before = Counter[str]() if self.journal is None else self.journal.answers.flaws
+        return dict((before + self.tally.flawed).most_common())
 
 
 class Display(Protocol):

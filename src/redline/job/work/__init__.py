@@ -12,9 +12,8 @@ from redline.job.work.runner import (
     Results,
     Runner,
     Unblocked,
-    Wiring,
 )
-from redline.job.work.sampler import Sampled, Sampler
+from redline.job.work.sampler import Sampler
 from redline.job.work.selection import Selection, fate
 from redline.job.work.stopping import (
     HOPELESS_ROWS,
@@ -23,6 +22,6 @@ from redline.job.work.stopping import (
     Failures,
     longest_wait,
 )
-from redline.job.work.supplied import SuppliedBackend, SuppliedResults
+from redline.job.work.supplied import Acknowledge, SuppliedBackend, SuppliedResults
 from redline.job.work.tally import BatchUse, EndpointUse, Outages, Tally
 from redline.job.work.template import PARAMETERS, Renderer, parse_output_path

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 import msgspec
 
@@ -21,19 +21,17 @@ MOST_LOOKED_AT = 64
 _Watched = HttpBackend | FunctionBackend
 
 
-class _Seen(NamedTuple):
-    name: str
-    backend: _Watched
-    is_degraded: bool
+# Its name, where limits are named; and whether it is degraded.
+_Seen = tuple[str, _Watched, bool]
 
 
+@dataclass
 class Endpoints:
     """The endpoints of a run: those of a pool, or its only backend."""
 
-    def __init__(self, of: Backend) -> None:
-        self._of = of
-        self._turn = 0
-        self._left = 1  # endpoints that were not out at the last look
+    _of: Backend
+    _turn: int = 0
+    _left: int = 1  # endpoints that were not out at the last look
 
     @property
     def queued(self) -> int:
@@ -65,22 +63,22 @@ class Endpoints:
         if not isinstance(of, Pool | _Watched):
             return [_estimated(of.load(now_s))], set()
         loads, names = list[Load](), set[str]()
-        for seen in self._seen():
-            load = seen.backend.load(now_s)
-            if seen.is_degraded:
+        for name, backend, is_degraded in self._seen():
+            load = backend.load(now_s)
+            if is_degraded:
                 load = Load(state=Health.DEGRADED)
             elif load.parked_until_s <= now_s:
-                held = seen.backend.limiter.holding(now_s)
-                names.update(limit_text(kind, rate) + seen.name for kind, rate in held)
+                held = backend.limiter.holding(now_s)
+                names.update(limit_text(kind, rate) + name for kind, rate in held)
             loads.append(load)
         return loads, names
 
     def uses(self, now_s: float) -> Iterator[LimitUse]:
         """Yields the use of each limit of the endpoints."""
-        for seen in self._seen():
-            for kind, rate, used in seen.backend.limiter.used(now_s):
-                name = limit_text(kind, rate) + seen.name
-                yield LimitUse(name, 0, used, rate.count, rate.window_s)
+        for name, backend, _ in self._seen():
+            for kind, rate, used in backend.limiter.used(now_s):
+                limit = limit_text(kind, rate) + name
+                yield LimitUse(limit, 0, used, rate.count, rate.window_s)
 
     def parked_s(self, now_s: float) -> float:
         """Returns the seconds until an endpoint takes calls, if all asked to wait; 0 otherwise."""
@@ -103,7 +101,7 @@ class Endpoints:
     def _seen(self) -> Iterator[_Seen]:
         of = self._of
         if isinstance(of, _Watched):
-            yield _Seen("", of, is_degraded=False)
+            yield "", of, False
         if not isinstance(of, Pool):
             return
         left = [member for member in of.members if not member.is_out]
@@ -115,7 +113,7 @@ class Endpoints:
             if isinstance(member.backend, _Watched):
                 # If none works, breakers are ignored.
                 is_degraded = not is_broken and not member.breaker.is_working
-                yield _Seen(f" at {member.name}", member.backend, is_degraded)
+                yield f" at {member.name}", member.backend, is_degraded
 
 
 def _estimated(load: Load) -> Load:

@@ -6,6 +6,7 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
 from operator import attrgetter
 from typing import Protocol
@@ -75,6 +76,7 @@ class _Batch(msgspec.Struct):
     is_end: bool = False
 
 
+@dataclass
 class Feed:
     """The supply of a run: hands out each row that is to be done, once.
 
@@ -84,24 +86,17 @@ class Feed:
     may be taken at the same time. keeps_keys: whether `keys` is kept.
     """
 
-    def __init__(
-        self,
-        source: Source | AsyncRows,
-        wanted: Callable[[Keys, Places, Marks], Places],
-        limit: int | None,
-        *,
-        identifier: Identifier | MessageKeys | None = None,
-        load: Backpressure | None = None,
-        at_once: int = 0,
-        keeps_keys: bool = False,
-    ) -> None:
-        self._source = source
-        self._wanted = wanted
-        self.limit = limit
-        self._identifier = identifier or Identifier()
-        self._load = load or Backpressure()
+    source: Source | AsyncRows
+    wanted: Callable[[Keys, Places, Marks], Places]
+    limit: int | None
+    identifier: Identifier | MessageKeys = field(default_factory=Identifier)
+    load: Backpressure = field(default_factory=Backpressure)
+    at_once: int = 0
+    keeps_keys: bool = False
+
+    def __post_init__(self) -> None:
         # More rows are read when fewer than this are left.
-        self._low_rows = max(_LOW_ROWS, min(at_once, _MOST_LOW_ROWS))
+        self._low_rows = max(_LOW_ROWS, min(self.at_once, _MOST_LOW_ROWS))
         # Rows handed out before the next read begins; then the rest, while more are read.
         self.ready: deque[Picked] = deque()
         self._rest: list[Picked] = []
@@ -116,7 +111,7 @@ class Feed:
         self._thread = DaemonThreads(1, "redline-source")
         self._left = asyncio.Event()
         # The keys of all rows read, in input order.
-        self.keys: array[int] | None = array("Q") if keeps_keys else None
+        self.keys: array[int] | None = array("Q") if self.keeps_keys else None
         self.rows_read = 0
         self.rows_skipped = 0
         # The input's end or the limit was reached: `rows_read` is the number of its rows.
@@ -144,9 +139,9 @@ class Feed:
 
     def read_fraction(self) -> float | None:
         """Returns the share of the input that is read, 0 to 1; None if unknown."""
-        if isinstance(self._source, AsyncRows):
+        if isinstance(self.source, AsyncRows):
             return None
-        return self._source.read_fraction()
+        return self.source.read_fraction()
 
     async def next(self) -> Picked | None:
         """Returns the next row to do; None if there are no more, or after `close`.
@@ -176,7 +171,7 @@ class Feed:
         self._is_let_go = True
         if not self.is_input_done:
             self._end_early()
-        self._source.close()
+        self.source.close()
         if self._refill is not None:
             # It may wait for a row that never comes.
             self._refill.cancel()
@@ -236,12 +231,12 @@ class Feed:
 
     async def _fill(self) -> None:
         try:
-            await self._load.room()
-            if isinstance(self._source, AsyncRows):
-                batch = await self._read_async(self._source)
+            await self.load.room()
+            if isinstance(self.source, AsyncRows):
+                batch = await self._read_async(self.source)
             else:
                 loop = asyncio.get_running_loop()
-                batch = await loop.run_in_executor(self._thread, self._read, self._source)
+                batch = await loop.run_in_executor(self._thread, self._read, self.source)
         except BaseException as error:
             self._is_end = True
             self._end_early()
@@ -266,7 +261,7 @@ class Feed:
             self._iterator = source.batches()
         batch = _Batch()
         while not batch.is_end and batch.read < _MOST_SKIPPED:
-            if batch.picked and (self._load.is_full or self._has_enough(batch, source)):
+            if batch.picked and (self.load.is_full or self._has_enough(batch, source)):
                 break
             self._pick(next(self._iterator, None), batch)
         return batch
@@ -299,10 +294,10 @@ class Feed:
             # Do not read the row after it, which a pipe may never bring.
             batch.is_end = True
             rows = [row for row in rows if row.number <= self.limit]
-        keys, duplicates, undone, names = self._identifier.keys(rows)
+        keys, duplicates, undone, names = self.identifier.keys(rows)
         share = self.read_fraction()
         if share:
-            self._identifier.foresee(share)
+            self.identifier.foresee(share)
         batch.read += len(rows)
         batch.size_bytes += sum(map(len, map(_content_of, rows)))
         if self.keys is not None:
@@ -310,7 +305,7 @@ class Feed:
         marks = dict(zip(undone, marks_of(map(rows.__getitem__, undone)), strict=True))
         # Duplicates are identified by their content, like rows without a name.
         marks.update(dict.fromkeys(duplicates, 0))
-        places = self._wanted(keys, undone, marks)
+        places = self.wanted(keys, undone, marks)
         batch.picked += map(
             Picked,
             map(rows.__getitem__, places),

@@ -19,15 +19,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple
 
 import jinja2
-import jinja2.meta
-import jinja2.nodes
 import msgspec
+from jinja2 import nodes
+from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context
+
+from redline.errors import BadTemplate, ConfigError
 
 _ROW = "row"
 # Names that Jinja binds itself, to the template and to a loop, and columns of these names.
@@ -79,7 +81,7 @@ class _Function(_Missing):
         return self._function(*args, **kwargs)
 
 
-def _function(function: Callable[..., Any], name: str, **of: Any) -> _Function:
+def _function(function: Any, name: str, **of: Any) -> _Function:
     made = _Function(name=name, **of)
     made._function = function
     return made
@@ -121,44 +123,66 @@ class Plain(NamedTuple):
 
 
 class Template:
-    """One template. Raises jinja2.TemplateError for an invalid one.
+    """One template. name: in errors. Raises ConfigError for an invalid one.
 
     columns: the names that it looks up, `row` included. braced: the first name in single braces,
     as in `{text}`, which Jinja leaves as they are; None for none. plain: set if it consists of text
     and columns alone, `{{ text }}` or `{{ row["text"] }}`.
     """
 
-    def __init__(self, text: str) -> None:
-        environment = _environment()
-        tree = environment.parse(text)
+    def __init__(self, text: str, name: str) -> None:
+        self._name = name
+        try:
+            self._compile(text)
+        except jinja2.TemplateError as error:
+            hint = "columns are written as {{ column }}"
+            if "expected token 'end of print statement', got" in str(error):
+                hint += ', and those with spaces as {{ row["Customer Name"] }}'
+            raise ConfigError(
+                f"the {name} template is not valid: {error.message}", hint=hint
+            ) from error
+
+    def _compile(self, text: str) -> None:
+        tree = _ENVIRONMENT.parse(text)
         self.plain = _plain(tree)
         self._bound = _unbound(tree)
-        names = {name.name for name in tree.find_all(jinja2.nodes.Name)}
+        names = {name.name for name in tree.find_all(nodes.Name)}
         called = {
             call.node.name
-            for call in tree.find_all(jinja2.nodes.Call)
-            if isinstance(call.node, jinja2.nodes.Name)
+            for call in tree.find_all(nodes.Call)
+            if isinstance(call.node, nodes.Name)
         }
-        functions = _functions()
-        found = jinja2.meta.find_undeclared_variables(tree)
-        self.columns = frozenset(name for name in found if name not in called & functions.keys())
+        self.columns = find_undeclared_variables(tree) - (called & _FUNCTIONS.keys())
         self._names = sorted(names)
         self._functions: dict[str, Any] = {
-            name: functions[name] for name in names if name in functions
+            name: _FUNCTIONS[name] for name in names & _FUNCTIONS.keys()
         }
-        template = environment.from_string(tree)
-        self._begin = partial(Context, environment, name=template.name, blocks=template.blocks)
+        template = _ENVIRONMENT.from_string(tree)
+        self._begin = partial(Context, _ENVIRONMENT, name=template.name, blocks=template.blocks)
         self._parts = template.root_render_func
         braced = _BRACES.search(text)
         self.braced = None if braced is None else braced[1]
 
     def render(self, row: Mapping[str, Any]) -> str:
-        """Renders a row. Raises jinja2.TemplateError, or what an expression raises."""
+        """Renders a row. Raises BadTemplate if that fails."""
         plain = self.plain
-        if plain is not None and plain.others.isdisjoint(row):
-            columns = list(map(row.get, plain.columns))
-            if PRINTED_AS_STR.issuperset(map(type, columns)):
-                return plain.format % tuple(columns)
+        try:
+            if plain is not None and plain.others.isdisjoint(row):
+                columns = list(map(row.get, plain.columns))
+                if PRINTED_AS_STR.issuperset(map(type, columns)):
+                    return plain.format % tuple(columns)
+            # As Template.render does, without merging in the globals: there are none.
+            return "".join(self._parts(self._begin(self._values(row))))
+        except jinja2.UndefinedError as error:
+            raise BadTemplate(
+                f"the {self._name} template does not fit the row: {error.message}; "
+                f"its columns are: {', '.join(row) or 'none'}"
+            ) from error
+        except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
+            raise BadTemplate(f"the {self._name} template fails on the row: {error}") from error
+
+    def _values(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what the template looks up."""
         values = self._functions.copy()
         for name in self._names:
             if name in row:
@@ -169,22 +193,21 @@ class Template:
         for name in self._bound:
             found = _with_nulls(row[name], name) if name in row else _Missing(name=name)
             values[_BOUND[name]] = found
-        # As Template.render does, without merging in the globals: there are none.
-        return "".join(self._parts(self._begin(values)))
+        return values
 
 
-def _plain(tree: jinja2.nodes.Template) -> Plain | None:
+def _plain(tree: nodes.Template) -> Plain | None:
     """Returns the template as a format for `%`; None if it is more than text and columns."""
     texts, columns, others = [], [], set()
     for output in tree.body:
-        if not isinstance(output, jinja2.nodes.Output):
+        if not isinstance(output, nodes.Output):
             return None
         for node in output.nodes:
-            if isinstance(node, jinja2.nodes.TemplateData):
+            if isinstance(node, nodes.TemplateData):
                 texts.append(node.data.replace("%", "%%"))
                 continue
             texts.append("%s")
-            if isinstance(node, jinja2.nodes.Name) and node.name not in (_ROW, *_BOUND):
+            if isinstance(node, nodes.Name) and node.name not in (_ROW, *_BOUND):
                 columns.append(node.name)
             elif (name := _item_of_row(node)) is not None:
                 columns.append(name)
@@ -194,37 +217,35 @@ def _plain(tree: jinja2.nodes.Template) -> Plain | None:
     return Plain("".join(texts), columns, frozenset(others))
 
 
-def _item_of_row(node: jinja2.nodes.Node) -> str | None:
+def _item_of_row(node: nodes.Node) -> str | None:
     """Returns the column in `row["column"]` or `row.column`; None for another expression."""
     of = getattr(node, "node", None)
-    if not isinstance(of, jinja2.nodes.Name) or of.name != _ROW:
+    if not isinstance(of, nodes.Name) or of.name != _ROW:
         return None
-    if isinstance(node, jinja2.nodes.Getattr):
+    if isinstance(node, nodes.Getattr):
         return node.attr
-    if isinstance(node, jinja2.nodes.Getitem) and isinstance(node.arg, jinja2.nodes.Const):
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
         return node.arg.value if type(node.arg.value) is str else None
     return None
 
 
-def _unbound(tree: jinja2.nodes.Template) -> list[str]:
+def _unbound(tree: nodes.Template) -> list[str]:
     """Renames names that Jinja binds, if only columns can be meant; returns these names.
 
     A loop's attributes can be read, and it can be passed on, but it cannot be printed.
     """
-    printed = [
-        _filtered(node) for output in tree.find_all(jinja2.nodes.Output) for node in output.nodes
-    ]
+    printed = [_filtered(node) for output in tree.find_all(nodes.Output) for node in output.nodes]
     found = set()
-    for name in tree.find_all(jinja2.nodes.Name):
+    for name in tree.find_all(nodes.Name):
         if name.name == "self" or (name.name == "loop" and any(name is node for node in printed)):
             found.add(name.name)
             name.name = _BOUND[name.name]
     return sorted(found)
 
 
-def _filtered(node: jinja2.nodes.Node | None) -> jinja2.nodes.Node | None:
+def _filtered(node: nodes.Node | None) -> nodes.Node | None:
     """Returns the operand of an expression's filters."""
-    while isinstance(node, jinja2.nodes.Filter):
+    while isinstance(node, nodes.Filter):
         node = node.node
     return node
 
@@ -288,27 +309,20 @@ def _json_of(value: object) -> None:
     raise TypeError(f"a {type(value).__name__} has no JSON form")
 
 
-def _to_json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=_json_of).decode()
+_ENCODER = msgspec.json.Encoder(enc_hook=_json_of)
 
 
-@lru_cache(maxsize=1)
-def _environment() -> _Environment:
-    environment = _Environment(
-        undefined=_Missing, autoescape=False, keep_trailing_newline=True, finalize=_printed
-    )
-    # Functions are given to a template with its columns, which come first.
-    environment.globals.clear()
-    environment.filters["json"] = _to_json
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _json_of}
-    environment.tests["none"] = lambda value: value is None or isinstance(value, _Null)
-    environment.tests["defined"] = _is_defined
-    environment.tests["undefined"] = lambda value: not _is_defined(value)
-    return environment
-
-
-@lru_cache(maxsize=1)
-def _functions() -> dict[str, _Function]:
-    """Returns Jinja's global functions: range, dict, namespace, cycler, joiner, lipsum."""
-    globals_: dict[str, Any] = dict(jinja2.Environment().globals)
-    return {name: _function(made, name) for name, made in globals_.items()}
+_ENVIRONMENT = _Environment(
+    undefined=_Missing, autoescape=False, keep_trailing_newline=True, finalize=_printed
+)
+# Range, dict, namespace, cycler, joiner and lipsum. They are given to a template with its columns,
+# which come first.
+_FUNCTIONS: dict[str, Any] = {
+    name: _function(made, name) for name, made in _ENVIRONMENT.globals.items()
+}
+_ENVIRONMENT.globals.clear()
+_ENVIRONMENT.filters["json"] = lambda value: _ENCODER.encode(value).decode()
+_ENVIRONMENT.policies["json.dumps_kwargs"] = {"sort_keys": True, "default": _json_of}
+_ENVIRONMENT.tests["none"] = lambda value: value is None or isinstance(value, _Null)
+_ENVIRONMENT.tests["defined"] = _is_defined
+_ENVIRONMENT.tests["undefined"] = lambda value: not _is_defined(value)

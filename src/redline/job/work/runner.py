@@ -21,14 +21,12 @@ import copy
 import inspect
 import math
 import os
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import msgspec
-
-from redline.calls import Backend, Call, Outcome, Reply, Request
+from redline.calls import Backend, Call, Outcome, Reply, Request, failed
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
     BadRow,
@@ -38,7 +36,7 @@ from redline.errors import (
     Rejected,
     TimedOut,
 )
-from redline.job.settings import NO_MORE_S, Answered, Ask, Job, Noted
+from redline.job.settings import NO_MORE_S, Answered, Ask, Job
 from redline.job.work.backpressure import LARGE_ROW_BYTES, Backpressure
 from redline.job.work.bill import Bill
 from redline.job.work.feed import Picked, Supply
@@ -47,7 +45,7 @@ from redline.job.work.template import Renderer
 from redline.journal import FAIL_ON, Result
 from redline.process import Changes, DaemonThreads, counted
 from redline.sources import custom_id
-from redline.timeline import Ended
+from redline.timeline import Gatherer
 
 GRACE_S = 30.0
 # The time that an abort leaves to functions of the user's, which are usually quick, and to a
@@ -86,32 +84,9 @@ class Results(Protocol):
         ...
 
 
-class Record(Protocol):
-    """A record of some of the calls that have their outcome. due: the number of the next one."""
-
-    due: int
-
-    def took(self, number: int, ended: Ended) -> None:
-        """Records a call."""
-
-    def took_untried(self, number: int, call_s: float) -> None:
-        """Records a call that had its outcome without an attempt, `call_s` after it began."""
-
-
-class Unrecorded:
-    """A record that keeps no calls."""
-
-    due = sys.maxsize
-
-    def took(self, number: int, ended: Ended) -> None:
-        """Drops the call."""
-
-    def took_untried(self, number: int, call_s: float) -> None:
-        """Drops the call."""
-
-
-class Wiring(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts that a runner works with.
+@dataclass(kw_only=True)
+class Runner:
+    """The runner of one job on one backend. `run` once; `drain` and `abort` at any time.
 
     slots: the number of concurrent calls. supply: the source of its rows; source_name: its name in
     messages. renderer: makes a request of a row. bill: the cost of replies, None if it is not read
@@ -120,6 +95,7 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     called with each row that has failed. record: gets calls that have their outcome.
     """
 
+    job: Job
     backend: Backend
     slots: int
     supply: Supply
@@ -131,21 +107,12 @@ class Wiring(msgspec.Struct, frozen=True, kw_only=True):
     permit: Permit | None = None
     on_result: OnResult | None = None
     on_failure: OnFailure | None = None
-    record: Record | None = None
+    record: Gatherer = field(default_factory=Gatherer)
+    clock: Clock = SYSTEM
 
-
-class Runner:
-    """The runner of one job on one backend. `run` once; `drain` and `abort` at any time."""
-
-    def __init__(self, job: Job, wiring: Wiring, *, clock: Clock = SYSTEM) -> None:
-        self._job = job
-        self._backend = wiring.backend
-        self._supply = wiring.supply
-        self._source_name = wiring.source_name
-        self._clock = clock
-        self._renderer = wiring.renderer
-        self._slots = wiring.slots
-        self._spare = max(_LEAST_SPARE_WORKERS, min(self._slots, _MOST_SPARE_WORKERS))
+    def __post_init__(self) -> None:
+        job = self.job
+        self._spare = max(_LEAST_SPARE_WORKERS, min(self.slots, _MOST_SPARE_WORKERS))
         self._group: asyncio.TaskGroup | None = None
         self._tasks: dict[asyncio.Task[Any], Call | None] = {}
         self._handing: set[asyncio.Task[Any]] = set()
@@ -159,13 +126,6 @@ class Runner:
         )
         self._failures = Failures(job)
         self._succeeded = 0
-        self._results = wiring.results
-        self._load = wiring.load
-        self._bill = wiring.bill
-        self._permit = wiring.permit
-        self._on_result = wiring.on_result
-        self._on_failure = wiring.on_failure
-        self._record = wiring.record or Unrecorded()
         self._on_drain: Callable[[], object] | None = None
         # The monotonic time at which the run must end; inf for never.
         self.ends_s: float | None = None
@@ -186,12 +146,11 @@ class Runner:
 
         supply: the source of rows meanwhile; the runner's own by default.
         """
-        own = self._supply
-        self._supply = own if supply is None else supply
+        own, self.supply = self.supply, supply or self.supply
         try:
             await self._run()
         finally:
-            self._supply = own
+            self.supply = own
 
     def offer(self, rows: int) -> None:
         """Counts rows that are taken in hand; below 0 for rows that are given back."""
@@ -223,12 +182,11 @@ class Runner:
 
     async def _work_together(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            hooks = self._job.hooks
-            has_functions = hooks.before is not None or hooks.after is not None
-            has_waits = has_functions or bool(self._job.cache or self._permit)
-            for _ in range(self._slots + (self._spare if has_waits else 0)):
+            job, workers = self.job, self.slots
+            if job.hooks.before or job.hooks.after or job.cache or self.permit:
+                workers, self._spare = workers + self._spare, 0
+            for _ in range(workers):
                 self._add_worker(self._group)
-            self._spare = 0 if has_waits else self._spare
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
@@ -238,14 +196,14 @@ class Runner:
         allowed. on_drain: called when the run is drained meanwhile.
         """
         if self.ends_s is None:
-            deadline_s = self._job.deadline_s
-            self.ends_s = math.inf if deadline_s is None else self._clock.now_s() + deadline_s
+            deadline_s = self.job.deadline_s
+            self.ends_s = math.inf if deadline_s is None else self.clock.now_s() + deadline_s
         self._on_drain = on_drain
         watches = [
             asyncio.create_task(self._watch(self.ends_s)),
             asyncio.create_task(self._watch_results()),
         ]
-        if (most_s := self._job.longest_wait_s) is not None:
+        if (most_s := self.job.longest_wait_s) is not None:
             watches.append(asyncio.create_task(self._watch_wait(most_s)))
         try:
             yield
@@ -263,8 +221,15 @@ class Runner:
     def drain(self) -> None:
         """Takes no new row and starts no new attempt; calls on the wire are finished."""
         self.is_draining = True
-        self._supply.close()
-        self._cancel_waiting()
+        self.supply.close()
+        for task, call in self._tasks.items():
+            if call is None:
+                continue
+            if call.sent_s is None:
+                task.cancel()
+            else:
+                # The attempt on the wire keeps its own timeouts. If it fails, no retry follows.
+                call.deadline_s = NO_MORE_S
         if self._on_drain is not None:
             self._on_drain()
 
@@ -296,7 +261,7 @@ class Runner:
             self._abandon(task, "its call continues although it was cancelled")
             # It may wait for permission to be written, which is too late now.
             task.cancel()
-        self._supply.leave()
+        self.supply.leave()
         self._is_left = True
         self._left.set()
 
@@ -328,13 +293,13 @@ class Runner:
     def finishing(self) -> tuple[int, float]:
         """Returns the number of calls on the wire, and the most seconds until all have ended."""
         sent_s = self.sent_s()
-        ends_s = min(max(sent_s, default=0.0) + self._job.attempt_s, self.ends_s or math.inf)
-        most_s = max(0.0, ends_s - self._clock.now_s())
+        ends_s = min(max(sent_s, default=0.0) + self.job.attempt_s, self.ends_s or math.inf)
+        most_s = max(0.0, ends_s - self.clock.now_s())
         return len(sent_s), most_s if self.stopped is None else min(most_s, GRACE_S)
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
         """Returns the request for the row; its outcome if it cannot be sent."""
-        noted = Noted()
+        noted = Answered(failed(Rejected("the row is not sent here")))
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
 
@@ -362,19 +327,19 @@ class Runner:
 
     async def _watch(self, ends_s: float) -> None:
         """Aborts the run at its deadline, or GRACE_S after it was stopped."""
-        left_s = None if ends_s == math.inf else ends_s - self._clock.now_s()
+        left_s = None if ends_s == math.inf else ends_s - self.clock.now_s()
         try:
             async with asyncio.timeout(left_s):
                 await self._is_stopped.wait()
                 await asyncio.sleep(GRACE_S)
         except TimeoutError:
             hint = "run the same command again: it continues"
-            self.stop(TimedOut("run", self._job.deadline_s, hint=hint))
+            self.stop(TimedOut("run", self.job.deadline_s, hint=hint))
         self.abort()
 
     async def _watch_results(self) -> None:
         """Stops the run once its results are not acknowledged any more."""
-        results = self._results
+        results = self.results
         await results.changes.wait_for(lambda: results.failure is not None)
         assert results.failure is not None
         self.stop(results.failure)
@@ -391,31 +356,21 @@ class Runner:
                 continue
             if any(call.sent_s is not None for call in in_hand):
                 continue
-            now_s = self._clock.now_s()
-            if error := longest_wait(self._backend.load(now_s), in_hand, most_s, now_s):
+            now_s = self.clock.now_s()
+            if error := longest_wait(self.backend.load(now_s), in_hand, most_s, now_s):
                 return self.stop(error)
-
-    def _cancel_waiting(self) -> None:
-        for task, call in self._tasks.items():
-            if call is None:
-                continue
-            if call.sent_s is None:
-                task.cancel()
-            else:
-                # The attempt on the wire keeps its own timeouts. If it fails, no retry follows.
-                call.deadline_s = NO_MORE_S
 
     async def _work(self) -> None:
         task = asyncio.current_task()
         assert task is not None
         large_bytes = 0
         try:
-            ready, tasks, backend = self._supply.ready, self._tasks, self._backend
-            job, load, record, now_s = self._job, self._load, self._record, self._clock.now_s
+            ready, tasks, backend = self.supply.ready, self._tasks, self.backend
+            job, load, record, now_s = self.job, self.load, self.record, self.clock.now_s
             row_s = job.row_deadline_s
             # A copy of a Call costs half of a new one. Any: a Struct does not declare `__copy__`.
             alike: Any = Call(priority=job.priority, tenant=job.tenant, on_wait=self._row_waits)
-            has_permit, is_plain = self._permit is not None, self._is_plain
+            has_permit, is_plain = self.permit is not None, self._is_plain
             due_s = math.inf
             while (picked := ready.popleft() if ready else await self.next_row()) is not None:
                 self.offered += 1
@@ -431,7 +386,7 @@ class Runner:
                     outcome = await self._ask(picked, call, backend)
                 except Exception as error:
                     outcome = _unanswered(error, call)
-                if is_plain and self._bill is not None:
+                if is_plain and self.bill is not None:
                     self._pay(outcome)
                 self.ended = ended = self.ended + 1
                 if not (tried := outcome.tried):
@@ -464,26 +419,26 @@ class Runner:
         finally:
             self._tasks.pop(task, None)
             if large_bytes:
-                self._load.remove(large_bytes)
+                self.load.remove(large_bytes)
 
     async def next_row(self) -> Picked | None:
         """Returns the next row; None at the end, or if reading failed, which ends the run."""
         try:
-            return None if self.is_draining else await self._supply.next()
+            return None if self.is_draining else await self.supply.next()
         except RedlineError as error:
             self.stop(error)
             return None
         except Exception as error:
             # The user's own iterable: what is in flight is still finished and saved.
-            what = f"reading {self._source_name} raised {type(error).__name__}: {error}"
-            self.stop(ConfigError(what, where=f"after {counted(self._supply.rows_read, 'row')}"))
+            what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
+            self.stop(ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}"))
             return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
         """Whether another attempt would follow if the run were not ending: time is left."""
         error = outcome.error
         is_late = isinstance(error, TimedOut) and error.phase == "row"
-        return is_late and self._clock.now_s() < due_s
+        return is_late and self.clock.now_s() < due_s
 
     def _ask(self, picked: Picked, call: Call, backend: Backend) -> Awaitable[Outcome]:
         """Sends a row's request; returns an awaitable outcome. Raises Rejected for a bad row."""
@@ -492,7 +447,7 @@ class Runner:
         if row is None or found.problem is not None or picked.is_duplicate:
             raise _unusable(picked)
         if self._is_plain:
-            return backend.send(self._renderer.request(row), call)
+            return backend.send(self.renderer.request(row), call)
         return self._ask_between(row, call, backend)
 
     async def _ask_between(self, row: dict[str, Any], call: Call, backend: Backend) -> Outcome:
@@ -501,9 +456,10 @@ class Runner:
             # A copy: what the user's function changes must not change the row that is recorded.
             row = await self._in_executor(self._before, copy.deepcopy(row), "before")
             if not isinstance(row, dict):
-                raise Rejected(f"the `before` function returned {_article(row)}, not a dict")
-        request = self._renderer.request(row) if self._is_http else Request(body=row)
-        task_of_job = self._job.task
+                kind = type(row).__name__
+                raise Rejected(f"the `before` function returned a value of type {kind}, not a dict")
+        request = self.renderer.request(row) if self._is_http else Request(body=row)
+        task_of_job = self.job.task
         if task_of_job is None:
             outcome = await backend.send(request, call)
             self._pay(outcome)
@@ -519,20 +475,18 @@ class Runner:
 
     def _pay(self, outcome: Outcome) -> None:
         """Adds the cost of an answer to the bill, also if its row is sent again."""
-        if self._bill is not None and outcome.reply is not None and not outcome.is_cached:
-            is_known = self._bill.add(
-                outcome.reply, outcome.endpoint, is_batched=outcome.is_batched
-            )
-            self._bill = self._bill if is_known else None
+        if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
+            is_known = self.bill.add(outcome.reply, outcome.endpoint, is_batched=outcome.is_batched)
+            self.bill = self.bill if is_known else None
 
     async def _finish(self, outcome: Outcome, reply: Reply) -> None:
         """Applies the job's reasons to fail and the user's `after` function to a success."""
-        if reasons := _unwanted(reply.finish_reasons, self._job.fail_on):
+        if reasons := _unwanted(reply.finish_reasons, self.job.fail_on):
             outcome.status = "rejected"
             outcome.error = Rejected(reasons)
-        elif self._job.hooks.after is not None:
+        elif self.job.hooks.after is not None:
             try:
-                reply.output = await self._in_executor(self._job.hooks.after, reply.output, "after")
+                reply.output = await self._in_executor(self.job.hooks.after, reply.output, "after")
             except Rejected as error:
                 # The answer is paid for: it stays in the outcome and in the failure's line.
                 outcome.status, outcome.error = "rejected", error
@@ -540,7 +494,7 @@ class Runner:
     async def _in_executor(self, function: Callable[[Any], Any], value: Any, name: str) -> Any:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        executor = self._job.hooks.executor
+        executor = self.job.hooks.executor
         if executor is None:
             executor = self._threads = self._threads or DaemonThreads(
                 _FUNCTIONS, "redline-function"
@@ -569,7 +523,7 @@ class Runner:
             if error.stops_run:
                 self.stop(error)
                 return
-        if self._permit is not None and not await self._is_permitted(picked, outcome):
+        if self.permit is not None and not await self._is_permitted(picked, outcome):
             return
         if error is not None and (reason := self._failures.failed(error, self._succeeded)):
             self.stop(reason)
@@ -580,26 +534,26 @@ class Runner:
         """Hands the outcome to the journal; returns what to await of `on_result`, if anything."""
         result = Result(picked.row, picked.key, picked.custom_id, outcome, picked.mark)
         try:
-            self._results.append(result)
+            self.results.append(result)
         except RedlineError as journal_error:
             self.stop(journal_error)
             return None
         # A success that cannot be written has become a failure.
         if outcome.error is None:
             self._succeeded += 1
-        elif self._on_failure is not None:
-            self._on_failure(result)
-        if self._on_result is None:
+        elif self.on_failure is not None:
+            self.on_failure(result)
+        if self.on_result is None:
             return None
         result.name_outcome()
-        handing = self._on_result(result)
+        handing = self.on_result(result)
         # It is saved; only an abort ends the wait for its taker.
         return None if handing is None else self._until_aborted(handing)
 
     async def _is_permitted(self, picked: Picked, outcome: Outcome) -> bool:
-        assert self._permit is not None
+        assert self.permit is not None
         try:
-            is_permitted = await self._permit(picked.key, outcome)
+            is_permitted = await self.permit(picked.key, outcome)
         except RedlineError as error:
             self.stop(error)
             return False
@@ -618,11 +572,11 @@ class Runner:
             self._handing.discard(task)
 
     def _where(self, picked: Picked, outcome: Outcome) -> str:
-        parts = [f"{self._source_name}:{picked.row.line}"]
+        parts = [f"{self.source_name}:{picked.row.line}"]
         if outcome.endpoint:
             parts.append(f"endpoint {outcome.endpoint}")
         if outcome.attempts:
-            most = self._job.retry.max_retries + 1
+            most = self.job.retry.max_retries + 1
             # Attempts that were not the row's fault do not count against its retries.
             of = f" of {most}" if outcome.attempts <= most else ""
             parts.append(f"attempt {outcome.attempts}{of}")
@@ -655,11 +609,8 @@ def _unusable(picked: Picked) -> BadRow:
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
     """Returns the flaw of each choice that ended for a reason to fail on; empty for none."""
-    found = [(i, reason) for i, reason in enumerate(reasons) if reason and reason in fail_on]
-    if len(reasons) == 1:
-        return "".join(f"{FAIL_ON.get(reason, reason)} ({reason})" for _, reason in found)
-    return "; ".join(f"choice {i}: {FAIL_ON.get(reason, reason)} ({reason})" for i, reason in found)
-
-
-def _article(value: object) -> str:
-    return f"a value of type {type(value).__name__}"
+    return "; ".join(
+        ("" if len(reasons) == 1 else f"choice {i}: ") + f"{FAIL_ON.get(reason, reason)} ({reason})"
+        for i, reason in enumerate(reasons)
+        if reason and reason in fail_on
+    )

@@ -9,16 +9,13 @@ time in which the process was stopped.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
-
-import msgspec
+from dataclasses import dataclass
+from pathlib import Path
 
 from redline.calls.cost import Metered
 from redline.clock import SYSTEM, Clock
-from redline.job.settings import Embedded
-from redline.job.work.backpressure import Backpressure
 from redline.job.work.endpoints import Endpoints
 from redline.job.work.feed import Feed
 from redline.job.work.holding import Moment, holder_of
@@ -50,74 +47,43 @@ _MOST_WINDOWS = 1_800
 _SHARE = 1 / 600
 
 
-class Sampled(msgspec.Struct, frozen=True, kw_only=True):
-    """The sources of a sample. journal: None without an output; metered: None without a budget.
+@dataclass(kw_only=True)
+class Sampler:
+    """The sampler of one run, which makes its windows.
 
-    embedded: the server that runs in this process, None without one.
+    journal: None without an output; metered: None without a budget. gatherer: records calls that
+    end. file: the job's timeline; None keeps the windows only in memory. is_fixed: the limits and
+    the calls in flight are stated, so that the speed of this run can be predicted from earlier
+    ones. windows: those of this run so far, older ones merged. slots: the most calls in flight
+    allowed at the last sample; 0 if unknown.
     """
 
+    facts: RunFacts
+    gatherer: Gatherer
     runner: Runner
     feed: Feed
-    load: Backpressure
     tally: Tally
     endpoints: Endpoints
     journal: Journal | None = None
     metered: Metered | None = None
-    embedded: Embedded | None = None
+    file: TimelineFile | None = None
+    clock: Clock = SYSTEM
+    is_fixed: bool = False
 
-
-class Sampler:
-    """The sampler of one run, which makes its windows.
-
-    gatherer: records calls that end. file: the job's timeline; None keeps the windows only in
-    memory. is_fixed: the limits and the calls in flight are stated, so that the speed of this run
-    can be predicted from earlier ones. windows: those of this run so far, older ones merged.
-    """
-
-    def __init__(
-        self,
-        facts: RunFacts,
-        sampled: Sampled,
-        gatherer: Gatherer,
-        file: TimelineFile | None = None,
-        clock: Clock = SYSTEM,
-        *,
-        is_fixed: bool = False,
-    ) -> None:
-        self.facts = facts
+    def __post_init__(self) -> None:
         self.windows: list[Window] = []
-        self._sampled = sampled
-        self._gatherer = gatherer
-        self._file = file
-        self._clock = clock
-        self._cpu = _ThreadTime()
-        self._begun_s = self._closed_s = clock.now_s()
-        self._counters = self._count()
+        self.slots = 0
         self._stopped_s = 0.0
-        self._slots = 0
         self._task: asyncio.Task[None] | None = None
-        self._totals: Callable[[], Totals] = Totals
-        self._on_window: Callable[[Window], None] | None = None
         self._new: list[Window] = []
         self._is_begun = False
-        self._is_fixed = is_fixed
         self._setting: Setting | None = None
         self._writing: asyncio.Future[None] | None = None
 
     @property
-    def calls(self) -> int:
-        """The number of calls that have their outcome, on disk or not."""
-        return self._sampled.runner.ended
-
-    @property
-    def slots(self) -> int:
-        """The most calls in flight allowed at the last sample; 0 if unknown."""
-        return self._slots
-
-    @property
     def failure(self) -> str | None:
         """The reason why the timeline is no longer written; None while it is, or without a file."""
-        return None if self._file is None else self._file.failure
+        return None if self.file is None else self.file.failure
 
     def start(
         self, totals: Callable[[], Totals], on_window: Callable[[Window], None] | None = None
@@ -129,10 +95,10 @@ class Sampler:
         """
         self._totals = totals
         self._on_window = on_window
-        self._begun_s = self._closed_s = self._clock.now_s()
+        self._begun_s = self._closed_s = self.clock.now_s()
         self._counters = self._count()
-        self._gatherer.begin(self._begun_s, self._counters)
-        if self._is_fixed:
+        self.gatherer.begin(self._begun_s, self._counters)
+        if self.is_fixed:
             self._setting = self._stated(self._begun_s)
         self._task = asyncio.create_task(self._sample_on(), name="redline sampler")
         self._write_on()
@@ -147,23 +113,21 @@ class Sampler:
         self._task.cancel()
         try:
             await asyncio.wait([self._task])
-            now_s = self._clock.now_s()
-            self._gatherer.sample(self._state(now_s, 0.0))
+            now_s = self.clock.now_s()
+            self.gatherer.sample(self._state(now_s, 0.0))
             self._close(now_s)
             while self._writing is not None:
                 await asyncio.wait([self._writing])
         except BaseException:
             self._abandon()
             raise
-        finally:
-            self._cpu.close()
         end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what)
-        if self._file is not None:
-            await asyncio.to_thread(self._end, self._file, end)
+        if self.file is not None:
+            await asyncio.to_thread(self._end, self.file, end)
 
     def _abandon(self) -> None:
         """Stops writing; the file is closed once no thread writes to it."""
-        file, self._file = self._file, None
+        file, self.file = self.file, None
         if file is not None and self._writing is not None:
             self._writing.add_done_callback(lambda _: file.close())
         elif file is not None:
@@ -171,17 +135,17 @@ class Sampler:
 
     def _stated(self, now_s: float) -> Setting:
         """Returns the slots and limits with which the run begins."""
-        endpoints = self._sampled.endpoints
+        endpoints = self.endpoints
         loads, _ = endpoints.loads(now_s)
         slots = endpoints.slots(loads)
         return setting_of(slots, list(endpoints.uses(now_s)), len(self.facts.endpoints))
 
     async def _sample_on(self) -> None:
-        due_s = self._clock.now_s()
+        due_s = self.clock.now_s()
         while True:
-            due_s = max(due_s + SAMPLE_S, self._clock.now_s())
-            await asyncio.sleep(due_s - self._clock.now_s())
-            now_s = self._clock.now_s()
+            due_s = max(due_s + SAMPLE_S, self.clock.now_s())
+            await asyncio.sleep(due_s - self.clock.now_s())
+            now_s = self.clock.now_s()
             self._sample(now_s, max(0.0, now_s - due_s))
 
     def _sample(self, now_s: float, late_s: float) -> None:
@@ -193,7 +157,7 @@ class Sampler:
             self._close(now_s)
             return
         self._stopped_s += stopped_s
-        self._gatherer.sample(self._state(now_s, late_s))
+        self.gatherer.sample(self._state(now_s, late_s))
         if now_s - self._closed_s >= WINDOW_S - SAMPLE_S / 2:
             self._close(now_s)
 
@@ -213,11 +177,11 @@ class Sampler:
             return
         self._closed_s = now_s
         self._counters = self._count()
-        endpoints, tally = self._sampled.endpoints, self._sampled.tally
-        if error := tally.take_error():
-            self._gatherer.note_error(error)
+        endpoints = self.endpoints
+        if error := self.tally.take_error():
+            self.gatherer.note_error(error)
         stopped_s, self._stopped_s = self._stopped_s, 0.0
-        window = self._gatherer.window(
+        window = self.gatherer.window(
             now_s,
             self._counters,
             self._totals(),
@@ -231,23 +195,22 @@ class Sampler:
             self.windows = coarsened(self.windows, window.end_s, _SHARE)
         if self._on_window is not None:
             self._on_window(window)
-        if self._file is not None:
+        if self.file is not None:
             self._new.append(window)
             self._write_on()
 
     def _state(self, now_s: float, late_s: float) -> Sample:
         """Returns the current state of the run."""
-        sampled = self._sampled
-        runner, feed, load, tally = sampled.runner, sampled.feed, sampled.load, sampled.tally
-        loads, limits = sampled.endpoints.loads(now_s)
+        runner, feed, load, tally = self.runner, self.feed, self.runner.load, self.tally
+        loads, limits = self.endpoints.loads(now_s)
         in_hand = max(0, runner.offered - runner.ended)
-        metered, batches = sampled.metered, tally.batches
+        metered, batches = self.metered, tally.batches
         is_starved, is_behind = feed.is_starved, load.is_behind
         moment = Moment(
             now_s=now_s,
             loads=loads,
-            queued=sampled.endpoints.queued,
-            is_full_together=sampled.endpoints.is_full,
+            queued=self.endpoints.queued,
+            is_full_together=self.endpoints.is_full,
             is_starved=is_starved,
             is_over=feed.is_over,
             has_ready=feed.has_ready,
@@ -262,13 +225,13 @@ class Sampler:
             retrying=tally.retrying,
         )
         held = holder_of(moment)
-        self._slots = sampled.endpoints.slots(loads)
+        self.slots = self.endpoints.slots(loads)
         return Sample(
             held=held,
             limits=limits if held == "limit" else (),
             in_flight=tally.in_flight,
             in_hand=in_hand,
-            slots=self._slots,
+            slots=self.slots,
             waiting=sum(load.waiting - load.queued for load in loads),
             retrying=tally.retrying,
             is_feed_empty=is_starved,
@@ -277,19 +240,18 @@ class Sampler:
         )
 
     def _count(self) -> Counters:
-        tally, journal = self._sampled.tally, self._sampled.journal
-        embedded = self._sampled.embedded
+        tally, journal, embedded = self.tally, self.journal, self.runner.job.embedded
         return Counters(
             sent=tally.attempts,
             retries=tally.retries,
             failovers=tally.failovers,
             errors=dict(tally.errors),
-            calls=self._sampled.runner.ended,
+            calls=self.runner.ended,
             done=tally.succeeded,
             failed=tally.failed,
             input_tokens=tally.input_tokens,
             output_tokens=tally.output_tokens,
-            thread_s=self._cpu.read_s(),
+            thread_s=_thread_s(),
             cpu_s=time.process_time(),
             write_s=0.0 if journal is None else journal.write_s,
             sync_s=0.0 if journal is None else journal.sync_s,
@@ -298,11 +260,11 @@ class Sampler:
 
     def _write_on(self) -> None:
         """Writes new windows in a thread, unless one is writing already."""
-        if self._file is None or self._writing is not None:
+        if self.file is None or self._writing is not None:
             return
         new, self._new = self._new, []
         loop = asyncio.get_running_loop()
-        self._writing = loop.run_in_executor(None, self._write, self._file, new)
+        self._writing = loop.run_in_executor(None, self._write, self.file, new)
         self._writing.add_done_callback(self._wrote)
 
     def _wrote(self, writing: asyncio.Future[None]) -> None:
@@ -319,7 +281,7 @@ class Sampler:
                 if prediction is not None:
                     file.predict(prediction)
         if windows:
-            file.add(windows, self._clock.wall_s())
+            file.add(windows, self.clock.wall_s())
 
     def _end(self, file: TimelineFile, end: RunEnd) -> None:
         self._write(file, self._new)
@@ -327,25 +289,12 @@ class Sampler:
         file.close()
 
 
-class _ThreadTime:
-    """The time that the event loop's thread has run, or was ready to run without a CPU."""
-
-    def __init__(self) -> None:
-        # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
-        try:
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._fd = -1
-
-    def read_s(self) -> float:
-        """Returns the seconds of the calling thread, which must be the one that made this."""
-        waited_ns = 0
-        if self._fd >= 0:
-            fields = os.pread(self._fd, 100, 0).split()
-            waited_ns = int(fields[1]) if len(fields) > 1 else 0
-        return time.thread_time() + waited_ns / 1e9
-
-    def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+def _thread_s() -> float:
+    """Returns the seconds that the calling thread has run, or was ready to run without a CPU."""
+    # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
+    try:
+        fields = Path("/proc/thread-self/schedstat").read_bytes().split()
+    except OSError:
+        fields = []
+    waited_ns = int(fields[1]) if len(fields) > 1 else 0
+    return time.thread_time() + waited_ns / 1e9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from redline.job.settings import Job
@@ -26,6 +27,7 @@ def fate(job: Job, failed: KeySet, key: int, mark: int) -> Literal["to do", "don
     return "done" if has_failed else "untried"
 
 
+@dataclass
 class Selection:
     """The choice of rows to do from those read, with counts of what earlier runs have done.
 
@@ -37,25 +39,17 @@ class Selection:
     count as skipped.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        journal: Journal | None,
-        *,
-        holds: Holds | None = None,
-        skip: Skip | None = None,
-    ) -> None:
-        self.skipped = 0
-        self.failed_before = 0
-        self.untried = 0
-        self.with_batches = 0
-        self._job = job
-        self._journal = journal
-        self._holds = holds
-        self._skip = skip
-        # The number of rows read with a line in the results, and the rows that had failed before.
-        self._with_line = 0
-        self._with_failure = KeySet()
+    _job: Job
+    _journal: Journal | None
+    _holds: Holds | None
+    _skip: Skip | None
+    skipped: int = 0
+    failed_before: int = 0
+    untried: int = 0
+    with_batches: int = 0
+    # The number of rows read with a line in the results, and the rows that had failed before.
+    _with_line: int = 0
+    _with_failure: KeySet = field(default_factory=KeySet)
 
     def wanted(
         self, keys: Sequence[int], undone: Sequence[int], marks: Mapping[int, int]
@@ -102,12 +96,13 @@ class Selection:
         if key in journal.failed:
             self._with_failure.add(key)
         found = fate(self._job, journal.failed, key, mark)
-        if found != "to do":
-            is_done = found == "done"
-            self.untried += not is_done
-            self.skipped += is_done
-            self.failed_before += is_done
-            if is_done and key in journal.succeeded:
+        if found == "untried":
+            self.untried += 1
+            return False
+        if found == "done":
+            self.skipped += 1
+            self.failed_before += 1
+            if key in journal.succeeded:
                 journal.outdate(key)
             return False
         if self._holds is not None and self._holds(key, mark):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from redline.calls import Call
 from redline.errors import (
@@ -33,14 +34,14 @@ WINDOW_ROWS = 1000
 LEAST_ROWS = 100
 
 
+@dataclass
 class Failures:
     """The failures of a run; decides with each one whether the run must end."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._count = 0
-        # For each of the rows that failed lately, how many rows had ended then.
-        self._lately: deque[int] = deque()
+    _job: Job
+    _count: int = 0
+    # For each of the rows that failed lately, how many rows had ended then.
+    _lately: deque[int] = field(default_factory=deque)
 
     def failed(self, error: CallError | NoEndpoint, succeeded: int) -> RedlineError | None:
         """Counts a failed row; returns the error that ends the run, None if it continues.

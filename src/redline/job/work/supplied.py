@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
@@ -11,25 +12,21 @@ from redline.job.work.runner import Results
 from redline.journal import Brief, Result
 from redline.waist import Attempts
 
+# Called with rows that are durable, or were passed on.
+Acknowledge = Callable[[list[Brief]], None]
 
+
+@dataclass
 class SuppliedBackend:
     """A caller's backend, which several jobs may share.
 
     before_write: called before each write of this job's requests. attempts: counts them.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        *,
-        before_write: Callable[[], None],
-        attempts: Attempts,
-        clock: Clock = SYSTEM,
-    ) -> None:
-        self._backend = backend
-        self._before_write = before_write
-        self._attempts = attempts
-        self._clock = clock
+    _backend: Backend
+    _before_write: Callable[[], None]
+    _attempts: Attempts
+    _clock: Clock = SYSTEM
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         return self._backend.load(now_s, request)
@@ -74,13 +71,15 @@ class SuppliedBackend:
         self._attempts.ended(now_s, now_s - sent_s, error, input_tokens, output_tokens)
 
 
+@dataclass
 class SuppliedResults:
     """A caller's own results: each row is acknowledged once it is taken."""
 
-    def __init__(self, results: Results, acknowledge: Callable[[list[Brief]], None]) -> None:
-        self.changes = results.changes
-        self._results = results
-        self._acknowledge = acknowledge
+    _results: Results
+    _acknowledge: Acknowledge
+
+    def __post_init__(self) -> None:
+        self.changes = self._results.changes
 
     @property
     def failure(self) -> JournalError | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
@@ -72,30 +74,31 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
     failing: Outages | None = None
 
 
+@dataclass
 class _Outage:
-    """One endpoint's outages: the last one, when it began, and the total of earlier ones."""
+    """One endpoint's outages: the last one, when it began (inf if it is over), and earlier ones."""
 
-    def __init__(self, lost: EndpointLost | EndpointDegraded) -> None:
-        self._lost = lost
-        self._lost_s = 0.0
-        self._since_s: float | None = lost.at_s
+    _lost: EndpointLost | EndpointDegraded | None = None
+    _lost_s: float = 0.0
+    since_s: float = math.inf
 
     @property
     def is_down(self) -> bool:
-        return self._since_s is not None
+        return self.since_s < math.inf
 
-    def again(self, lost: EndpointLost | EndpointDegraded) -> None:
+    def begin(self, lost: EndpointLost | EndpointDegraded) -> None:
         self._lost = lost
-        if self._since_s is None:
-            self._since_s = lost.at_s
+        self.since_s = min(self.since_s, lost.at_s)
 
-    def over(self, now_s: float) -> None:
-        if self._since_s is not None:
-            self._lost_s += now_s - self._since_s
-        self._since_s = None
+    def end(self, now_s: float) -> None:
+        self._lost_s += max(0.0, now_s - self.since_s)
+        self.since_s = math.inf
 
-    def read(self, now_s: float) -> Outages:
-        down_s = 0.0 if self._since_s is None else now_s - self._since_s
+    def read(self, now_s: float) -> Outages | None:
+        """Returns the outages up to now; None if there was none."""
+        if self._lost is None:
+            return None
+        down_s = max(0.0, now_s - self.since_s)
         return Outages(self._lost.endpoint, self._lost.reason, self._lost_s + down_s, down_s)
 
 
@@ -148,8 +151,8 @@ class Tally(Attempts):
         self._names: list[str] = []  # of several endpoints
         self._answered: Counter[str] = Counter()  # rows, by endpoint
         self._parked: dict[str, float] = {}  # until when, by endpoint
-        self._outages: dict[str, _Outage] = {}
-        self._failing: dict[str, _Outage] = {}  # degraded, by their breakers
+        self._outages: dict[str, _Outage] = defaultdict(_Outage)
+        self._failing: dict[str, _Outage] = defaultdict(_Outage)  # degraded, by their breakers
         self.cache_use = CacheUse()
         self.batches: BatchUse | None = None  # of a run that has some
         self.batch_look_s: float | None = None  # when one of them is looked at next
@@ -167,6 +170,11 @@ class Tally(Attempts):
     def rate_limited(self) -> int:
         """The number of HTTP 429 answers."""
         return self.errors["rate_limited"]
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """Failed attempts by the error's kind, the most frequent first; not those cancelled."""
+        return {kind: count for kind, count in self.errors.most_common() if kind != "cancelled"}
 
     @property
     def cache(self) -> CacheUse | None:
@@ -192,7 +200,7 @@ class Tally(Attempts):
     @property
     def degraded(self) -> list[str]:
         """The endpoints that currently fail, of those that are left."""
-        return [name for name in self._left() if (one := self._failing.get(name)) and one.is_down]
+        return [name for name in self._left() if self._failing[name].is_down]
 
     @property
     def is_all_down(self) -> bool:
@@ -219,12 +227,13 @@ class Tally(Attempts):
         If none is down now, those of the endpoint with the most seconds in total.
         """
         found = [outage.read(now_s) for outage in self._outages.values()]
-        return max(found, key=lambda one: (one.down_s, one.lasted_s), default=None)
+        happened = [one for one in found if one is not None]
+        return max(happened, key=lambda one: (one.down_s, one.lasted_s), default=None)
 
     def failing(self, now_s: float) -> Outages | None:
         """Returns the failures of the endpoint that has failed for longest; None if none fails."""
-        found = [self._failing[name].read(now_s) for name in self.degraded]
-        return max(found, key=lambda one: one.down_s, default=None)
+        longest = min(self.degraded, key=lambda name: self._failing[name].since_s, default=None)
+        return None if longest is None else self._failing[longest].read(now_s)
 
     def endpoints(self, now_s: float) -> list[EndpointUse]:
         """Returns the state and counts of each of several endpoints; empty for a run with one."""
@@ -233,8 +242,8 @@ class Tally(Attempts):
                 name=name,
                 answered=self._answered[name],
                 out=self.out[name].reason if name in self.out else None,
-                outages=self._outages[name].read(now_s) if name in self._outages else None,
-                failing=self._failing[name].read(now_s) if name in self._failing else None,
+                outages=self._outages[name].read(now_s),
+                failing=self._failing[name].read(now_s),
             )
             for name in self._names
         ]
@@ -275,24 +284,26 @@ class Tally(Attempts):
         self.errors[error] += 1
 
     def on_event(self, event: Event) -> None:
-        if isinstance(event, RetryScheduled):
-            self.retrying += 1
-            self._new_error = event.what
-        elif isinstance(event, RetryStarted):
-            self.retrying -= 1
-        elif isinstance(event, RequestRepeated):
-            self.repeated += 1
-        elif isinstance(event, EndpointParked):
-            self._parked[event.endpoint] = event.at_s + event.for_s
-        elif isinstance(event, EndpointLost | EndpointDegraded):
-            outages = self._outages if isinstance(event, EndpointLost) else self._failing
-            outages.setdefault(event.endpoint, _Outage(event)).again(event)
-        elif isinstance(event, EndpointBack | EndpointRecovered):
-            outages = self._outages if isinstance(event, EndpointBack) else self._failing
-            if event.endpoint in outages:
-                outages[event.endpoint].over(event.at_s)
-        elif isinstance(event, EndpointOut):
-            self.out[event.endpoint] = event
+        match event:
+            case RetryScheduled():
+                self.retrying += 1
+                self._new_error = event.what
+            case RetryStarted():
+                self.retrying -= 1
+            case RequestRepeated():
+                self.repeated += 1
+            case EndpointParked():
+                self._parked[event.endpoint] = event.at_s + event.for_s
+            case EndpointLost():
+                self._outages[event.endpoint].begin(event)
+            case EndpointDegraded():
+                self._failing[event.endpoint].begin(event)
+            case EndpointBack():
+                self._outages[event.endpoint].end(event.at_s)
+            case EndpointRecovered():
+                self._failing[event.endpoint].end(event.at_s)
+            case EndpointOut():
+                self.out[event.endpoint] = event
 
     def take_error(self) -> str:
         """Returns the message of the last error that is tried again, if any since the last call."""

@@ -17,6 +17,8 @@ from redline.job.work.body import FixedBody
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
 
+# Those of a row, by name; or the fields of a body.
+Columns = dict[str, Any]
 _SYSTEM_ROLES = ("system", "developer")
 # An index in an output path; longer digits are a key.
 _INDEX = re.compile("[0-9]{1,9}")
@@ -38,21 +40,15 @@ class Renderer:
     """A renderer of rows as requests by one `Prompting`. Raises ConfigError for a bad template."""
 
     def __init__(self, prompting: Prompting) -> None:
-        self._prompting = prompting
-        self._prompt = self._compile(prompting.prompt, "prompt")
-        self._system = self._compile(prompting.system, "system")
-        self._body = self._compile(prompting.body, "body")
+        self._prompt = _compiled(prompting.prompt, "prompt")
+        self._system = _compiled(prompting.system, "system")
+        self._body = _compiled(prompting.body, "body")
         self._has_template = self._prompt is not None or self._body is not None
-        url = prompting.url
-        self._url = self._compile(url, "url") if url is not None and is_template(url) else None
-        self._fixed_url = url or chat.API.path
+        url = self._fixed_url = prompting.url or chat.API.path
+        self._url = _compiled(url, "url") if "{{" in url or "{%" in url else None
         self._method = prompting.method.upper()
         self._is_bodiless = self._method in BODILESS
-        if (
-            self._system is not None
-            and self._url is None
-            and not api_of(self._fixed_url).has_system
-        ):
+        if self._system is not None and self._url is None and not api_of(url).has_system:
             raise ConfigError(
                 f"a request to {url} has no place for a system message",
                 hint="put its text into --prompt, or write the whole body with --body",
@@ -69,11 +65,9 @@ class Renderer:
             self._check_columns()
         self._fixed = self._fixed_body()
         # What requests of the fixed body have in common.
-        self._alike = Request(
-            method=self._method, url=self._fixed_url, output_path=self._output_path
-        )
+        self._alike = Request(method=self._method, url=url, output_path=self._output_path)
 
-    def request(self, row: dict[str, Any]) -> Request:
+    def request(self, row: Columns) -> Request:
         """Makes the request of one row. Raises BadRow, and BadTemplate if a template fails."""
         fixed = self._fixed
         if fixed is not None and (raw := fixed.json(row)) is not None:
@@ -81,13 +75,9 @@ class Renderer:
         if not self._has_template and _is_batch_row(row):
             request = self._batch_request(row)
         else:
-            url = self._fixed_url if self._url is None else self._render(self._url, row, "url")
-            request = Request(
-                method=self._method,
-                url=url,
-                body=None if self._is_bodiless else self._make_body(row, url),
-                output_path=self._output_path,
-            )
+            url = self._fixed_url if self._url is None else self._url.render(row)
+            body = None if self._is_bodiless else self._make_body(row, url)
+            request = self._request(self._method, url, body)
         refuse_partial(request)
         if not self._has_template and row.get("stream") is True:
             refuse_partial(msgspec.structs.replace(request, body={"stream": True}))
@@ -115,7 +105,7 @@ class Renderer:
             columns.add("prompt")
             others |= PARAMETERS.union(("messages", "stream"))
 
-        def make(row: dict[str, Any]) -> Any:
+        def make(row: Columns) -> Any:
             body = self._make_body(row, self._fixed_url)
             refuse_partial(Request(url=self._fixed_url, body=body))
             return body
@@ -125,29 +115,33 @@ class Renderer:
         except ValueError:
             return None
 
-    def prompt(self, row: dict[str, Any]) -> str:
+    def prompt(self, row: Columns) -> str:
         """Renders the prompt template for a row. Raises BadTemplate if it fails."""
         assert self._prompt is not None
-        return self._render(self._prompt, row, "prompt")
+        return self._prompt.render(row)
 
-    def _batch_request(self, row: dict[str, Any]) -> Request:
+    def _batch_request(self, row: Columns) -> Request:
         url, body, method = row["url"], row.get("body"), row.get("method") or "POST"
         if not isinstance(url, str) or not isinstance(method, str):
             raise BadRow("`url` and `method` must be text")
-        if body is None and method.upper() in BODILESS:
-            return Request(method=method.upper(), url=url, output_path=self._output_path)
+        method = method.upper()
+        if body is None and method in BODILESS:
+            return self._request(method, url)
         if not isinstance(body, dict):
             raise BadRow("`body` must be an object")
         body = {**self._defaults, **body}
         if api_of(url) is chat.API and isinstance(body.get("messages"), list):
             body["messages"] = self._with_system(body["messages"], row)
-        return Request(method=method.upper(), url=url, body=body, output_path=self._output_path)
+        return self._request(method, url, body)
 
-    def _make_body(self, row: dict[str, Any], url: str) -> Any:
+    def _request(self, method: str, url: str, body: Any = None) -> Request:
+        return Request(method=method, url=url, body=body, output_path=self._output_path)
+
+    def _make_body(self, row: Columns, url: str) -> Any:
         if self._body is not None:
-            return self._body_from_template(row)
+            return self._body_from(self._body, row)
         if self._prompt is not None:
-            content = self._shape(self._render(self._prompt, row, "prompt"), row, url)
+            content = self._shape(self._prompt.render(row), row, url)
             return {**self._defaults, **content, **_own_body(row)}
         if api_of(url) is PLAIN:
             # A plain endpoint without a template: the row itself is the body.
@@ -159,7 +153,7 @@ class Renderer:
         parameters = {name: row[name] for name in row if name in PARAMETERS}
         return {**self._defaults, **parameters, **content, **_own_body(row)}
 
-    def _own_content(self, row: dict[str, Any], url: str) -> dict[str, Any]:
+    def _own_content(self, row: Columns, url: str) -> Columns:
         """Returns the body fields of a row with `messages`, `prompt` or `input`."""
         api = api_of(url)
         if row.get("messages") is not None and api.has_system:
@@ -181,7 +175,7 @@ class Renderer:
             hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
         )
 
-    def _shape(self, content: Any, row: dict[str, Any], url: str) -> dict[str, Any]:
+    def _shape(self, content: Any, row: Columns, url: str) -> Columns:
         """Returns the prompt in the field that the API of `url` takes it from."""
         api = api_of(url)
         if api is chat.API:
@@ -190,24 +184,21 @@ class Renderer:
         if self._system is not None:
             if not api.has_system:
                 raise BadRow(f"a request to {url} has no place for a system message")
-            return {api.prompt: content, "instructions": self._render(self._system, row, "system")}
+            return {api.prompt: content, "instructions": self._system.render(row)}
         return {api.prompt: content}
 
-    def _with_system(self, messages: list[Any], row: dict[str, Any]) -> list[Any]:
+    def _with_system(self, messages: list[Any], row: Columns) -> list[Any]:
         """Puts the system message before the messages, unless they have one."""
         if self._system is None:
             return messages
         first = messages[0] if messages else None
         if isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES:
             return messages
-        text = self._render(self._system, row, "system")
-        return [{"role": "system", "content": text}, *messages]
+        return [{"role": "system", "content": self._system.render(row)}, *messages]
 
-    def _body_from_template(self, row: dict[str, Any]) -> Any:
-        assert self._body is not None
-        text = self._render(self._body, row, "body")
+    def _body_from(self, template: Template, row: Columns) -> Any:
         try:
-            body = msgspec.json.decode(text)
+            body = msgspec.json.decode(template.render(row))
         except msgspec.DecodeError as error:
             raise BadTemplate(
                 f"the body template does not produce JSON: {error}",
@@ -233,36 +224,14 @@ class Renderer:
             "--constant-prompt (constant_prompt=True in Python)",
         )
 
-    def _compile(self, text: str | None, name: str) -> Template | None:
-        if text is None:
-            return None
-        # Imported here: rows with their own messages do not need it.
-        import jinja2
 
-        from redline.job.work.jinja_template import Template
+def _compiled(text: str | None, name: str) -> Template | None:
+    if text is None:
+        return None
+    # Imported here: rows with their own messages do not need it.
+    from redline.job.work.jinja_template import Template
 
-        try:
-            return Template(text)
-        except jinja2.TemplateError as error:
-            hint = "columns are written as {{ column }}"
-            if "expected token 'end of print statement', got" in str(error):
-                hint += ', and those with spaces as {{ row["Customer Name"] }}'
-            raise ConfigError(
-                f"the {name} template is not valid: {error.message}", hint=hint
-            ) from error
-
-    def _render(self, template: Template, row: dict[str, Any], name: str) -> str:
-        import jinja2
-
-        try:
-            return template.render(row)
-        except jinja2.UndefinedError as error:
-            raise BadTemplate(
-                f"the {name} template does not fit the row: {error.message}; "
-                f"its columns are: {', '.join(row) or 'none'}"
-            ) from error
-        except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
-            raise BadTemplate(f"the {name} template fails on the row: {error}") from error
+    return Template(text, name)
 
 
 def parse_output_path(text: str | None) -> tuple[str | int, ...]:
@@ -278,18 +247,13 @@ def parse_output_path(text: str | None) -> tuple[str | int, ...]:
     return tuple(int(part) if _INDEX.fullmatch(part) else part for part in parts)
 
 
-def _is_batch_row(row: dict[str, Any]) -> bool:
+def _is_batch_row(row: Columns) -> bool:
     """Whether the row names its own request, as in a file for the OpenAI Batch API."""
     if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
         return False
     return "body" in row or str(row.get("method", "")).upper() in BODILESS
 
 
-def _own_body(row: dict[str, Any]) -> dict[str, Any]:
+def _own_body(row: Columns) -> Columns:
     body = row.get("body")
     return body if isinstance(body, dict) else {}
-
-
-def is_template(url: str) -> bool:
-    """Whether the URL contains a Jinja expression or statement."""
-    return "{{" in url or "{%" in url
