@@ -12,8 +12,16 @@ from pathlib import PurePath
 from typing import Any
 
 from redline.errors import ConfigError
-from redline.sources.blocks import CorruptInput
-from redline.store import Asking, Found, ObjectStore, ObjectUrl, StoreError, store_of
+from redline.sources.blocks import Blocks, CorruptInput, share_of
+from redline.store import (
+    Asking,
+    Found,
+    ObjectStore,
+    ObjectUrl,
+    StoreError,
+    changed_error,
+    store_of,
+)
 
 # The first range is small, because the beginning shows whether the input is suitable; later ones
 # are large enough that a request's round trip costs little.
@@ -46,17 +54,15 @@ class ObjectReader:
         url = self.url
         try:
             store = self._store = self._store or store_of(url, "reading")
-            found = store.find(url)
+            self._found = found = store.find(url)
             if found is None:
-                hint = store.similar(url)
-                raise ConfigError(
-                    f"{url.name} does not exist", hint=hint or StoreError(url, "missing", "").hint
-                )
+                hint = store.similar(url) or StoreError(url, "missing", "").hint
+                raise ConfigError(f"{url.name} does not exist", hint=hint)
             if found.is_folder:
                 raise ConfigError(
                     f"{url.name} is a folder", hint="name one object in it; a URL is one input"
                 )
-            self._found, self.size_bytes = found, found.size_bytes
+            self.size_bytes = found.size_bytes
             self._file = store.open(url)
         except StoreError as error:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
@@ -107,7 +113,7 @@ class ObjectReader:
         if found is None:
             raise StoreError(self.url, "missing", "it does not exist any more")
         if found != self._found:
-            raise StoreError(self.url, "changed", "something else has changed it")
+            raise changed_error(self.url)
         self._file = self._store.open(self.url)
 
     def _seek(self, offset: int) -> None:
@@ -121,15 +127,13 @@ class ObjectReader:
 
     def _broken(self, error: StoreError) -> CorruptInput:
         name = self.url.name
-        what = f"cannot read on in {name}: {error.reason}"
-        if error.store_kind == "missing":
-            what = f"{name} vanished while it was read"
-        elif error.store_kind == "changed":
-            what = f"{name} was changed while it was read"
+        ends = {"missing": "vanished while it was read", "changed": "was changed while it was read"}
+        end = ends.get(error.store_kind)
+        what = f"{name} {end}" if end else f"cannot read on in {name}: {error.reason}"
         return CorruptInput(what, where="after 0 rows", hint=error.hint)
 
 
-class ObjectBlocks:
+class ObjectBlocks(Blocks):
     """The bytes of an object in order."""
 
     def __init__(self, url: ObjectUrl) -> None:
@@ -157,13 +161,7 @@ class ObjectBlocks:
 
     def read_fraction(self) -> float | None:
         """Bytes read divided by the object's size, 0 to 1; None if the size is unknown."""
-        size = self._reader.size_bytes
-        if size is None:
-            return None
-        return min(1.0, self._given / size) if size else 1.0
-
-    def check(self) -> None:
-        """Does nothing: an object is not a local file."""
+        return share_of(self._given, self._reader.size_bytes)
 
     def close(self) -> None:
         """Ends `read` early."""

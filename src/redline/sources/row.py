@@ -12,7 +12,7 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.process import counted
-from redline.sources.blocks import CorruptInput
+from redline.sources.blocks import CorruptInput, share_of
 
 MAX_ROW_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 256
@@ -134,13 +134,14 @@ def _encodable(value: object) -> object:
 
 def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:
     """The bad row for a row above the size limit; `content` is its digest."""
-    size = f"{size_bytes} bytes"
-    if size_bytes >= _MEGABYTE:
-        size = f"{size_bytes / _MEGABYTE:.1f} MB"
-    limit = f"{limit_bytes} bytes"
-    if limit_bytes >= _MEGABYTE:
-        limit = f"{limit_bytes / _MEGABYTE:g} MB"
-    return Row(number, line, None, content, f"{size} long, above the limit of {limit}")
+    problem = f"{_size(size_bytes, '.1f')} long, above the limit of {_size(limit_bytes, 'g')}"
+    return Row(number, line, None, content, problem)
+
+
+def _size(size_bytes: int, form: str) -> str:
+    if size_bytes < _MEGABYTE:
+        return f"{size_bytes} bytes"
+    return f"{size_bytes / _MEGABYTE:{form}} MB"
 
 
 def not_an_object(value: object) -> str:
@@ -172,9 +173,7 @@ class Rows:
 
     def read_fraction(self) -> float | None:
         """The share of the rows that has been read, 0 to 1; None if their number is unknown."""
-        if self.total_rows is None:
-            return None
-        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+        return share_of(self._number, self.total_rows)
 
     def check(self) -> None:
         """Does nothing: there is no file."""

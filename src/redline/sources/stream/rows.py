@@ -121,10 +121,6 @@ class StreamRows(AsyncRows):
             elif self._until_empty and not messages and await self._is_empty():
                 return
 
-    def read_fraction(self) -> float | None:
-        """None: the number of future messages is unknown."""
-        return None
-
     def close(self) -> None:
         """Stops reading."""
         self._is_closed = True

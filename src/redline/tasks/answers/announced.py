@@ -24,11 +24,10 @@ _MOST_REGION = 600
 _MOST_UNIT_WORDS = 5  # as in `18 dollars a day`
 
 _FILLER = re.compile(
-    rf"(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
+    rf"(?i)(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
     r"(?<![A-Za-z])(?:therefore|thus|then|simply|just|only|exactly|approximately|about|"
     r"around|roughly|equal to|now|indeed|actually|clearly|also|still|the number|the|of|"
     r"ist|est|es)(?!\w)|约|約)*+",
-    re.IGNORECASE,
 )
 _EQUALS = re.compile(r"=|\bequals\b")
 

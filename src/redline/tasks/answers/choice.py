@@ -27,10 +27,9 @@ _ALIKE = str.maketrans("АВСЕабсе", "ABCEabce")  # Cyrillic letters that 
 _ALONE = r"(?![A-Za-z0-9'])"
 _BLANK = rf"[\s\"'*_$:{BOLD}{HASHES}]{{0,8}}"
 _FILLER = re.compile(
-    rf"(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
+    rf"(?i)(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
     r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|вариант|la|el|le|"
     r"die|der|das|opción|opção|lettre|letra|buchstabe|选项|選項)(?!\w))*+",
-    re.IGNORECASE,
 )
 _LETTER = re.compile(
     rf"(?P<open>[\[(])?{_BLANK}(?P<letter>[A-Za-zАВСЕабсе]){_BLANK}(?P<close>[\])])?"
@@ -63,7 +62,7 @@ _CALLED = tuple(
     )
 )
 _NOT_BEFORE = re.compile(
-    r"\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$", re.I
+    r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$"
 )
 _LINE = re.compile(
     rf"{_BLANK}(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
@@ -75,9 +74,8 @@ _MENTIONED = re.compile(
     rf"(?P<letter>[A-Z]){_ALONE}"
 )
 _ANSWERED = re.compile(
-    rf"^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
+    rf"(?m)^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
     rf"(?:\b(?i:answer)\b|答案|[{HASHES}])[^\n.]{{0,40}}?(?<!\w)[A-Z](?!\w)",
-    re.MULTILINE,
 )
 _NEAR = 24
 _MOST_CHOSEN = 64

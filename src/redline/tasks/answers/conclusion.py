@@ -17,81 +17,73 @@ from redline.tasks.answers.page import Page
 from redline.tasks.answers.sentence import Pick, choose
 
 _CLOSING = re.compile(
-    r"[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
+    r"(?i)[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
     r"does (?:that|this)|is there|any (?:other |more )?questions|thank|happy to|glad to|"
     r"you're welcome|good luck|cheers|great (?:job|question)|don't hesitate|can i|shall i|want me|"
     r"i can|i'd be|i would be|have a|best|regards|enjoy|keep|note|remember|p\.?s|confidence)\b",
-    re.IGNORECASE,
 )
-_TO_READER = re.compile(r"\b(?:you|your|help|sense|else|further|clear)\b", re.IGNORECASE)
+_TO_READER = re.compile(r"(?i)\b(?:you|your|help|sense|else|further|clear)\b")
 _SHORT_QUESTION = 24  # characters of `Right?`, `Does that fit?` or `Maybe 18?`
 _CANNOT = (
     r"(?:can(?:not|'t)|(?:do not|don't)|(?:unable|not able|impossible|not possible|no way) to)"
 )
-_REFUSAL = re.compile(
+_REFUSES = (
     rf"\b{_CANNOT} (?:be )?(?:determine|answer|solve|say|tell|know|calculate|find|give|help|"
-    rf"provide|"
-    r"assist|have enough)|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|"
+    r"provide|assist|have enough)|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|"
     r"sufficient) (?:information|data|details)|\b(?:insufficient|missing|needs?|"
     r"requires?)(?: \w+)? (?:information|data|details)\b|\b(?:information|data|"
     r"details)(?: \w+)? (?:is|are) (?:insufficient|incomplete|missing|not (?:enough|sufficient))|"
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
-    r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b",
-    re.IGNORECASE,
+    r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b"
 )
-_REFUSED = re.compile(rf"(?:{_REFUSAL.pattern})[^.!?,\n]{{0,8}}$", re.IGNORECASE)
+_REFUSAL = re.compile(rf"(?i){_REFUSES}")
+_REFUSED = re.compile(rf"(?i)(?:{_REFUSES})[^.!?,\n]{{0,8}}$")
 _NEAR = 80
 _AFTERWARDS = re.compile(
-    r"^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|justification|notes?)"
+    r"(?im)^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|justification|notes?)"
     rf"[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
     r"let(?:'s| me) (?:verify|check|double))\b)",
-    re.IGNORECASE | re.MULTILINE,
 )
-_THEREFORE = re.compile(r"\b(?:so|therefore|thus|hence|finally)\b", re.IGNORECASE)
+_THEREFORE = re.compile(r"(?i)\b(?:so|therefore|thus|hence|finally)\b")
 _CONCLUDES = re.compile(
-    r"\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b", re.IGNORECASE
+    r"(?i)\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b"
 )
 _NONE_LEFT = re.compile(
-    r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
+    r"(?i)(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
     r" have)? any(?: [a-z]+){0,2})(?: of (?:them|the [a-z]+))?(?: (?:is|are|was|were|will be|"
     r"would be|has|have|had|been)){0,2} "
     r"(?:left|remain(?:s|ing|ed)?)\b|\bno remaining [a-z]+",
-    re.IGNORECASE,
 )
 _AMOUNT = re.compile(r"[=$€£]")
 
 _DANGLING = re.compile(
-    r"(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
+    r"(?i)(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
     r"on|at|we|she|he|they|it|i|her|his|their|its|then|because|since|which|that|if|but|as|than|"
     r"have|has|"
     r"had|will|would|can|multiply|divide|subtract|add|both|equals))$",
-    re.IGNORECASE,
 )
 _ENDINGS = frozenset(".!?。！？…)]}\"'|;」】") | {BOX_END, TAG_END}
 _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences with numbers, of which none answers
 
 _CORRECTION = re.compile(
-    r"[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|apologies|"
+    r"(?i)[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|apologies|"
     r"however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|reflection)|"
     r"i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|(?:edit|update)(?=:)|i (?:mean|"
     r"meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|have) (?:wrong|mistaken|to correct)|"
     r"(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|"
     r"a mistake|an error)(?=[.,;:!]|$))(?!\w)",
-    re.IGNORECASE,
 )
 _CORRECTS = re.compile(
-    r"\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
+    r"(?i)\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
     r"i meant?)\b",
-    re.IGNORECASE,
 )
 # Before a number with almost no other words, as in `Sorry, that should be 22 eggs.`
 _BARE = re.compile(
-    r"[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
+    r"(?i)[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
     r"must|would|to)[\s:]+){0,8}",
-    re.IGNORECASE,
 )
 _MOST_BARE_WORDS = 2
 

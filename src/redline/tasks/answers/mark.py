@@ -36,16 +36,14 @@ _IS = (
     r"είναι|este)\b"
 )
 _PHRASE = re.compile(
-    rf"(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
+    rf"(?i)(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
     rf"[ —-]{{1,3}}(?=\d)"
     r"|[^.\n:=?!。\d]{0,12}?(?:是|为|為|等于|等於|は|은|는|이|هي|هو|है|হল|คือ|היא))",
-    re.IGNORECASE,
 )
 _LABEL = re.compile(
-    rf"^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
+    rf"(?im)^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
     rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b)|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
     rf"(?:[:=]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
-    re.IGNORECASE | re.MULTILINE,
 )
 _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "boxed": re.compile(rf"{BOX}(?P<content>[^{BOX}{BOX_END}]{{0,400}})(?P<end>{BOX_END})?"),
@@ -56,11 +54,10 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
 }
 # An answer that is only supposed, or that others hold, is not the reply's own.
 _SUPPOSED = re.compile(
-    r"\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
+    r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
     r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
     r"its)?[ ]?"
     r"(?:\w+ )?$",
-    re.IGNORECASE,
 )
 
 

@@ -50,7 +50,7 @@ _MAY_LEAD = re.compile(r"[1-9]\d{0,2}")
 _SPACE_GROUPS = re.compile(r"(?:[ ]\d{3})+(?!\d)(?:[.,]\d+)?(?!\d)")
 
 _LEAD = re.compile(rf"(?P<minus>-[ ]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<inner>-?)$")
-_MINUS_WORD = re.compile(r"(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$", re.I)
+_MINUS_WORD = re.compile(r"(?i)(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$")
 # A minus after these subtracts: a number, a bracket, a variable; a hyphen joins a word.
 _MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THIN}]*$|[{_LETTER}]$")
 _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
@@ -89,10 +89,9 @@ _VALUES = {
 }
 _WORD = rf"(?:{'|'.join(sorted(_VALUES, key=len, reverse=True))}|halves|(?:{'|'.join(_PARTS)})s?)"
 _PHRASE = re.compile(
-    rf"(?<![\w-])(?:an?[ ])?{_WORD}(?:(?:[ -]|(?<=red|and|ion)[ ]and[ ]|[ ]and[ ](?=(?:an?|"
+    rf"(?i)(?<![\w-])(?:an?[ ])?{_WORD}(?:(?:[ -]|(?<=red|and|ion)[ ]and[ ]|[ ]and[ ](?=(?:an?|"
     rf"one)[ ]))"
     rf"(?:an?[ ])?{_WORD}){{0,24}}(?![\w-])",
-    re.IGNORECASE,
 )
 
 _CHINESE = re.compile("[零一二三四五六七八九两兩十百千万萬亿億]{1,24}")

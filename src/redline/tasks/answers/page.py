@@ -11,19 +11,17 @@ from redline.tasks.answers.numeral import Numeral, Span, numerals
 
 # Words of languages that group digits by points; the text must have no English ones.
 _POINTS_GROUP = re.compile(
-    r"\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
+    r"(?i)\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"
     r"antwort|svaret|jawaban|cevap)\b|[а-яё]",
-    re.IGNORECASE,
 )
-_ENGLISH = re.compile(r"\b(?:the|of|is|and|answer)\b", re.IGNORECASE)
+_ENGLISH = re.compile(r"(?i)\b(?:the|of|is|and|answer)\b")
 
 _BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
 # A period after one of the first never ends a sentence; after one of the others, as in `Rs. 500`,
 # it ends none before a number.
 _ABBREVIATION = re.compile(
-    r"(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
-    re.IGNORECASE,
+    r"(?i)(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
 )
 _NEAR = 12
 _LONGEST = 2000
