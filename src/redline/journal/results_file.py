@@ -186,7 +186,7 @@ class ResultsFile:
         error.saved = f"{error.saved}; {count} in {where}" if error.saved else f"{count} in {where}"
 
     def _copy_to(self, path: Path) -> Path:
-        replace_file(path, _copier(self._fd, array("Q", [0, self.size_bytes])))
+        replace_file(path, copier(self._fd, array("Q", [0, self.size_bytes])))
         return path
 
     def _is_in_place(self) -> bool:
@@ -234,10 +234,9 @@ class ResultsFile:
         self.flush()
         lines: dict[int, list[tuple[int, int]]] = {}
         for stretch in read_stretches(self._fd):
-            places = [place for place, key in enumerate(stretch.keys) if key in keys]
-            bounds = list(stretch.offsets()) if places else []
-            for place in places:
-                lines.setdefault(stretch.keys[place], []).append((bounds[place], bounds[place + 1]))
+            for key, bounds in stretch.bounds():
+                if key in keys:
+                    lines.setdefault(key, []).append(bounds)
         for key, found in lines.items():
             if keeps_last(key):
                 found.pop()
@@ -336,9 +335,9 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
     """
     aside = aside or free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
-    replace_file(aside, _copier(fd, bounds))
+    replace_file(aside, copier(fd, bounds))
     try:
-        replace_file(path, _copier(fd, kept))
+        replace_file(path, copier(fd, kept))
     except JournalError:
         # On a full disk, the next attempt needs its room.
         aside.unlink(missing_ok=True)
@@ -352,15 +351,22 @@ def _count_of(fd: int) -> str:
     return counted(lines, "line")
 
 
-def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
+def copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
     """Returns a function that copies these bytes of `fd`, and its mode. bounds: begin, end, ..."""
 
     def write(new_fd: int) -> None:
         copy_mode(fd, new_fd)
+        blocks: list[bytes] = []
+        size_bytes = 0
         for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
             at = begin
             while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):
-                write_all(new_fd, [block])
                 at += len(block)
+                blocks.append(block)
+                size_bytes += len(block)
+                if size_bytes >= _BLOCK_BYTES:
+                    write_all(new_fd, blocks)
+                    blocks, size_bytes = [], 0
+        write_all(new_fd, blocks)
 
     return write

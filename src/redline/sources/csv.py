@@ -9,9 +9,9 @@ that gives as many fields as the header has, and otherwise literally: `"6 inch` 
 from __future__ import annotations
 
 import csv
-import re
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -26,7 +26,7 @@ _MAX_FIELD = 2**31 - 1
 _COUNTED_AT_ONCE = 500
 
 
-class _TooLong(Exception):
+class _TooLong(csv.Error):
     """The current record is above the size limit."""
 
 
@@ -78,16 +78,6 @@ class _Feed:
         self.start_record()
         next(self)
         return self._problem
-
-    def skip_whole(self, whole: re.Pattern[bytes]) -> int:
-        """Skips available lines that are each a record by itself; the number that are not blank."""
-        lines, records = self._lines, 0
-        available = len(lines)
-        while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
-            records += line.strip(b"\r") != b""
-            lines.popleft()
-        self.line += available - len(lines)
-        return records
 
     def __iter__(self) -> _Feed:
         return self
@@ -142,8 +132,9 @@ class CsvRows(StreamRows):
     def _rows(self) -> Iterator[Row | None]:
         feed = self._feed()
         header = self._header(feed)
-        while (row := self._next_row(feed, header)) is not None:
-            yield row
+        for line, record in self._records(feed, len(header)):
+            self._number += 1
+            yield self._row(feed, line, header, record)
             if not feed.has_lines:
                 yield None
 
@@ -154,24 +145,9 @@ class CsvRows(StreamRows):
         """
         try:
             feed = self._feed()
-            columns = len(self._header(feed))
-            # Three times as fast as csv. A line whose quotes are all closed is a record.
-            field = rb'(?:"(?:[^"]++|"")*+"|[^"%b]*+)' % self._delimiter.encode()
-            whole = re.compile(rb"%b(?:%b%b)*+\r?$" % (field, self._delimiter.encode(), field))
-            rows = 0
-            while not self._stream.is_closed:
-                rows += feed.skip_whole(whole)
-                if rows >= _COUNTED_AT_ONCE:
-                    yield rows
-                    rows = 0
-                feed.start_record()
-                try:
-                    rows += bool(self._fields(feed, columns))
-                except StopIteration:
-                    break
-                except (_TooLong, csv.Error):
-                    rows += 1
-            yield rows
+            records = self._records(feed, len(self._header(feed)))
+            while rows := sum(1 for _ in islice(records, _COUNTED_AT_ONCE)):
+                yield rows
         finally:
             self.close()
 
@@ -199,7 +175,7 @@ class CsvRows(StreamRows):
             if self._stream.is_closed:
                 return []
             raise no_rows(self.name) from None
-        except (_TooLong, csv.Error) as error:
+        except csv.Error as error:
             raise ConfigError(
                 f"the first line of {self.name} is not a CSV header: "
                 f"{error if str(error) else 'it is too long'}",
@@ -262,40 +238,40 @@ class CsvRows(StreamRows):
 
         try:
             fields = next(csv.reader(lines(), delimiter=self._delimiter, strict=True))
-        except (csv.Error, _TooLong):
+        except csv.Error:
             fields = []
         if fields and columns in (None, len(fields)):
             return fields
         feed.keep()
         return None
 
-    def _next_row(self, feed: _Feed, header: list[str]) -> Row | None:
-        """The next row, good or bad; None at the end."""
-        while True:
+    def _records(self, feed: _Feed, columns: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
+        """The first line of each record that is not blank, and its fields or why it has none."""
+        while not self._stream.is_closed:
             feed.start_record()
             line = feed.line + 1
-            fields: list[str] = []
-            problem = None
             try:
-                fields = self._fields(feed, len(header))
+                fields = self._fields(feed, columns)
             except StopIteration:
-                return None
-            except _TooLong:
-                return self._long_row(feed, line)
+                return
             except csv.Error as error:
-                problem = f"not CSV: {str(error).partition(' - ')[0]}"
-            if fields or problem:
-                break
-        self._number += 1
+                yield line, error
+            else:
+                if fields:
+                    yield line, fields
+
+    def _row(self, feed: _Feed, line: int, header: list[str], record: list[str] | csv.Error) -> Row:
+        """The row of a record, good or bad."""
+        if isinstance(record, _TooLong):
+            size = feed.taken_bytes
+            return long_row(self._number, line, feed.content, size, self._max_row_bytes)
         if not feed.is_utf8:
             problem = "not UTF-8"
-        elif problem is None and len(fields) != len(header):
-            problem = f"{counted(len(fields), 'field')} where the header names {len(header)}"
-        if problem is not None:
-            return Row(self._number, line, None, feed.content.strip(), problem)
-        data = dict(zip(header, fields, strict=True))
-        return Row(self._number, line, data, msgspec.json.encode(data))
-
-    def _long_row(self, feed: _Feed, line: int) -> Row:
-        self._number += 1
-        return long_row(self._number, line, feed.content, feed.taken_bytes, self._max_row_bytes)
+        elif isinstance(record, csv.Error):
+            problem = f"not CSV: {str(record).partition(' - ')[0]}"
+        elif len(record) != len(header):
+            problem = f"{counted(len(record), 'field')} where the header names {len(header)}"
+        else:
+            data = dict(zip(header, record, strict=True))
+            return Row(self._number, line, data, msgspec.json.encode(data))
+        return Row(self._number, line, None, feed.content.strip(), problem)

@@ -33,9 +33,6 @@ class _PartialLine:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._start()
-
-    def _start(self) -> None:
         self._kept = bytearray()
         self._digest: hashlib.blake2b | None = None
         self.size_bytes = 0
@@ -50,13 +47,11 @@ class _PartialLine:
             self._digest = hashlib.blake2b(self._kept)
             self._kept = bytearray()
 
-    def take(self) -> bytes | LongLine:
-        """The complete line; the next one begins empty."""
-        line: bytes | LongLine = bytes(self._kept)
-        if self._digest is not None:
-            line = LongLine(self._digest.hexdigest().encode(), self.size_bytes)
-        self._start()
-        return line
+    def whole(self) -> bytes | LongLine:
+        """The line, now that it is complete."""
+        if self._digest is None:
+            return bytes(self._kept)
+        return LongLine(self._digest.hexdigest().encode(), self.size_bytes)
 
 
 def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes | LongLine]]:
@@ -75,11 +70,12 @@ def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes 
             partial.add(ended[0][:-1])
             if max(map(len, ended)) > max_line_bytes:
                 lines = [_bounded(line[:-1], max_line_bytes) for line in ended]
-            lines[0] = partial.take()
+            lines[0] = partial.whole()
+            partial = _PartialLine(max_line_bytes)
             yield lines
         partial.add(last)
     if partial.size_bytes and not stream.is_closed:
-        yield [partial.take()]
+        yield [partial.whole()]
 
 
 def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
@@ -118,19 +114,11 @@ class LineRows(StreamRows):
 
         Raises ConfigError as `batches` does.
         """
-        has_text = False  # in the line that is not complete yet
         try:
-            for chunk in self._stream.chunks():
-                first, end = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
-                if not end:
-                    has_text = has_text or not chunk.isspace()
-                    continue
-                has_text = has_text or not chunk[:first].isspace()
-                lines = chunk[first:end]
-                blank = sum(map(bytes.isspace, BytesIO(lines)))
-                yield has_text + lines.count(b"\n") - blank
-                has_text = not (chunk[end:] or b" ").isspace()
-            yield int(has_text)
+            for lines in split_lines(self._stream, self._max_row_bytes):
+                yield sum(
+                    isinstance(line, LongLine) or not line.isspace() for line in lines if line
+                )
         finally:
             self.close()
 

@@ -57,8 +57,7 @@ class ArrowRows(BlockingRows):
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
-        now = _stamps(self._seen)
-        if not self._is_closed and any(now[file] != self._seen[file] for file in now):
+        if not self._is_closed and not _stamps(self._seen).items() <= self._seen.items():
             raise CorruptInput(
                 f"{self.name} was changed while its rows were done",
                 hint="results are of the rows as they were read; run the same command again: it "
@@ -144,9 +143,7 @@ def _with_text(value: Any) -> Any:
             return base64.b64encode(value).decode()
     if isinstance(value, dict):
         return {_with_text(key): _with_text(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_text(item) for item in value]
-    return value
+    return list(map(_with_text, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _batch_rows(size_bytes: int, rows: int) -> int:
@@ -195,21 +192,20 @@ def _check_folder(path: Path, name: str) -> None:
         entries = sorted(islice(path.iterdir(), _MAX_LISTED))
     except OSError as error:
         raise ConfigError(f"cannot read the folder {name}: {error.strerror}") from error
-    files = {entry.name for entry in entries}
-    if {"state.json", "dataset_info.json"} <= files:
+    if {path / "state.json", path / "dataset_info.json"} <= {*entries}:
         return
     splits = [entry for entry in entries if (entry / "state.json").is_file()]
     if splits:
         raise ConfigError(
             f"{name} holds several datasets",
-            hint="choose one of them: " + ", ".join(shlex.quote(str(split)) for split in splits),
+            hint=f"choose one of them: {', '.join(shlex.quote(str(split)) for split in splits)}",
         )
-    rows = [e for e in entries if e.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst")]
-    hint = f"give one file of it, like {shlex.quote(str(rows[0]))}" if rows else ""
-    raise ConfigError(
-        f"{name} is a folder, and not a dataset that save_to_disk wrote",
-        hint=hint or "give a file, or the folder that Dataset.save_to_disk wrote",
-    )
+    hint = "give a file, or the folder that Dataset.save_to_disk wrote"
+    for entry in entries:
+        if entry.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst"):
+            hint = f"give one file of it, like {shlex.quote(str(entry))}"
+            break
+    raise ConfigError(f"{name} is a folder, and not a dataset that save_to_disk wrote", hint=hint)
 
 
 def _unreadable(name: str, kind: str, error: Exception) -> ConfigError:

@@ -41,8 +41,8 @@ _REFUSAL = re.compile(rf"(?i){_REFUSES}")
 _REFUSED = re.compile(rf"(?i)(?:{_REFUSES})[^.!?,\n]{{0,8}}$")
 _NEAR = 80
 _AFTERWARDS = re.compile(
-    r"(?im)^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|justification|notes?)"
-    rf"[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
+    r"(?im)^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|"
+    rf"justification|notes?)[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
     r"let(?:'s| me) (?:verify|check|double))\b)",
 )
 _THEREFORE = re.compile(r"(?i)\b(?:so|therefore|thus|hence|finally)\b")
@@ -68,12 +68,12 @@ _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences with numbers, of which none answers
 
 _CORRECTION = re.compile(
-    r"(?i)[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|apologies|"
-    r"however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|reflection)|"
-    r"i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|(?:edit|update)(?=:)|i (?:mean|"
-    r"meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|have) (?:wrong|mistaken|to correct)|"
-    r"(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|"
-    r"a mistake|an error)(?=[.,;:!]|$))(?!\w)",
+    r"(?i)[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|"
+    r"hmm|apologies|however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|"
+    r"reflection)|i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|"
+    r"(?:edit|update)(?=:)|i (?:mean|meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|"
+    r"have) (?:wrong|mistaken|to correct)|(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) "
+    r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)",
 )
 _CORRECTS = re.compile(
     r"(?i)\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
@@ -94,21 +94,20 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
     `None are left` counts as 0 if the sentence concludes it, or has no other number and
     `may_be_worded` is true.
     """
-    text = page.text[span.start : span.end]
+    text = page.of(span)
     if _REFUSAL.search(text):
-        return Pick("refused")
+        return Pick("valueless")
     found = page.numerals(span)
     none = _NONE_LEFT.search(text)
     is_concluded = none and _THEREFORE.search(text, 0, none.start()) and not _AMOUNT.search(text)
     if none and (is_concluded or (may_be_worded and not found)):
         place = span.start + none.start(), span.start + none.end()
         return Pick("found", Numeral(*place, Number(Fraction(0))))
-    is_worded = may_be_worded and not found
-    if is_worded:
-        words = word_numerals(page.text, *span)
-        found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
-    pick = choose(page.text, span, found)
-    return pick._replace(is_result=pick.is_result and not is_worded)
+    if found or not may_be_worded:
+        return choose(page.text, span, found)
+    words = word_numerals(page.text, *span)
+    found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
+    return choose(page.text, span, found)._replace(is_result=False)
 
 
 def concluded(page: Page, start: int, end: int) -> Numeral | None:
@@ -157,7 +156,7 @@ def looks_cut(page: Page) -> bool:
     if not page.sentences:
         return False
     last = page.sentences[-1]
-    line = page.text[last.start : last.end].rstrip(f" *_`${BOLD}")
+    line = page.of(last).rstrip(f" *_`${BOLD}")
     if _DANGLING.search(line):
         return True
     is_spoken = line.isascii() and line[-1:].isalnum()  # no emoji, no tick, no other script
@@ -176,7 +175,7 @@ def _last_answer(page: Page, start: int, end: int) -> Pick:
     tried = 0
     while spans and tried < _MOST_TRIED:
         span = spans.pop()
-        text = page.text[span.start : span.end]
+        text = page.of(span)
         if text.rstrip(f" *_\"'){BOLD}").endswith(("?", "？")) and len(text) > _SHORT_QUESTION:
             is_asked = not _TO_READER.search(text)
             while is_asked and spans and "\n\n" not in page.text[spans[-1].end : span.start]:
@@ -191,8 +190,7 @@ def _last_answer(page: Page, start: int, end: int) -> Pick:
             is_answer = concludes or pick.is_result or not _is_refused(page, spans)
             return pick if is_answer else Pick("nothing")
         is_open_end = span.end == len(page.text) and text[-1] not in _ENDINGS
-        endings = {"valueless", "refused", "unsolved"} if is_open_end else {"valueless", "refused"}
-        if pick.outcome in endings:
+        if pick.outcome == "valueless" or (is_open_end and pick.outcome == "unsolved"):
             break
     return Pick("nothing")
 
@@ -202,6 +200,6 @@ def _is_refused(page: Page, spans: list[Span]) -> bool:
     for span in reversed(spans):
         if _REFUSAL.search(page.text, *span):
             return True
-        if "=" in page.text[span.start : span.end]:
+        if "=" in page.of(span):
             return False
     return False

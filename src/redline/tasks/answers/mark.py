@@ -64,17 +64,17 @@ _SUPPOSED = re.compile(
 class Mark(NamedTuple):
     """A mark, its start, and where the answer that it announces begins and must end.
 
-    limit: the end of what a box or a tag contains; for all others, the end of the text. is_closed:
-    False for a box or a tag without an end. may_be_working: the mark is a label that says only `A`
-    or `Answer`, so working may follow.
+    limit: the end of what a box or a tag contains; for all others, the end of the text. is_open: a
+    box without an end. may_be_working: the mark is a label that says only `A` or `Answer`, so
+    working may follow.
     """
 
     shape: Shape
     start: int
     content: int
     limit: int
-    is_closed: bool = True
-    may_be_working: bool = False
+    is_open: bool
+    may_be_working: bool
 
 
 def marks(text: str) -> list[Mark]:
@@ -83,13 +83,11 @@ def marks(text: str) -> list[Mark]:
     for shape, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):
             groups = match.groupdict()
-            start, limit = (
-                match.span("content") if "content" in groups else (match.end(), len(text))
-            )
+            inside = match.span("content") if "content" in groups else (match.end(), len(text))
             near = max(0, match.start() - _NEAR)
             if shape != "phrase" or not _SUPPOSED.search(text, near, match.start()):
-                is_closed = "end" not in groups or groups["end"] is not None
+                is_open = shape == "boxed" and groups["end"] is None
                 is_bare = groups.get("bare") is not None
-                mark = Mark(shape, match.start(), start, limit, is_closed, is_bare)
-                found.setdefault(start, mark)
+                mark = Mark(shape, match.start(), *inside, is_open, is_bare)
+                found.setdefault(mark.content, mark)
     return [found[content] for content in sorted(found)]

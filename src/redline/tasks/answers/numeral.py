@@ -153,7 +153,7 @@ def read_number(text: str) -> Number | None:
 def whole_number(text: str) -> Number | None:
     """Parses all of a plain text as one number; None if it is anything more."""
     plain = text.replace(BOLD, "").strip().removesuffix(".").removeprefix("+").strip()
-    digits = numerals(plain, 0, len(plain), spaces_group=True)
+    digits = numerals(plain, 0, len(plain), points_group=False, spaces_group=True)
     words = word_numerals(plain, 0, len(plain))
     found = next(digits, None) or next(words, None) or chinese_numeral(plain, 0)
     if found is None or plain[: found.start].strip("$"):
@@ -163,12 +163,7 @@ def whole_number(text: str) -> Number | None:
 
 
 def numerals(
-    text: str,
-    start: int,
-    end: int,
-    *,
-    points_group: bool = False,
-    spaces_group: bool = False,
+    text: str, start: int, end: int, points_group: bool, spaces_group: bool
 ) -> Iterator[Numeral]:
     """Yields the numerals in digits of the plain text `text[start:end]`, in linear time.
 

@@ -38,18 +38,20 @@ class Page:
     sentences: list[Span]
     points_group: bool
 
+    def of(self, span: Span) -> str:
+        """Returns a part of the text."""
+        return self.text[span.start : span.end]
+
     def numerals(self, span: Span, *, spaces_group: bool = False) -> list[Numeral]:
         """Returns the numerals in digits of a part of the text."""
-        points = self.points_group
-        found = numerals(self.text, *span, points_group=points, spaces_group=spaces_group)
-        return list(found)
+        return list(numerals(self.text, *span, self.points_group, spaces_group))
 
     def within(self, start: int, end: int) -> list[Span]:
         """Returns the sentences of a part of the text; the first and the last are cut to it."""
         first = bisect_right(self.sentences, start, key=lambda span: span.end)
         last = bisect_right(self.sentences, end - 1, key=lambda span: span.start)
         cut = (Span(max(start, one), min(end, other)) for one, other in self.sentences[first:last])
-        return [span for span in cut if self.text[span.start : span.end].strip()]
+        return [span for span in cut if self.of(span).strip()]
 
 
 def page_of(text: str) -> Page:
@@ -59,10 +61,9 @@ def page_of(text: str) -> Page:
     start = 0
     for end in _ends(text):
         for first in range(start, end, _LONGEST):
-            part = text[first : min(end, first + _LONGEST)]
-            if part.strip():
-                first += len(part) - len(part.lstrip())
-                found.append(Span(first, first + len(part.strip())))
+            part = text[first : min(end, first + _LONGEST)].rstrip()
+            if part:
+                found.append(Span(first + len(part) - len(part.lstrip()), first + len(part)))
         start = end
     return Page(text, found, points_group)
 

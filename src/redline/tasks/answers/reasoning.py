@@ -34,8 +34,8 @@ _RUN_ON = re.compile(
 )
 _FIRST_OF_SERIES = re.compile(r"(?i)\b(?:Q|Question|Problem|Exercise)[ ]?#?1\b")
 ANSWERED = re.compile(
-    rf"(?im)^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|=[ ]?[$€£]?\d|"
-    rf"^[ {BOLD}]*(?:A|Answer|Final answer)[ {BOLD}]*:[^\n]{{0,80}}\d|"
+    rf"(?im)^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|"
+    rf"=[ ]?[$€£]?\d|^[ {BOLD}]*(?:A|Answer|Final answer)[ {BOLD}]*:[^\n]{{0,80}}\d|"
     r"\banswer\b[^.\n]{0,40}\d|\b(?:therefore|thus|hence|so)\b[^.\n]{0,120}\d",
 )
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 from redline.tasks.answers.markup import BOLD, THIN
 from redline.tasks.answers.numeral import Numeral, Span
 
-Outcome = Literal["found", "nothing", "unsolved", "valueless", "refused"]
+Outcome = Literal["found", "nothing", "unsolved", "valueless"]
 
 _NEAR = 60
 _MOST_NUMERALS = 64
@@ -86,9 +86,8 @@ class Pick(NamedTuple):
     """The answer of a sentence.
 
     found: `numeral` is the answer. nothing: the sentence has no number. unsolved: it has only parts
-    of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end.
-    refused: it declines to answer. is_result: the answer follows an equals sign, in digits and not
-    in bold.
+    of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end, or
+    declines to answer. is_result: the answer follows an equals sign, in digits and not in bold.
     """
 
     outcome: Outcome

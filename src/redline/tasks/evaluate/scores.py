@@ -110,8 +110,7 @@ class Scores:
 
     def _of_questions(self) -> list[str]:
         """Returns the lines of pass@k for k = 1, 2, 4, ..., `samples`, and of the majority vote."""
-        groups = self._questions.values()
-        whole = [group for group in groups if len(group) == self.samples]
+        whole = [group for group in self._questions.values() if len(group) == self.samples]
         if not whole:
             return []
         lines = []
@@ -133,15 +132,11 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
     Right answers count as the same answer; others are the same if they are written the same.
     """
-    votes = [
-        None
-        if answer.extracted is None
-        else (True, "")
-        if answer.correct
-        else (False, msgspec.json.encode(answer.extracted).decode())
+    won = majority(
+        (answer.correct, b"" if answer.correct else msgspec.json.encode(answer.extracted))
         for answer in group
-    ]
-    won = majority(votes)
+        if answer.extracted is not None
+    )
     return won is not None and won[0]
 
 
