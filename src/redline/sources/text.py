@@ -92,8 +92,7 @@ class ByteStream:
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
         self.open()
-        if self._chunks is not None:
-            yield from self._chunks
+        yield from self._chunks or ()
 
     def close(self) -> None:
         """Ends `chunks` early, even while it waits. Leaves stdin open."""
@@ -184,8 +183,8 @@ class ByteStream:
 class StreamRows(BlockingRows):
     """The common part of sources that read a stream of bytes."""
 
-    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        super().__init__(stream.name, None, max_row_bytes)
+    def __init__(self, stream: ByteStream) -> None:
+        super().__init__(stream.name, None)
         self._stream = stream
 
     def read_fraction(self) -> float | None:
