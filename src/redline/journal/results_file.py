@@ -108,7 +108,7 @@ class ResultsFile:
         except OSError as error:
             self.size_bytes += lines.rfind(b"\n", 0, written) + 1
             self._cut_back()
-            raise self._failed(error) from error
+            raise unwritable(self.path, error) from error
         self.size_bytes += written
         self._tail = lines[-_TAIL_BYTES:]
 
@@ -161,7 +161,7 @@ class ResultsFile:
         """
         place, moved = Path(self._place), self._moved_to()
         again = "run the same command again: it continues"
-        count = _count_of(self._fd)
+        count = counted(sum(len(found.keys) for found in read_stretches(self._fd)), "line")
         has_folder = os.path.isdir(os.path.dirname(os.path.realpath(place)))
         if self._is_in_place():
             where = self.path
@@ -174,7 +174,8 @@ class ResultsFile:
             back = f"move it back: {shlex.join(['mv', str(moved), str(place)])}; then {again}"
             error.hint = back if has_folder else GONE
         elif has_folder and os.path.exists(place):
-            where = self._copy_to(free_name(place, "rescued"))
+            where = free_name(place, "rescued")
+            self._copy_to(where)
             back = shlex.join(["mv", str(where), str(place)])
             error.hint = f"to continue with these lines: {back}; then {again}"
         else:
@@ -183,11 +184,10 @@ class ResultsFile:
             self._copy_to(place)
             where = self.path
             error.hint = f"they were put back: {again}"
-        error.saved = f"{error.saved}; {count} in {where}" if error.saved else f"{count} in {where}"
+        error.saved = f"{error.saved and f'{error.saved}; '}{count} in {where}"
 
-    def _copy_to(self, path: Path) -> Path:
+    def _copy_to(self, path: Path) -> None:
         replace_file(path, copier(self._fd, array("Q", [0, self.size_bytes])))
-        return path
 
     def _is_in_place(self) -> bool:
         try:
@@ -220,7 +220,7 @@ class ResultsFile:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise self._failed(error) from error
+            raise unwritable(self.path, error) from error
         self._synced_bytes = size_bytes
 
     def drop(
@@ -270,9 +270,6 @@ class ResultsFile:
         self._fd = file.fd
         # If an error keeps the owner from closing it, its lock must not last longer than it.
         self._close = weakref.finalize(self, file.close)
-
-    def _failed(self, error: OSError) -> JournalError:
-        return unwritable(self.path, error)
 
     def _cut_back(self) -> None:
         try:
@@ -343,12 +340,6 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
         aside.unlink(missing_ok=True)
         raise
     return aside
-
-
-def _count_of(fd: int) -> str:
-    """Returns the number of sound lines in the file as a text: `1 line`, `2,000 lines`."""
-    lines = sum(len(found.keys) for found in read_stretches(fd))
-    return counted(lines, "line")
 
 
 def copier(fd: int, bounds: array[int]) -> Callable[[int], None]:

@@ -52,15 +52,14 @@ class Scores:
         if manifest is None:
             raise ConfigError(f"{output.path} is not a results file of redline")
         self.samples = manifest.settings.get("samples") or 1
-        self.answers: list[Graded] = list(graded(output.path))
+        self.answers = graded(output.path)
         succeeded = {answer.hash for answer in self.answers}
         failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
         self.failed = len(failed)
-        self._asked = Counter(line.row for line in failed)
+        self._asked = Counter(line.row for line in (*failed, *self.answers))
         self._questions = {row: list[Graded]() for row in self._asked}
         for answer in self.answers:
-            self._questions.setdefault(answer.row, []).append(answer)
-            self._asked[answer.row] += 1
+            self._questions[answer.row].append(answer)
         self.verdicts = Counter(answer.verdict for answer in self.answers)
         self.correct = sum(answer.correct for answer in self.answers)
         self.strict = sum(answer.strict for answer in self.answers)

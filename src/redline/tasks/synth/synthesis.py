@@ -179,12 +179,11 @@ class Synthesis:
             return _Judgement(text, *ending)
         least, most = self._filters.least_chars, self._filters.most_chars
         size = len(text.strip())
+        has = f"{size:,} characters, but at"
         if size < least:
-            reason = f"{size:,} characters, but at least {least:,} are required"
-            return _Judgement(text, "too_short", reason)
+            return _Judgement(text, "too_short", f"{has} least {least:,} are required")
         if most is not None and size > most:
-            reason = f"{size:,} characters, but at most {most:,} are allowed"
-            return _Judgement(text, "too_long", reason)
+            return _Judgement(text, "too_long", f"{has} most {most:,} are allowed")
         schema = self._filters.schema
         if schema is None:
             return _Judgement(text)
