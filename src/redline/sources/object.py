@@ -14,11 +14,11 @@ from typing import Any
 from redline.errors import ConfigError
 from redline.sources.blocks import Blocks, CorruptInput, share_of
 from redline.store import (
+    Asking,
     Found,
     ObjectStore,
     ObjectUrl,
     StoreError,
-    asking,
     changed_error,
     store_of,
 )
@@ -99,7 +99,7 @@ class ObjectReader:
         url = self.url
         if self._file is None:
             self._reopen()
-        with asking(url):
+        with Asking(url):
             if self._file.tell() != offset:
                 self._seek(offset)
             data: bytes = self._file.read(most_bytes)

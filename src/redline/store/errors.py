@@ -6,8 +6,6 @@ codes and statuses, by their names, and by the built-in exceptions that they ext
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Literal
 
 from redline.errors import ConfigError, RedlineError
@@ -35,23 +33,7 @@ _NO_CREDENTIALS = {
     "PartialCredentialsError",
     "ProfileNotFound",
 }
-_HINTS: dict[Kind, str] = {
-    "missing": "check the name; upper and lower case differ",
-    "no_bucket": "check the name of the bucket, and which store it is in: AWS_ENDPOINT_URL, "
-    "AWS_PROFILE",
-    "credentials": "check the credentials for {}://",
-    "denied": "check the credentials for {}://",
-    "changed": "run the same command again: it continues",
-    "other": "check the network and the URL, then try again",
-}
 _AMAZON = ("s3", "s3a")
-_AMAZON_HINTS: dict[Kind, str] = {
-    "credentials": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public "
-    "bucket, FSSPEC_S3_ANON=true",
-    "denied": "allow these credentials s3:ListBucket on the bucket and s3:GetObject on the object, "
-    "and s3:PutObject and s3:DeleteObject if it is an output",
-    "other": "check the network, and AWS_ENDPOINT_URL if it is set, then try again",
-}
 _SOMETHING_ELSE = "something else has changed it"
 _LONGEST_REASON = 200
 
@@ -71,25 +53,29 @@ class StoreError(ConfigError):
         return self.store_kind == "other"
 
 
-@contextmanager
-def asking(url: ObjectUrl) -> Iterator[None]:
+class Asking:
     """Turns any exception of a driver in the block into a StoreError about `url`.
 
     The block should contain only calls of the driver. The InterruptedError of a stopped transfer
     passes through.
     """
-    try:
-        yield
-    except (RedlineError, InterruptedError):
-        raise
-    except Exception as error:
-        raise store_error(_cause(error), url) from error
+
+    def __init__(self, url: ObjectUrl) -> None:
+        self._url = url
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, (RedlineError, InterruptedError)):
+            raise store_error(_cause(error), self._url) from error
 
 
 def store_error(error: Exception, url: ObjectUrl) -> StoreError:
     """The error in redline's terms, with advice."""
     code = _code(error)
-    return StoreError(url, *_kind_and_reason(error, code, url), code=code)
+    kind, reason = _kind_and_reason(error, code, url)
+    return StoreError(url, kind, reason, code=code)
 
 
 def changed_error(url: ObjectUrl) -> StoreError:
@@ -144,6 +130,30 @@ def _words(error: Exception) -> str:
 
 
 def _hint(url: ObjectUrl, kind: Kind) -> str:
-    if url.scheme in _AMAZON and kind in _AMAZON_HINTS:
-        return _AMAZON_HINTS[kind]
-    return _HINTS[kind].format(url.scheme)
+    is_amazon = url.scheme in _AMAZON
+    match kind:
+        case "missing":
+            return "check the name; upper and lower case differ"
+        case "no_bucket":
+            return (
+                "check the name of the bucket, and which store it is in: AWS_ENDPOINT_URL, "
+                "AWS_PROFILE"
+            )
+        case "credentials" if is_amazon:
+            return (
+                "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; for a public "
+                "bucket, FSSPEC_S3_ANON=true"
+            )
+        case "denied" if is_amazon:
+            return (
+                "allow these credentials s3:ListBucket on the bucket and s3:GetObject on the "
+                "object, and s3:PutObject and s3:DeleteObject if it is an output"
+            )
+        case "credentials" | "denied":
+            return f"check the credentials for {url.scheme}://"
+        case "other" if is_amazon:
+            return "check the network, and AWS_ENDPOINT_URL if it is set, then try again"
+        case "other":
+            return "check the network and the URL, then try again"
+        case "changed":
+            return "run the same command again: it continues"

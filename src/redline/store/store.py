@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, nearest
-from redline.store.errors import StoreError, asking, changed_error
+from redline.store.errors import Asking, StoreError, changed_error
 from redline.store.url import ObjectUrl
 
 _PACKAGES = {"s3": "redline[s3]", "s3a": "redline[s3]", "gs": "gcsfs", "gcs": "gcsfs"}
@@ -53,7 +53,7 @@ class ObjectStore:
     def find(self, url: ObjectUrl) -> Found | None:
         """The metadata of an object; None if it does not exist."""
         try:
-            with asking(url):
+            with Asking(url):
                 self._fs.invalidate_cache()
                 info: dict[str, Any] = self._fs.info(self._path(url))
         except StoreError as error:
@@ -64,7 +64,7 @@ class ObjectStore:
 
     def open(self, url: ObjectUrl) -> Any:
         """A file object of the driver for reading, which requests only the ranges that are read."""
-        with asking(url):
+        with Asking(url):
             return self._fs.open(self._path(url), "rb", cache_type="none")
 
     def similar(self, url: ObjectUrl) -> str:
@@ -93,12 +93,12 @@ class ObjectStore:
         return found
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
-        with asking(url):
+        with Asking(url):
             self._fs.put_file(str(path), self._path(url), callback=callback)
 
     def copy(self, url: ObjectUrl, target: ObjectUrl) -> None:
         """Copies an object inside the store."""
-        with asking(url):
+        with Asking(url):
             self._fs.copy(self._path(url), self._path(target))
 
     def remove(self, url: ObjectUrl, seen: Found) -> None:
@@ -108,7 +108,7 @@ class ObjectStore:
             return
         if found != seen:
             raise changed_error(url)
-        with asking(url):
+        with Asking(url):
             self._fs.rm_file(self._path(url))
 
     def _path(self, url: ObjectUrl) -> str:
@@ -128,7 +128,7 @@ class S3Store(ObjectStore):
             if error.code in ("403", "401"):
                 # A HEAD response gives no reason. A listing's response shows whether the key is
                 # wrong.
-                with asking(url):
+                with Asking(url):
                     self._fs.call_s3("list_objects_v2", Bucket=url.bucket, MaxKeys=1)
             raise
 
@@ -136,7 +136,7 @@ class S3Store(ObjectStore):
         """The hint for a missing object: the nearest name beside it, or nothing."""
         folder, _, name = self._key(url).rpartition("/")
         try:
-            with asking(url):
+            with Asking(url):
                 page = self._fs.call_s3(
                     "list_objects_v2",
                     Bucket=url.bucket,
@@ -151,7 +151,7 @@ class S3Store(ObjectStore):
     def check_writable(self, url: ObjectUrl) -> None:
         """Raises StoreError if nothing can be written: starts an upload and aborts it."""
         of = {"Bucket": url.bucket, "Key": self._key(url)}
-        with asking(url):
+        with Asking(url):
             begun = self._fs.call_s3("create_multipart_upload", **of)
             self._fs.call_s3("abort_multipart_upload", UploadId=begun["UploadId"], **of)
 
@@ -182,7 +182,7 @@ class S3Store(ObjectStore):
         usual = self._fs.s3_additional_kwargs
         self._fs.s3_additional_kwargs = {**usual, **only_if}
         try:
-            with asking(url):
+            with Asking(url):
                 self._fs.put_file(
                     str(path),
                     self._path(url),
@@ -221,7 +221,7 @@ def _driver(url: ObjectUrl, purpose: str) -> Any:
             f"{purpose} needs a driver, and {package} is not installed",
             hint=f"pip install '{package}'",
         ) from error
-    with asking(url):
+    with Asking(url):
         fs, _ = fsspec.core.url_to_fs(url.text, skip_instance_cache=True)
     return fs
 

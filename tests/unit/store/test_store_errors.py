@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError, EndpointConnectionError, NoCredentialsError
 
 from redline.errors import ConfigError
-from redline.store import ObjectUrl, StoreError, asking, store_error
+from redline.store import Asking, ObjectUrl, StoreError, store_error
 
 URL = ObjectUrl("s3", "bucket/key")
 
@@ -69,7 +69,7 @@ def test_kinds(error: Exception, kind: str, reason: str, may_pass: bool) -> None
 
 
 def raising(error: BaseException) -> None:
-    with asking(URL):
+    with Asking(URL):
         raise error
 
 
@@ -91,6 +91,6 @@ def test_an_error_that_a_driver_met_while_it_looked_at_another() -> None:
         except OSError as error:
             error.args[0]
 
-    with pytest.raises(StoreError) as caught, asking(URL):
+    with pytest.raises(StoreError) as caught, Asking(URL):
         fetch()
     assert caught.value.store_kind == "other"

@@ -115,9 +115,7 @@ def _fraction_sign(found: re.Match[str]) -> str:
 
 def _calculated(found: re.Match[str]) -> str:
     """Drops the annotation if the result follows it; otherwise keeps the result in it."""
-    if found[2]:
-        return found[2]
-    return found[1].rpartition("=")[2]
+    return found[2] or found[1].rpartition("=")[2]
 
 
 def _element(found: re.Match[str]) -> str:

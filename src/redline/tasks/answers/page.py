@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redline.tasks.answers.markup import BOLD, THIN
@@ -68,13 +69,12 @@ def page_of(text: str) -> Page:
     return Page(text, found, points_group)
 
 
-def _ends(text: str) -> list[int]:
-    """Returns the ends of the sentences."""
-    ends: list[int] = []
+def _ends(text: str) -> Iterator[int]:
+    """Yields the ends of the sentences."""
     for cut in _BREAK.finditer(text):
         if cut["stop"] == ".":
             short = _ABBREVIATION.search(text, max(0, cut.start() - _NEAR), cut.start())
             if short is not None and (short[1] or text[cut.end() : cut.end() + 1].isdigit()):
                 continue
-        ends.append(cut.end())
-    return [*ends, len(text)]
+        yield cut.end()
+    yield len(text)

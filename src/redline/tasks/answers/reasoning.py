@@ -58,12 +58,7 @@ def spoken(answer: str) -> str:
 
 
 def _own_turn(text: str) -> str:
-    at = 0
-    for found in _TURN_ENDS.finditer(text):
-        if text[at : found.start()].strip():
-            return text[at : found.start()]
-        at = found.end()
-    return text[at:]
+    return next((part for part in _TURN_ENDS.split(text) if part.strip()), "")
 
 
 def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:
