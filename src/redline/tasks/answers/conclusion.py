@@ -50,10 +50,11 @@ _CONCLUDES = re.compile(
     r"(?i)\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b"
 )
 _NONE_LEFT = re.compile(
-    r"(?i)(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
+    r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
     r" have)? any(?: [a-z]+){0,2})(?: of (?:them|the [a-z]+))?(?: (?:is|are|was|were|will be|"
     r"would be|has|have|had|been)){0,2} "
     r"(?:left|remain(?:s|ing|ed)?)\b|\bno remaining [a-z]+",
+    re.IGNORECASE,
 )
 _AMOUNT = re.compile(r"[=$€£]")
 
