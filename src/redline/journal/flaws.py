@@ -43,16 +43,12 @@ _FLAWED = re.compile(
 _BATCH = b'{"id":"redline_'
 
 
-class _Line(msgspec.Struct):
-    finish_reason: str | list[str | None] | None
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
+class _Reasons(msgspec.Struct):
+    finish_reason: str | list[str | None] | None = None
 
 
 class _Body(msgspec.Struct):
-    choices: list[_Choice]
+    choices: list[_Reasons]
 
 
 class _Response(msgspec.Struct):
@@ -63,12 +59,7 @@ class _BatchLine(msgspec.Struct):
     response: _Response
 
 
-_LINE, _BATCH_LINE = msgspec.json.Decoder(_Line), msgspec.json.Decoder(_BatchLine)
-
-
-def _flaw_of(row: Brief) -> str | None:
-    """Returns the flaw of a success; None if it has none, and for a failure."""
-    return _first_flaw(row.finish_reason) if row.status == "succeeded" else None
+_LINE, _BATCH_LINE = msgspec.json.Decoder(_Reasons), msgspec.json.Decoder(_BatchLine)
 
 
 def flaws_of(rows: Sequence[Brief]) -> Counter[str]:
@@ -79,7 +70,8 @@ def flaws_of(rows: Sequence[Brief]) -> Counter[str]:
     except TypeError:
         # A row has several choices, whose reasons are a list.
         pass
-    return Counter(filter(None, map(_flaw_of, rows)))
+    reasons = (row.finish_reason for row in rows if row.status == "succeeded")
+    return Counter(filter(None, map(_flaw_of, reasons)))
 
 
 def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
@@ -88,7 +80,7 @@ def flaws_in(lines: Sequence[bytes]) -> Counter[str]:
     # Almost always, one search over all of them is enough.
     if block.count(_SOUND) == len(lines) or _FLAWED.search(block) is None:
         return Counter()
-    return Counter(flaw for line in lines if (flaw := _flaw_in(line)) is not None)
+    return Counter(filter(None, map(_flaw_in, lines)))
 
 
 class Answers:
@@ -134,14 +126,14 @@ def _flaw_in(line: bytes) -> str | None:
         return None
     try:
         if not line.startswith(_BATCH):
-            return _first_flaw(_LINE.decode(line).finish_reason)
+            return _flaw_of(_LINE.decode(line).finish_reason)
         choices = _BATCH_LINE.decode(line).response.body.choices
-        return _first_flaw([choice.finish_reason for choice in choices])
+        return next(filter(None, (_flaw_of(choice.finish_reason) for choice in choices)), None)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _first_flaw(reason: str | list[str | None] | None) -> str | None:
-    if isinstance(reason, list):
-        return next((each for each in reason if each in FAIL_ON), None)
-    return reason if reason in FAIL_ON else None
+def _flaw_of(reason: str | list[str | None] | None) -> str | None:
+    """Returns the first flaw among the finish reasons of an answer's choices; None without any."""
+    reasons = reason if isinstance(reason, list) else [reason]
+    return next((each for each in reasons if each in FAIL_ON), None)

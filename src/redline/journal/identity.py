@@ -96,12 +96,7 @@ class KeySet:
 
     def add_each(self, keys: Sequence[int]) -> list[int]:
         """Adds all the keys; returns the places of those that already existed."""
-        places = []
-        place = 0
-        while (place := self.add_all(keys, place)) < len(keys):
-            places.append(place)
-            place += 1
-        return places
+        return self.add_marked(keys, [0] * len(keys))[0]
 
     def add_marked(self, keys: Sequence[int], marks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Adds all the keys with their marks; returns the places of those that already existed.
@@ -172,29 +167,19 @@ class KeySet:
 
     def _grow(self, size: int) -> None:
         larger = array("Q", [0]) * size
+        marks = array("I", [0]) * (0 if self._marks is None else size)
         mask = size - 1
-        for key in filter(None, self._slots):
-            at = key & mask
-            while larger[at]:
-                at = (at + 1) & mask
-            larger[at] = key
-        if self._marks is not None:
-            self._marks = self._moved_marks(larger)
+        for key, own in zip(self._slots, self._marks or repeat(0), strict=False):
+            if key:
+                at = key & mask
+                while larger[at]:
+                    at = (at + 1) & mask
+                larger[at] = key
+                if own:
+                    marks[at] = own
+        self._marks = marks or None
         # In one step: a row looked up in a half-filled array would be taken for one to do.
         self._slots = larger
-
-    def _moved_marks(self, larger: array[int]) -> array[int]:
-        """Returns the marks, each at its key's place in the larger array of slots."""
-        assert self._marks is not None
-        moved = array("I", [0]) * len(larger)
-        mask = len(larger) - 1
-        for key, mark in zip(self._slots, self._marks, strict=True):
-            if mark:
-                at = key & mask
-                while larger[at] != key:
-                    at = (at + 1) & mask
-                moved[at] = mark
-        return moved
 
 
 def is_other(mark: int, than: int) -> bool:
@@ -253,49 +238,6 @@ def _slots_for(count: int, least: int) -> int:
     return least
 
 
-class _Taken:
-    """The keys that rows have taken so far. done: those of rows that are done."""
-
-    def __init__(self, done: KeySet) -> None:
-        self._done = done._slots
-        self._marks = done._marks
-        self._has_done = len(done) > 0
-        # For each slot of `done`, whether its key is taken.
-        self._claimed = bytearray(len(self._done) if self._has_done else 0)
-        self.others = KeySet()
-        # Places of the rows that were just taken and are done, and the marks of their lines.
-        self.marked: list[tuple[int, int]] = []
-
-    def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
-        """Takes the keys from the place `start` on, up to the first that was taken before.
-
-        Returns the place of that key; the number of keys if there is none. Adds the places of taken
-        keys that are not done to `undone`.
-        """
-        if not self._has_done:
-            end = self.others.add_all(keys, start)
-            undone += range(start, end)
-            return end
-        slots, claimed, marks = self._done, self._claimed, self._marks
-        mask = len(slots) - 1
-        for place in range(start, len(keys)):
-            key = keys[place] or 1
-            at = key & mask
-            while (found := slots[at]) and found != key:
-                at = (at + 1) & mask
-            if not found:
-                if not self.others.add(key):
-                    return place
-                undone.append(place)
-            elif claimed[at]:
-                return place
-            else:
-                claimed[at] = 1
-                if marks is not None and marks[at]:
-                    self.marked.append((place, marks[at]))
-        return len(keys)
-
-
 class Identified(NamedTuple):
     """The keys and names of some rows, and the places of duplicates and undone rows.
 
@@ -317,39 +259,68 @@ class Identifier:
     """
 
     def __init__(self, done: KeySet | None = None) -> None:
-        self._taken = _Taken(done if done is not None else KeySet())
+        done = done or KeySet()
+        self._done, self._marks = done._slots, done._marks
+        # For each slot of `done`, whether its key is taken by a row.
+        self._claimed = bytearray(len(self._done) if done else 0)
+        self._others = KeySet()
+        # Places of the rows that were just seen and are done, and the marks of their lines.
+        self._marked: list[tuple[int, int]] = []
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
         """Announces that the rows so far are about this share, above 0 to 1, of the input."""
-        self._taken.others.foresee(share)
+        self._others.foresee(share)
 
     def keys(self, rows: Sequence[Row]) -> Identified:
         """Returns the rows' keys, and which of the rows are duplicates or undone."""
         names = _names_of(rows)
-        digests = _digests(rows, names)
-        keys = array("Q", digests)
+        keys = array("Q", _digests(rows, names))
         if sys.byteorder == "little":
             keys.byteswap()
         duplicates: list[int] = []
         undone: list[int] = []
         place = 0
-        while (place := self._taken.take(keys, place, undone)) < len(keys):
+        while (place := self._take(keys, place, undone)) < len(keys):
             keys[place] = self._key_of_copy(rows[place], place, undone)
             if names[place] is not None:
                 duplicates.append(place)
             place += 1
-        self._undo_changed(rows, undone)
+        # Those whose content has changed since their lines were written are done again.
+        if self._marked:
+            undone += [at for at, mark in self._marked if is_other(mark_of(rows[at]), mark)]
+            undone.sort()
+            self._marked.clear()
         return Identified(keys, duplicates, undone, names)
 
-    def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
-        """Adds the rows to `undone` whose content has changed since their lines were written."""
-        marked = self._taken.marked
-        changed = [place for place, mark in marked if is_other(mark_of(rows[place]), mark)]
-        marked.clear()
-        if changed:
-            undone += changed
-            undone.sort()
+    def _take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
+        """Takes the keys from the place `start` on, up to the first that was taken before.
+
+        Returns the place of that key; the number of keys if there is none. Adds the places of taken
+        keys that are not done to `undone`.
+        """
+        if not self._claimed:
+            end = self._others.add_all(keys, start)
+            undone += range(start, end)
+            return end
+        slots, claimed, marks = self._done, self._claimed, self._marks
+        mask = len(slots) - 1
+        for place in range(start, len(keys)):
+            key = keys[place] or 1
+            at = key & mask
+            while (found := slots[at]) and found != key:
+                at = (at + 1) & mask
+            if not found:
+                if not self._others.add(key):
+                    return place
+                undone.append(place)
+            elif claimed[at]:
+                return place
+            else:
+                claimed[at] = 1
+                if marks is not None and marks[at]:
+                    self._marked.append((place, marks[at]))
+        return len(keys)
 
     def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
         """Returns the key of a row whose first key is taken: by its content, or as the n-th copy.
@@ -358,7 +329,7 @@ class Identifier:
         """
         key = first = _hash(b"content:" + row.content)
         is_undone: list[int] = []
-        while not self._taken.take((key,), 0, is_undone):
+        while not self._take((key,), 0, is_undone):
             copy = self._copies[first] = self._copies.get(first, 0) + 1
             key = _hash(b"copy %d:" % copy + row.content)
         if is_undone:

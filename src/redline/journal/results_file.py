@@ -108,7 +108,7 @@ class ResultsFile:
         except OSError as error:
             self.size_bytes += lines.rfind(b"\n", 0, written) + 1
             self._cut_back()
-            raise self._failed(error) from error
+            raise unwritable(self.path, error) from error
         self.size_bytes += written
         self._tail = lines[-_TAIL_BYTES:]
 
@@ -161,7 +161,7 @@ class ResultsFile:
         """
         place, moved = Path(self._place), self._moved_to()
         again = "run the same command again: it continues"
-        count = _count_of(self._fd)
+        count = counted(sum(len(found.keys) for found in read_stretches(self._fd)), "line")
         has_folder = os.path.isdir(os.path.dirname(os.path.realpath(place)))
         if self._is_in_place():
             where = self.path
@@ -174,7 +174,8 @@ class ResultsFile:
             back = f"move it back: {shlex.join(['mv', str(moved), str(place)])}; then {again}"
             error.hint = back if has_folder else GONE
         elif has_folder and os.path.exists(place):
-            where = self._copy_to(free_name(place, "rescued"))
+            where = free_name(place, "rescued")
+            self._copy_to(where)
             back = shlex.join(["mv", str(where), str(place)])
             error.hint = f"to continue with these lines: {back}; then {again}"
         else:
@@ -183,11 +184,10 @@ class ResultsFile:
             self._copy_to(place)
             where = self.path
             error.hint = f"they were put back: {again}"
-        error.saved = f"{error.saved}; {count} in {where}" if error.saved else f"{count} in {where}"
+        error.saved = f"{error.saved and f'{error.saved}; '}{count} in {where}"
 
-    def _copy_to(self, path: Path) -> Path:
-        replace_file(path, _copier(self._fd, array("Q", [0, self.size_bytes])))
-        return path
+    def _copy_to(self, path: Path) -> None:
+        replace_file(path, copier(self._fd, array("Q", [0, self.size_bytes])))
 
     def _is_in_place(self) -> bool:
         try:
@@ -220,7 +220,7 @@ class ResultsFile:
         try:
             os.fsync(self._fd)
         except OSError as error:
-            raise self._failed(error) from error
+            raise unwritable(self.path, error) from error
         self._synced_bytes = size_bytes
 
     def drop(
@@ -234,10 +234,9 @@ class ResultsFile:
         self.flush()
         lines: dict[int, list[tuple[int, int]]] = {}
         for stretch in read_stretches(self._fd):
-            places = [place for place, key in enumerate(stretch.keys) if key in keys]
-            bounds = list(stretch.offsets()) if places else []
-            for place in places:
-                lines.setdefault(stretch.keys[place], []).append((bounds[place], bounds[place + 1]))
+            for key, bounds in stretch.bounds():
+                if key in keys:
+                    lines.setdefault(key, []).append(bounds)
         for key, found in lines.items():
             if keeps_last(key):
                 found.pop()
@@ -271,9 +270,6 @@ class ResultsFile:
         self._fd = file.fd
         # If an error keeps the owner from closing it, its lock must not last longer than it.
         self._close = weakref.finalize(self, file.close)
-
-    def _failed(self, error: OSError) -> JournalError:
-        return unwritable(self.path, error)
 
     def _cut_back(self) -> None:
         try:
@@ -336,9 +332,9 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
     """
     aside = aside or free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
-    replace_file(aside, _copier(fd, bounds))
+    replace_file(aside, copier(fd, bounds))
     try:
-        replace_file(path, _copier(fd, kept))
+        replace_file(path, copier(fd, kept))
     except JournalError:
         # On a full disk, the next attempt needs its room.
         aside.unlink(missing_ok=True)
@@ -346,21 +342,22 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
     return aside
 
 
-def _count_of(fd: int) -> str:
-    """Returns the number of sound lines in the file as a text: `1 line`, `2,000 lines`."""
-    lines = sum(len(found.keys) for found in read_stretches(fd))
-    return counted(lines, "line")
-
-
-def _copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
+def copier(fd: int, bounds: array[int]) -> Callable[[int], None]:
     """Returns a function that copies these bytes of `fd`, and its mode. bounds: begin, end, ..."""
 
     def write(new_fd: int) -> None:
         copy_mode(fd, new_fd)
+        blocks: list[bytes] = []
+        size_bytes = 0
         for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
             at = begin
             while at < end and (block := os.pread(fd, min(_BLOCK_BYTES, end - at), at)):
-                write_all(new_fd, [block])
                 at += len(block)
+                blocks.append(block)
+                size_bytes += len(block)
+                if size_bytes >= _BLOCK_BYTES:
+                    write_all(new_fd, blocks)
+                    blocks, size_bytes = [], 0
+        write_all(new_fd, blocks)
 
     return write

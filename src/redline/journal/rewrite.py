@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from redline.errors import JournalError
-from redline.journal.results_file import take_out
+from redline.journal.results_file import copier, take_out
 from redline.journal.sound_lines import read_stretches
 from redline.process import (
-    copy_mode,
     free_name,
     open_alone,
     replace_file,
     sync_name,
     telling,
-    write_all,
 )
-
-_BUFFER_BYTES = 1 << 20
 
 
 def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
@@ -35,21 +31,16 @@ def drop_mended(path: Path, has_succeeded: Callable[[int], bool]) -> int:
     Returns the number left; removes the file if there are none, and does not rewrite it if nothing
     is to be dropped. The caller holds the output's lock. Raises JournalError.
     """
-    last: dict[int, int] = {}
+    last: dict[int, tuple[int, int]] = {}
     total = 0
     with closing(open_alone(path, os.O_RDONLY)) as file:
         for stretch in read_stretches(file.fd):
             total += len(stretch.lines)
-            found = zip(stretch.keys, stretch.offsets(), strict=False)
-            last.update((key, offset) for key, offset in found if not has_succeeded(key))
-        if len(last) < total:
-            keep = sorted(last.values())
-            if keep:
-                _copy_lines(file.fd, path, array("Q", keep))
-            else:
-                with telling(path):
-                    path.unlink()
-                    sync_name(path)
+            last.update(found for found in stretch.bounds() if not has_succeeded(found[0]))
+        if 0 < len(last) < total:
+            _keep(path, file.fd, sorted(last.values()))
+        elif len(last) < total:
+            _remove(path)
     return len(last)
 
 
@@ -62,17 +53,13 @@ def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
     bounds, kept = array("Q"), 0
     with closing(open_alone(path, os.O_RDONLY)) as file:
         for stretch in read_stretches(file.fd):
-            ends = list(stretch.offsets())
-            gone = [place for place, key in enumerate(stretch.keys) if is_gone(key)]
+            gone = [found for key, found in stretch.bounds() if is_gone(key)]
             kept += len(stretch.lines) - len(gone)
-            for place in gone:
-                bounds.extend(ends[place : place + 2])
+            bounds.extend(chain.from_iterable(gone))
         if bounds:
             take_out(path, file.fd, bounds, free_name(aside, "outdated"))
-        if bounds and not kept:
-            with telling(path):
-                path.unlink()
-                sync_name(path)
+            if not kept:
+                _remove(path)
 
 
 def put_in_order(path: Path, keys: array[int]) -> None:
@@ -82,33 +69,24 @@ def put_in_order(path: Path, keys: array[int]) -> None:
     Takes about 150 bytes of memory per row. Raises JournalError.
     """
     places = {key: place for place, key in enumerate(keys)}
-    rows, offsets = array("Q"), array("Q")
+    rows, ends = array("Q"), array("Q", [0])
     with closing(open_alone(path, os.O_RDONLY)) as file:
         for stretch in read_stretches(file.fd):
             if not stretch.keys:
                 raise JournalError(f"a line of {path} is damaged", where=f"byte {stretch.begin:,}")
             rows.extend(places.get(key, len(keys)) for key in stretch.keys)
-            offsets.extend(islice(stretch.offsets(), len(stretch.lines)))
+            ends.extend(islice(stretch.offsets(), 1, None))
         order = sorted(range(len(rows)), key=rows.__getitem__)
-        if any(order[at] != at for at in range(len(order))):
-            _copy_lines(file.fd, path, array("Q", (offsets[at] for at in order)))
+        if order != list(range(len(order))):
+            _keep(path, file.fd, (ends[at : at + 2] for at in order))
 
 
-def _copy_lines(fd: int, path: Path, offsets: array[int]) -> None:
-    """Replaces `path` by the lines of `fd` that begin at `offsets`, in that order."""
+def _keep(path: Path, fd: int, bounds: Iterable[Iterable[int]]) -> None:
+    """Replaces `path` by these lines of `fd`, in this order. bounds: where each begins and ends."""
+    replace_file(path, copier(fd, array("Q", chain.from_iterable(bounds))))
 
-    def write(new_fd: int) -> None:
-        copy_mode(fd, new_fd)
-        gathered: list[bytes] = []
-        size_bytes = 0
-        with os.fdopen(os.dup(fd), "rb") as old:
-            for offset in offsets:
-                old.seek(offset)
-                gathered.append(old.readline())
-                size_bytes += len(gathered[-1])
-                if size_bytes >= _BUFFER_BYTES:
-                    write_all(new_fd, gathered)
-                    gathered, size_bytes = [], 0
-        write_all(new_fd, gathered)
 
-    replace_file(path, write)
+def _remove(path: Path) -> None:
+    with telling(path):
+        path.unlink()
+        sync_name(path)

@@ -14,9 +14,9 @@ from binascii import unhexlify
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -75,6 +75,10 @@ class Stretch(msgspec.Struct):
         """Yields the offset of each line, then the end of the last one."""
         return accumulate(map(len, self.lines), initial=self.begin)
 
+    def bounds(self) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yields the key of each line, and where the line begins and ends; nothing if not sound."""
+        return zip(self.keys, pairwise(self.offsets()), strict=False)
+
     def row(self, place: int) -> int:
         """Returns the row number in the line at this place."""
         return _TOLD.decode(self.lines[place]).row
@@ -87,15 +91,8 @@ class Stretch(msgspec.Struct):
         if not self.keys:
             return []
         ends = [line[-_TAIL_BYTES - _MARK_BYTES : -_TAIL_BYTES] for line in self.lines]
-        if (digits := _between(_MARK, ends, _MARK_END)) is not None:
-            try:
-                marks = array("I", unhexlify(digits))
-            except ValueError:
-                return list(map(_mark_of, self.lines, ends))
-            if sys.byteorder == "little":
-                marks.byteswap()
-            return marks
-        return list(map(_mark_of, self.lines, ends))
+        marks = _numbers("I", _between(_MARK, ends, _MARK_END))
+        return list(map(_mark_of, self.lines, ends)) if marks is None else marks
 
 
 def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
@@ -186,19 +183,26 @@ def _keys_of(lines: list[bytes]) -> array[int] | None:
     tails = [line[-_TAIL_BYTES:] for line in lines]
     names = _between(beginning, [line[: _KEY_TO + 1] for line in lines], b'"')
     sums = _between(_TAIL, tails, _TAIL_END)
-    if names is None or sums is None or sums != sums.lower():
+    keys, told = _numbers("Q", names), _numbers("I", sums)
+    if keys is None or told is None or sums is None or sums != sums.lower():
         return None
-    try:
-        keys, told = array("Q", unhexlify(names)), array("I", unhexlify(sums))
-    except ValueError:
-        return None
-    if sys.byteorder == "little":
-        keys.byteswap()
-        told.byteswap()
     # The CRC of a whole line equals the stated CRC of its body continued over its tail: so no line
     # is copied to remove its tail.
     is_sound = list(map(crc32, lines)) == list(map(crc32, tails, told))
     return keys if is_sound else None
+
+
+def _numbers(kind: Literal["I", "Q"], digits: bytes | None) -> array[int] | None:
+    """Reads hex digits as numbers of 32 or 64 bits; None if they are none."""
+    if digits is None:
+        return None
+    try:
+        numbers = array(kind, unhexlify(digits))
+    except ValueError:
+        return None
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
 
 
 def _between(before: bytes, parts: list[bytes], after: bytes) -> bytes | None:

@@ -8,8 +8,8 @@ import shlex
 import stat
 import sys
 import threading
+from operator import attrgetter
 from pathlib import Path, PurePath
-from typing import Protocol
 from zlib import crc32
 
 from redline.errors import ConfigError
@@ -22,7 +22,7 @@ class CorruptInput(ConfigError):
     """The input broke off or is damaged; `where` states how many rows came before."""
 
 
-class Blocks(Protocol):
+class Blocks:
     """Raw bytes in order. name: for messages to the user. path: its name if it has one."""
 
     name: str
@@ -36,9 +36,11 @@ class Blocks(Protocol):
 
         Raises CorruptInput if the input breaks off.
         """
+        raise NotImplementedError
 
     def read_fraction(self) -> float | None:
         """The share of the bytes that has been read, 0 to 1; None if their number is unknown."""
+        return None
 
     def check(self) -> None:
         """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
@@ -47,7 +49,7 @@ class Blocks(Protocol):
         """Ends a waiting `read` soon; from any thread."""
 
 
-class FileBlocks:
+class FileBlocks(Blocks):
     """The bytes of the file `path`, or of stdin if that is None.
 
     begins_at: where to begin if stdin is a file; its own position is then left unchanged.
@@ -142,11 +144,8 @@ class FileBlocks:
         content.
         """
         info = os.fstat(self._fd)
-        if (info.st_size, info.st_mtime_ns, info.st_ctime_ns) == (
-            seen.st_size,
-            seen.st_mtime_ns,
-            seen.st_ctime_ns,
-        ):
+        state = attrgetter("st_size", "st_mtime_ns", "st_ctime_ns")
+        if state(info) == state(seen):
             return
         crc, at, end = 0, self._start, self._start + self._read_bytes
         while at < end and (block := os.pread(self._fd, min(_BLOCK_BYTES, end - at), at)):
@@ -164,9 +163,7 @@ class FileBlocks:
 
     def read_fraction(self) -> float | None:
         """Bytes read divided by the bytes of the file, 0 to 1; None for a pipe."""
-        if self._size_bytes is None:
-            return None
-        return min(1.0, self._read_bytes / self._size_bytes) if self._size_bytes else 1.0
+        return share_of(self._read_bytes, self._size_bytes)
 
     def close(self) -> None:
         """Ends a `read` that waits for a pipe within 0.2 s. Leaves stdin open."""
@@ -175,6 +172,13 @@ class FileBlocks:
             if self._fd >= 0 and self.path is not None:
                 os.close(self._fd)
             self._fd = -1
+
+
+def share_of(done: int, total: int | None) -> float | None:
+    """The share of the total that is done, 0 to 1; None if the total is unknown."""
+    if total is None:
+        return None
+    return min(1.0, done / total) if total else 1.0
 
 
 def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:

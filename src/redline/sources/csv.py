@@ -9,34 +9,31 @@ that gives as many fields as the header has, and otherwise literally: `"6 inch` 
 from __future__ import annotations
 
 import csv
-import re
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.jsonl import LongLine, split_lines
-from redline.sources.row import Row, check_names, long_row, no_rows
+from redline.sources.row import MAX_ROW_BYTES, Row, check_names, long_row, no_rows
 from redline.sources.text import ByteStream, StreamRows
 
-# csv keeps its limit in a C long, which has 32 bits on some systems.
-_MAX_FIELD = 2**31 - 1
 _COUNTED_AT_ONCE = 500
 
 
-class _TooLong(Exception):
+class _TooLong(csv.Error):
     """The current record is above the size limit."""
 
 
 class _Feed:
     """The text lines that csv.reader reads, and those that it took for the current record."""
 
-    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        self._chunks = split_lines(stream, max_row_bytes)
+    def __init__(self, stream: ByteStream) -> None:
+        self._chunks = split_lines(stream)
         self._lines: deque[bytes | LongLine] = deque()
-        self._max_row_bytes = max_row_bytes
         self.line = 0
         # The line at which the last record with an open quote failed, and why.
         self._failed_line = 0
@@ -79,16 +76,6 @@ class _Feed:
         next(self)
         return self._problem
 
-    def skip_whole(self, whole: re.Pattern[bytes]) -> int:
-        """Skips available lines that are each a record by itself; the number that are not blank."""
-        lines, records = self._lines, 0
-        available = len(lines)
-        while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
-            records += line.strip(b"\r") != b""
-            lines.popleft()
-        self.line += available - len(lines)
-        return records
-
     def __iter__(self) -> _Feed:
         return self
 
@@ -112,7 +99,7 @@ class _Feed:
             self.taken_bytes += line.size_bytes + between
             raise _TooLong
         self.taken_bytes += len(line) + between
-        if self.taken_bytes > self._max_row_bytes:
+        if self.taken_bytes > MAX_ROW_BYTES:
             raise _TooLong
         try:
             return line.decode() + "\n"
@@ -130,8 +117,8 @@ class CsvRows(StreamRows):
 
     _when_empty = "it holds a header and nothing below it"
 
-    def __init__(self, stream: ByteStream, delimiter: str, max_row_bytes: int) -> None:
-        super().__init__(stream, max_row_bytes)
+    def __init__(self, stream: ByteStream, delimiter: str) -> None:
+        super().__init__(stream)
         self._delimiter = delimiter
         self._is_tsv = delimiter == "\t"
 
@@ -142,8 +129,9 @@ class CsvRows(StreamRows):
     def _rows(self) -> Iterator[Row | None]:
         feed = self._feed()
         header = self._header(feed)
-        while (row := self._next_row(feed, header)) is not None:
-            yield row
+        for line, record in self._records(feed, len(header)):
+            self._number += 1
+            yield self._row(feed, line, header, record)
             if not feed.has_lines:
                 yield None
 
@@ -154,32 +142,17 @@ class CsvRows(StreamRows):
         """
         try:
             feed = self._feed()
-            columns = len(self._header(feed))
-            # Three times as fast as csv. A line whose quotes are all closed is a record.
-            field = rb'(?:"(?:[^"]++|"")*+"|[^"%b]*+)' % self._delimiter.encode()
-            whole = re.compile(rb"%b(?:%b%b)*+\r?$" % (field, self._delimiter.encode(), field))
-            rows = 0
-            while not self._stream.is_closed:
-                rows += feed.skip_whole(whole)
-                if rows >= _COUNTED_AT_ONCE:
-                    yield rows
-                    rows = 0
-                feed.start_record()
-                try:
-                    rows += bool(self._fields(feed, columns))
-                except StopIteration:
-                    break
-                except (_TooLong, csv.Error):
-                    rows += 1
-            yield rows
+            records = self._records(feed, len(self._header(feed)))
+            while rows := sum(1 for _ in islice(records, _COUNTED_AT_ONCE)):
+                yield rows
         finally:
             self.close()
 
     def _feed(self) -> _Feed:
         """The lines of the input, and `_reader` over them."""
         # The limit applies to the whole process: it may be raised here, but not lowered for others.
-        csv.field_size_limit(max(csv.field_size_limit(), min(self._max_row_bytes, _MAX_FIELD)))
-        feed = _Feed(self._stream, self._max_row_bytes)
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
+        feed = _Feed(self._stream)
         self._reader = csv.reader(
             feed,
             delimiter=self._delimiter,
@@ -199,7 +172,7 @@ class CsvRows(StreamRows):
             if self._stream.is_closed:
                 return []
             raise no_rows(self.name) from None
-        except (_TooLong, csv.Error) as error:
+        except csv.Error as error:
             raise ConfigError(
                 f"the first line of {self.name} is not a CSV header: "
                 f"{error if str(error) else 'it is too long'}",
@@ -230,7 +203,7 @@ class CsvRows(StreamRows):
         except _TooLong:
             if len(feed.taken) == 1:
                 raise
-            problem = f"a quote is opened and not closed within {self._max_row_bytes:,} bytes"
+            problem = f"a quote is opened and not closed within {MAX_ROW_BYTES:,} bytes"
         except csv.Error:
             if len(feed.taken) == 1 and (fields := self._loose(*feed.texts)):
                 return fields
@@ -262,40 +235,39 @@ class CsvRows(StreamRows):
 
         try:
             fields = next(csv.reader(lines(), delimiter=self._delimiter, strict=True))
-        except (csv.Error, _TooLong):
+        except csv.Error:
             fields = []
         if fields and columns in (None, len(fields)):
             return fields
         feed.keep()
         return None
 
-    def _next_row(self, feed: _Feed, header: list[str]) -> Row | None:
-        """The next row, good or bad; None at the end."""
-        while True:
+    def _records(self, feed: _Feed, columns: int) -> Iterator[tuple[int, list[str] | csv.Error]]:
+        """The first line of each record that is not blank, and its fields or why it has none."""
+        while not self._stream.is_closed:
             feed.start_record()
             line = feed.line + 1
-            fields: list[str] = []
-            problem = None
             try:
-                fields = self._fields(feed, len(header))
+                fields = self._fields(feed, columns)
             except StopIteration:
-                return None
-            except _TooLong:
-                return self._long_row(feed, line)
+                return
             except csv.Error as error:
-                problem = f"not CSV: {str(error).partition(' - ')[0]}"
-            if fields or problem:
-                break
-        self._number += 1
+                yield line, error
+            else:
+                if fields:
+                    yield line, fields
+
+    def _row(self, feed: _Feed, line: int, header: list[str], record: list[str] | csv.Error) -> Row:
+        """The row of a record, good or bad."""
+        if isinstance(record, _TooLong):
+            return long_row(self._number, line, feed.content, feed.taken_bytes)
         if not feed.is_utf8:
             problem = "not UTF-8"
-        elif problem is None and len(fields) != len(header):
-            problem = f"{counted(len(fields), 'field')} where the header names {len(header)}"
-        if problem is not None:
-            return Row(self._number, line, None, feed.content.strip(), problem)
-        data = dict(zip(header, fields, strict=True))
-        return Row(self._number, line, data, msgspec.json.encode(data))
-
-    def _long_row(self, feed: _Feed, line: int) -> Row:
-        self._number += 1
-        return long_row(self._number, line, feed.content, feed.taken_bytes, self._max_row_bytes)
+        elif isinstance(record, csv.Error):
+            problem = f"not CSV: {str(record).partition(' - ')[0]}"
+        elif len(record) != len(header):
+            problem = f"{counted(len(record), 'field')} where the header names {len(header)}"
+        else:
+            data = dict(zip(header, record, strict=True))
+            return Row(self._number, line, data, msgspec.json.encode(data))
+        return Row(self._number, line, None, feed.content.strip(), problem)

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from redline.errors import ConfigError
-from redline.sources.blocks import CorruptInput, opened_fd, reason
+from redline.sources.blocks import Blocks, CorruptInput, opened_fd, reason
 from redline.sources.jsonl import LineRows
 from redline.sources.row import Row
 from redline.sources.text import ByteStream
@@ -33,7 +33,7 @@ POLL_S = 0.05
 SETTLED_S = 2.0
 
 
-class FollowedFile:
+class FollowedFile(Blocks):
     """Blocks that wait at a file's end for more; each `open` begins the next file of that name.
 
     They consist of complete lines, except for a line that is longer than a block. They end, with
@@ -89,13 +89,6 @@ class FollowedFile:
                 return block
             if self._closing.wait(POLL_S):
                 return b""
-
-    def read_fraction(self) -> float | None:
-        """None: the future length of the file is unknown."""
-        return None
-
-    def check(self) -> None:
-        """Does nothing: `read` checks at each step."""
 
     def close(self) -> None:
         """Ends a waiting `read` at once."""
@@ -193,9 +186,8 @@ class FollowedRows(LineRows):
     `line` counts from 1 in each file that has had the name; `number` continues.
     """
 
-    def __init__(self, path: Path, max_row_bytes: int) -> None:
-        self._file = FollowedFile(path)
-        super().__init__(ByteStream(self._file), max_row_bytes)
+    def __init__(self, path: Path) -> None:
+        super().__init__(ByteStream(FollowedFile(path)))
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, each as soon as its line is whole."""
@@ -203,4 +195,4 @@ class FollowedRows(LineRows):
             yield from self._read()
             # The next file of that name.
             self._line = 0
-            self._stream = ByteStream(self._file)
+            self._stream = ByteStream(self._stream.blocks)

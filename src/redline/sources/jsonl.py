@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from redline.errors import ConfigError
-from redline.sources.row import BATCH_ROWS, Row, digest, long_row, not_an_object
+from redline.sources.row import BATCH_ROWS, MAX_ROW_BYTES, Row, digest, long_row, not_an_object
 from redline.sources.text import ByteStream, StreamRows
 
 _POSITION = re.compile(r" \(byte (\d+)\)$")
@@ -29,13 +29,9 @@ class LongLine(NamedTuple):
 
 
 class _PartialLine:
-    """A line whose end has not come yet. Above `max_bytes` only its digest is kept."""
+    """A line whose end has not come yet. Above MAX_ROW_BYTES only its digest is kept."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._start()
-
-    def _start(self) -> None:
+    def __init__(self) -> None:
         self._kept = bytearray()
         self._digest: hashlib.blake2b | None = None
         self.size_bytes = 0
@@ -46,26 +42,24 @@ class _PartialLine:
             self._digest.update(piece)
             return
         self._kept += piece
-        if self.size_bytes > self._max_bytes:
+        if self.size_bytes > MAX_ROW_BYTES:
             self._digest = hashlib.blake2b(self._kept)
             self._kept = bytearray()
 
-    def take(self) -> bytes | LongLine:
-        """The complete line; the next one begins empty."""
-        line: bytes | LongLine = bytes(self._kept)
-        if self._digest is not None:
-            line = LongLine(self._digest.hexdigest().encode(), self.size_bytes)
-        self._start()
-        return line
+    def whole(self) -> bytes | LongLine:
+        """The line, now that it is complete."""
+        if self._digest is None:
+            return bytes(self._kept)
+        return LongLine(self._digest.hexdigest().encode(), self.size_bytes)
 
 
-def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes | LongLine]]:
+def split_lines(stream: ByteStream) -> Iterator[list[bytes | LongLine]]:
     """The lines of each chunk as it comes, without their newline; a CR before it stays.
 
-    A line may have `max_line_bytes`; a longer one becomes a LongLine. Memory holds one chunk and
+    A line may have MAX_ROW_BYTES; a longer one becomes a LongLine. Memory holds one chunk and
     one such line.
     """
-    partial = _PartialLine(max_line_bytes)
+    partial = _PartialLine()
     for chunk in stream.chunks():
         # Faster than bytes.split, which looks at one byte after the other.
         ended = list(BytesIO(chunk))
@@ -73,17 +67,18 @@ def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes 
         if ended:
             lines: list[bytes | LongLine] = list(map(_without_newline, ended))
             partial.add(ended[0][:-1])
-            if max(map(len, ended)) > max_line_bytes:
-                lines = [_bounded(line[:-1], max_line_bytes) for line in ended]
-            lines[0] = partial.take()
+            if max(map(len, ended)) > MAX_ROW_BYTES:
+                lines = [_bounded(line[:-1]) for line in ended]
+            lines[0] = partial.whole()
+            partial = _PartialLine()
             yield lines
         partial.add(last)
     if partial.size_bytes and not stream.is_closed:
-        yield [partial.take()]
+        yield [partial.whole()]
 
 
-def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
-    return line if len(line) <= max_bytes else LongLine(digest(line), len(line))
+def _bounded(line: bytes) -> bytes | LongLine:
+    return line if len(line) <= MAX_ROW_BYTES else LongLine(digest(line), len(line))
 
 
 class LineRows(StreamRows):
@@ -93,8 +88,8 @@ class LineRows(StreamRows):
     JSON array or one object over many lines, is cut short, or holds no row.
     """
 
-    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        super().__init__(stream, max_row_bytes)
+    def __init__(self, stream: ByteStream) -> None:
+        super().__init__(stream)
         self._line = 0
 
     def open(self) -> None:
@@ -118,26 +113,18 @@ class LineRows(StreamRows):
 
         Raises ConfigError as `batches` does.
         """
-        has_text = False  # in the line that is not complete yet
         try:
-            for chunk in self._stream.chunks():
-                first, end = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
-                if not end:
-                    has_text = has_text or not chunk.isspace()
-                    continue
-                has_text = has_text or not chunk[:first].isspace()
-                lines = chunk[first:end]
-                blank = sum(map(bytes.isspace, BytesIO(lines)))
-                yield has_text + lines.count(b"\n") - blank
-                has_text = not (chunk[end:] or b" ").isspace()
-            yield int(has_text)
+            for lines in split_lines(self._stream):
+                yield sum(
+                    isinstance(line, LongLine) or not line.isspace() for line in lines if line
+                )
         finally:
             self.close()
 
     def _batches(self) -> Iterator[list[Row]]:
         """Lists of rows from one chunk of at most 1 MB and the line begun before it."""
         self.open()
-        for lines in split_lines(self._stream, self._max_row_bytes):
+        for lines in split_lines(self._stream):
             for start in range(0, len(lines), BATCH_ROWS):
                 batch = lines[start : start + BATCH_ROWS]
                 rows = self._plain_rows_of(batch)
@@ -162,28 +149,13 @@ class LineRows(StreamRows):
         return list(map(Row, numbers, places, values, texts))
 
     def _any_rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
-        number, at = self._number, self._line
         rows: list[Row] = []
         for line in lines:
-            at += 1
-            if isinstance(line, LongLine):
-                number += 1
-                rows.append(long_row(number, at, line.digest, line.size_bytes, self._max_row_bytes))
-                continue
-            text = line.strip()
-            if not text:
-                continue
-            number += 1
-            try:
-                data = _decode(text)
-            except (ValueError, RecursionError) as error:
-                rows.append(Row(number, at, None, text, _problem(text, error)))
-                continue
-            if type(data) is dict:
-                rows.append(Row(number, at, data, text))
-            else:
-                rows.append(Row(number, at, None, text, not_an_object(data)))
-        self._number, self._line = number, at
+            self._line += 1
+            text = line if isinstance(line, LongLine) else line.strip()
+            if text:
+                self._number += 1
+                rows.append(_row(self._number, self._line, text))
         return rows
 
     def _is_json_file(self) -> bool:
@@ -201,6 +173,18 @@ def _is_row_of_many(start: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _row(number: int, line: int, text: bytes | LongLine) -> Row:
+    if isinstance(text, LongLine):
+        return long_row(number, line, text.digest, text.size_bytes)
+    try:
+        data = _decode(text)
+    except (ValueError, RecursionError) as error:
+        return Row(number, line, None, text, _problem(text, error))
+    if type(data) is dict:
+        return Row(number, line, data, text)
+    return Row(number, line, None, text, not_an_object(data))
 
 
 def _problem(text: bytes, error: Exception) -> str:

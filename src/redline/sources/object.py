@@ -12,8 +12,16 @@ from pathlib import PurePath
 from typing import Any
 
 from redline.errors import ConfigError
-from redline.sources.blocks import CorruptInput
-from redline.store import Asking, Found, ObjectStore, ObjectUrl, StoreError, store_of
+from redline.sources.blocks import Blocks, CorruptInput, share_of
+from redline.store import (
+    Asking,
+    Found,
+    ObjectStore,
+    ObjectUrl,
+    StoreError,
+    changed_error,
+    store_of,
+)
 
 # The first range is small, because the beginning shows whether the input is suitable; later ones
 # are large enough that a request's round trip costs little.
@@ -46,22 +54,20 @@ class ObjectReader:
         url = self.url
         try:
             store = self._store = self._store or store_of(url, "reading")
-            found = store.find(url)
+            self._found = found = store.find(url)
             if found is None:
-                hint = store.similar(url)
-                raise ConfigError(
-                    f"{url.name} does not exist", hint=hint or StoreError(url, "missing", "").hint
-                )
+                hint = store.similar(url) or StoreError(url, "missing", "").hint
+                raise ConfigError(f"{url.name} does not exist", hint=hint)
             if found.is_folder:
                 raise ConfigError(
                     f"{url.name} is a folder", hint="name one object in it; a URL is one input"
                 )
-            self._found, self.size_bytes = found, found.size_bytes
+            self.size_bytes = found.size_bytes
             self._file = store.open(url)
         except StoreError as error:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
 
-    def read(self, offset: int, most_bytes: int) -> bytes:
+    def read_at(self, offset: int, most_bytes: int) -> bytes:
         """1 to `most_bytes` bytes from `offset` on; empty at the end, or once it is closed. Blocks.
 
         Raises CorruptInput if the store does not serve them, at once or after all retries.
@@ -107,7 +113,7 @@ class ObjectReader:
         if found is None:
             raise StoreError(self.url, "missing", "it does not exist any more")
         if found != self._found:
-            raise StoreError(self.url, "changed", "something else has changed it")
+            raise changed_error(self.url)
         self._file = self._store.open(self.url)
 
     def _seek(self, offset: int) -> None:
@@ -121,53 +127,35 @@ class ObjectReader:
 
     def _broken(self, error: StoreError) -> CorruptInput:
         name = self.url.name
-        what = f"cannot read on in {name}: {error.reason}"
-        if error.store_kind == "missing":
-            what = f"{name} vanished while it was read"
-        elif error.store_kind == "changed":
-            what = f"{name} was changed while it was read"
+        ends = {"missing": "vanished while it was read", "changed": "was changed while it was read"}
+        end = ends.get(error.store_kind)
+        what = f"{name} {end}" if end else f"cannot read on in {name}: {error.reason}"
         return CorruptInput(what, where="after 0 rows", hint=error.hint)
 
 
-class ObjectBlocks:
+class ObjectBlocks(ObjectReader, Blocks):
     """The bytes of an object in order."""
 
     def __init__(self, url: ObjectUrl) -> None:
+        super().__init__(url)
         self.path: PurePath | None = url.file
         self.name = url.name
-        self._reader = ObjectReader(url)
         self._ahead = memoryview(b"")
         self._range_bytes = _FIRST_BYTES
         self._fetched = 0
-        self._given = 0
-
-    def open(self) -> None:
-        """Raises ConfigError if the object does not exist, or the store refuses to serve it."""
-        self._reader.open()
 
     def read(self, most_bytes: int) -> bytes:
         """The next bytes; none at the end, or once it is closed. Raises CorruptInput."""
-        if not self._ahead and not self._reader.is_closed:
-            self._ahead = memoryview(self._reader.read(self._fetched, self._range_bytes))
+        if not self._ahead:
+            self._ahead = memoryview(self.read_at(self._fetched, self._range_bytes))
             self._fetched += len(self._ahead)
             self._range_bytes = min(2 * self._range_bytes, _MOST_BYTES)
         block, self._ahead = bytes(self._ahead[:most_bytes]), self._ahead[most_bytes:]
-        self._given += len(block)
-        return b"" if self._reader.is_closed else block
+        return b"" if self.is_closed else block
 
     def read_fraction(self) -> float | None:
         """Bytes read divided by the object's size, 0 to 1; None if the size is unknown."""
-        size = self._reader.size_bytes
-        if size is None:
-            return None
-        return min(1.0, self._given / size) if size else 1.0
-
-    def check(self) -> None:
-        """Does nothing: an object is not a local file."""
-
-    def close(self) -> None:
-        """Ends `read` early."""
-        self._reader.close()
+        return share_of(self._fetched - len(self._ahead), self.size_bytes)
 
 
 class ObjectFile(io.RawIOBase):
@@ -202,7 +190,7 @@ class ObjectFile(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         wanted = min(len(view), max(0, self._size - self._at))
         done = 0
-        while done < wanted and (data := self._reader.read(self._at, wanted - done)):
+        while done < wanted and (data := self._reader.read_at(self._at, wanted - done)):
             view[done : done + len(data)] = data
             done += len(data)
             self._at += len(data)

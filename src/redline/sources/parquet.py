@@ -38,10 +38,9 @@ class ArrowRows(BlockingRows):
         total_rows: int,
         tables: Iterator[_Table],
         arrow: Any,
-        max_row_bytes: int,
         files: Iterable[Path],
     ) -> None:
-        super().__init__(name, total_rows, max_row_bytes)
+        super().__init__(name, total_rows)
         self._tables = tables
         self._arrow = arrow
         self._seen = _stamps(files)
@@ -57,8 +56,7 @@ class ArrowRows(BlockingRows):
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
-        now = _stamps(self._seen)
-        if not self._is_closed and any(now[file] != self._seen[file] for file in now):
+        if not self._is_closed and not _stamps(self._seen).items() <= self._seen.items():
             raise CorruptInput(
                 f"{self.name} was changed while its rows were done",
                 hint="results are of the rows as they were read; run the same command again: it "
@@ -70,7 +68,7 @@ class ArrowRows(BlockingRows):
         if isinstance(value, Exception):
             problem = f"not readable: {value}"
             return Row(self._number, self._number, None, problem.encode(), problem)
-        return row_of(value, self._number, self._max_row_bytes)
+        return row_of(value, self._number)
 
     def _values(self, table: _Table) -> list[Any]:
         """The table's rows as dicts; in place of a row that has no Python form, the error."""
@@ -144,9 +142,7 @@ def _with_text(value: Any) -> Any:
             return base64.b64encode(value).decode()
     if isinstance(value, dict):
         return {_with_text(key): _with_text(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_with_text(item) for item in value]
-    return value
+    return list(map(_with_text, value)) if isinstance(value, (list, tuple)) else value
 
 
 def _batch_rows(size_bytes: int, rows: int) -> int:
@@ -154,7 +150,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
-def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
+def open_parquet(place: Path | RawIOBase, name: str) -> ArrowRows:
     """The rows of a Parquet file, or of an open one. Raises ConfigError if it is not one."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
@@ -169,10 +165,10 @@ def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> Arro
     size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
     tables = file.iter_batches(batch_size=_batch_rows(size, meta.num_rows), use_threads=False)
     files = [place] if isinstance(place, Path) else []
-    return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes, files)
+    return ArrowRows(name, meta.num_rows, tables, arrow, files)
 
 
-def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
+def open_dataset(path: Path) -> ArrowRows:
     """The rows of a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for others."""
     name = str(path)
     _check_folder(path, name)
@@ -186,7 +182,7 @@ def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
     batch_rows = _batch_rows(dataset.data.nbytes, rows)
     tables = dataset.with_format("arrow").iter(batch_size=batch_rows)
     files = [Path(file["filename"]) for file in dataset.cache_files]
-    return ArrowRows(name, rows, tables, arrow, max_row_bytes, files)
+    return ArrowRows(name, rows, tables, arrow, files)
 
 
 def _check_folder(path: Path, name: str) -> None:
@@ -195,21 +191,20 @@ def _check_folder(path: Path, name: str) -> None:
         entries = sorted(islice(path.iterdir(), _MAX_LISTED))
     except OSError as error:
         raise ConfigError(f"cannot read the folder {name}: {error.strerror}") from error
-    files = {entry.name for entry in entries}
-    if {"state.json", "dataset_info.json"} <= files:
+    if {path / "state.json", path / "dataset_info.json"} <= {*entries}:
         return
     splits = [entry for entry in entries if (entry / "state.json").is_file()]
     if splits:
         raise ConfigError(
             f"{name} holds several datasets",
-            hint="choose one of them: " + ", ".join(shlex.quote(str(split)) for split in splits),
+            hint=f"choose one of them: {', '.join(shlex.quote(str(split)) for split in splits)}",
         )
-    rows = [e for e in entries if e.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst")]
-    hint = f"give one file of it, like {shlex.quote(str(rows[0]))}" if rows else ""
-    raise ConfigError(
-        f"{name} is a folder, and not a dataset that save_to_disk wrote",
-        hint=hint or "give a file, or the folder that Dataset.save_to_disk wrote",
-    )
+    hint = "give a file, or the folder that Dataset.save_to_disk wrote"
+    for entry in entries:
+        if entry.suffix in (".jsonl", ".csv", ".parquet", ".gz", ".zst"):
+            hint = f"give one file of it, like {shlex.quote(str(entry))}"
+            break
+    raise ConfigError(f"{name} is a folder, and not a dataset that save_to_disk wrote", hint=hint)
 
 
 def _unreadable(name: str, kind: str, error: Exception) -> ConfigError:

@@ -12,7 +12,7 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.process import counted
-from redline.sources.blocks import CorruptInput
+from redline.sources.blocks import CorruptInput, share_of
 
 MAX_ROW_BYTES = 16 * 1024 * 1024
 BATCH_ROWS = 256
@@ -97,7 +97,7 @@ def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
         yield batch
 
 
-def row_of(value: object, number: int, max_row_bytes: int) -> Row:
+def row_of(value: object, number: int) -> Row:
     """The row of a Python value; a bad row if it is not a JSON object.
 
     `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings.
@@ -108,12 +108,12 @@ def row_of(value: object, number: int, max_row_bytes: int) -> Row:
     except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
         problem = f"not JSON: {str(error) or type(error).__name__}"
         return Row(number, number, None, problem.encode("utf-8", "replace"), problem)
-    if len(content) > max_row_bytes:
-        return long_row(number, number, digest(content), len(content), max_row_bytes)
+    if len(content) > MAX_ROW_BYTES:
+        return long_row(number, number, digest(content), len(content))
     data = _decode(content)
-    if type(data) is not dict:
-        return Row(number, number, None, content, not_an_object(data))
-    return Row(number, number, data, content)
+    if type(data) is dict:
+        return Row(number, number, data, content)
+    return Row(number, number, None, content, not_an_object(data))
 
 
 def _encodable(value: object) -> object:
@@ -132,15 +132,16 @@ def _encodable(value: object) -> object:
     raise NotImplementedError(f"a key or value of type {type(value).__name__} has no JSON form")
 
 
-def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:
+def long_row(number: int, line: int, content: bytes, size_bytes: int) -> Row:
     """The bad row for a row above the size limit; `content` is its digest."""
-    size = f"{size_bytes} bytes"
-    if size_bytes >= _MEGABYTE:
-        size = f"{size_bytes / _MEGABYTE:.1f} MB"
-    limit = f"{limit_bytes} bytes"
-    if limit_bytes >= _MEGABYTE:
-        limit = f"{limit_bytes / _MEGABYTE:g} MB"
-    return Row(number, line, None, content, f"{size} long, above the limit of {limit}")
+    problem = f"{_size(size_bytes, '.1f')} long, above the limit of {_size(MAX_ROW_BYTES, 'g')}"
+    return Row(number, line, None, content, problem)
+
+
+def _size(size_bytes: int, form: str) -> str:
+    if size_bytes < _MEGABYTE:
+        return f"{size_bytes} bytes"
+    return f"{size_bytes / _MEGABYTE:{form}} MB"
 
 
 def not_an_object(value: object) -> str:
@@ -163,18 +164,15 @@ class Rows:
 
     _when_empty = ""  # the hint if there is no row
 
-    def __init__(self, name: str, total_rows: int | None, max_row_bytes: int) -> None:
+    def __init__(self, name: str, total_rows: int | None) -> None:
         self.name = name
         self.total_rows = total_rows
-        self._max_row_bytes = max_row_bytes
         self._number = 0
         self._is_closed = False
 
     def read_fraction(self) -> float | None:
         """The share of the rows that has been read, 0 to 1; None if their number is unknown."""
-        if self.total_rows is None:
-            return None
-        return min(1.0, self._number / self.total_rows) if self.total_rows else 1.0
+        return share_of(self._number, self.total_rows)
 
     def check(self) -> None:
         """Does nothing: there is no file."""

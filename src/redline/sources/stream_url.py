@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
-from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlencode, urlsplit
+from urllib.parse import (
+    SplitResult,
+    parse_qsl,
+    unquote,
+    unquote_to_bytes,
+    urlencode,
+    urlsplit,
+)
 
 import msgspec
 
@@ -75,9 +82,9 @@ def stream_of(place: object) -> StreamUrl | None:
     except ValueError:
         raise ConfigError("the URL of the stream has no port that is one", hint=_FORM) from None
     host = parts.hostname or "localhost"
-    host = f"{f'[{host}]' if ':' in host else host}{'' if port is None else f':{port}'}"
+    host = f"[{host}]" if ":" in host else host
     database, name = _path(parts.path)
-    shown = f"{parts.scheme}://{host}{parts.path}"
+    shown = f"{parts.scheme}://{host}{'' if port is None else f':{port}'}{parts.path}"
     if parts.fragment or not name:
         raise ConfigError(f"{shown} names no stream", hint=_FORM)
     options = _options(parts, shown)
@@ -88,6 +95,9 @@ def stream_of(place: object) -> StreamUrl | None:
         )
     tls = {key: value for key, value in options.items() if key in _TLS}
     server = f"{parts.scheme}://{parts.netloc}/{database}"
+    orphans = options.get("orphans", "keep")
+    if orphans not in _ORPHANS:
+        raise ConfigError(f"orphans of {shown} is one of {', '.join(_ORPHANS)}, not {orphans}")
     return StreamUrl(
         server=f"{server}?{urlencode(tls)}" if tls else server,
         name=shown,
@@ -96,26 +106,27 @@ def stream_of(place: object) -> StreamUrl | None:
         field=options.get("field") or "json",
         idle_s=_seconds(options.get("idle", "60s"), shown),
         most_deliveries=_count(options.get("deliveries", "10"), shown),
-        claims_orphans=_orphans(options.get("orphans", "keep"), shown) == "claim",
+        claims_orphans=orphans == "claim",
     )
 
 
 def _path(path: str) -> tuple[str, bytes]:
     """The number of the database, and the name of the stream."""
-    first, _, rest = path.removeprefix("/").partition("/")
+    bare = path.removeprefix("/")
+    first, _, rest = bare.partition("/")
     if rest and unquote(first).isdecimal():
         return first, unquote_to_bytes(rest)
-    bare = path.removeprefix("/")
     return "0", b"" if bare.isdecimal() else unquote_to_bytes(bare)
 
 
 def _options(parts: SplitResult, shown: str) -> dict[str, str]:
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    known = (*_OPTIONS, *_TLS)
     for key in options:
-        if key not in _OPTIONS and key not in _TLS:
+        if key not in known:
             raise ConfigError(
                 f"unknown option of {shown}: {key}",
-                hint=nearest(key, (*_OPTIONS, *_TLS)) or f"known are {', '.join(_OPTIONS)}",
+                hint=nearest(key, known) or f"known are {', '.join(_OPTIONS)}",
             )
     return options
 
@@ -137,12 +148,6 @@ def _count(text: str, shown: str) -> int:
             hint="such as deliveries=10",
         )
     return int(text)
-
-
-def _orphans(text: str, shown: str) -> str:
-    if text not in _ORPHANS:
-        raise ConfigError(f"orphans of {shown} is one of {', '.join(_ORPHANS)}, not {text}")
-    return text
 
 
 def message_key(stream: bytes, content: bytes) -> int:

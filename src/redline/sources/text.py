@@ -67,7 +67,7 @@ class ByteStream:
         self.first = b""
         self.is_closed = False
         self.is_compressed = False
-        self._blocks = blocks
+        self.blocks = blocks
         self._chunks: Iterator[bytes] | None = None
 
     def open(self) -> None:
@@ -78,7 +78,7 @@ class ByteStream:
         if self._chunks is not None:
             return
         try:
-            self._blocks.open()
+            self.blocks.open()
             text = self._text()
             self.first = next(text, b"")
         except RedlineError:
@@ -92,21 +92,12 @@ class ByteStream:
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
         self.open()
-        if self._chunks is not None:
-            yield from self._chunks
-
-    def read_fraction(self) -> float | None:
-        """Bytes read divided by the file's, as compressed if it is, 0 to 1; None for a pipe."""
-        return self._blocks.read_fraction()
-
-    def check(self) -> None:
-        """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
-        self._blocks.check()
+        yield from self._chunks or ()
 
     def close(self) -> None:
         """Ends `chunks` early, even while it waits. Leaves stdin open."""
         self.is_closed = True
-        self._blocks.close()
+        self.blocks.close()
 
     def command(self, command: str, suffix: str) -> str:
         """A hint: the shell command that converts this input into a readable one."""
@@ -119,7 +110,7 @@ class ByteStream:
 
     def _plain(self) -> Iterator[bytes]:
         """The raw blocks, decompressed if their first bytes are those of a compressed format."""
-        raw = iter(lambda: self._blocks.read(CHUNK_BYTES), b"")
+        raw = iter(lambda: self.blocks.read(CHUNK_BYTES), b"")
         head = _head(raw, (_GZIP, _ZSTD, *_ZSTD_SKIPPABLE))
         blocks = chain([head], raw)
         named = COMPRESSIONS.get(self.path.suffix.lower()) if self.path else None
@@ -177,15 +168,14 @@ class ByteStream:
         for magic, hint in _BINARY_KINDS.items():
             if head.startswith(magic):
                 raise ConfigError(f"{self.name} is a binary file", hint=hint)
-        sniffed = 0
+        left = SNIFF_BYTES
         for chunk in chain([head.removeprefix(_UTF8_BOM)], plain):
-            if sniffed < SNIFF_BYTES:
-                if b"\0" in chunk[: SNIFF_BYTES - sniffed]:
-                    raise ConfigError(
-                        f"{self.name} is a binary file",
-                        hint="rows are read from JSONL, CSV, TSV or Parquet",
-                    )
-                sniffed += len(chunk)
+            if b"\0" in chunk[:left]:
+                raise ConfigError(
+                    f"{self.name} is a binary file",
+                    hint="rows are read from JSONL, CSV, TSV or Parquet",
+                )
+            left = max(0, left - len(chunk))
             if chunk:
                 yield chunk
 
@@ -193,17 +183,17 @@ class ByteStream:
 class StreamRows(BlockingRows):
     """The common part of sources that read a stream of bytes."""
 
-    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
-        super().__init__(stream.name, None, max_row_bytes)
+    def __init__(self, stream: ByteStream) -> None:
+        super().__init__(stream.name, None)
         self._stream = stream
 
     def read_fraction(self) -> float | None:
-        """The share of the file's bytes that has been read, 0 to 1; None for a pipe."""
-        return self._stream.read_fraction()
+        """Bytes read divided by the file's, as compressed if it is, 0 to 1; None for a pipe."""
+        return self._stream.blocks.read_fraction()
 
     def check(self) -> None:
         """Raises CorruptInput if a local file no longer contains what was read from it. Blocks."""
-        self._stream.check()
+        self._stream.blocks.check()
 
     def close(self) -> None:
         """Closes the file; `batches` ends at its next one."""

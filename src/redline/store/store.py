@@ -157,11 +157,11 @@ class S3Store(ObjectStore):
 
     def _put(self, path: Path, url: ObjectUrl, seen: Found | None, callback: Any) -> None:
         """As for any store, but the store itself compares, at the moment of the change."""
-        only_if = dict[str, str]()
-        if self._has_conditions:
-            only_if = {"IfNoneMatch": "*"}
-            if seen is not None:
-                only_if = {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
+        only_if = {"IfNoneMatch": "*"}
+        if not self._has_conditions:
+            only_if = {}
+        elif seen is not None:
+            only_if = {"IfMatch": f'"{seen.identity.removeprefix("ETag ")}"'}
         try:
             self._put_parts(path, url, only_if, callback)
         except StoreError as error:
@@ -230,9 +230,9 @@ def _found(info: dict[str, Any]) -> Found:
     size = info.get("size")
     # Only some responses have an ETag in quotes.
     known = (name + " " + str(info[name]).strip('"') for name in _IDENTITIES if info.get(name))
-    identity = next(known, "")
-    is_folder = info.get("type") == "directory"
-    return Found(size if isinstance(size, int) else None, identity, is_folder)
+    return Found(
+        size if isinstance(size, int) else None, next(known, ""), info.get("type") == "directory"
+    )
 
 
 def _callback(is_stopped: Callable[[], bool]) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 from redline.errors import ConfigError
 
 # At least two letters: a single one is a drive of Windows.
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://(.*)", re.DOTALL)
+_URL = re.compile(r"(?s)([A-Za-z][A-Za-z0-9+.-]+)://(.*)")
 _LOCAL = ("file", "local")
 _WEB = ("http", "https")
 _VERSION = "?versionId="

@@ -134,13 +134,13 @@ class Group:
 
     async def own(self, count: int, held: Sequence[bytes]) -> list[Entry]:
         """Up to `count` messages of this consumer, except those in `held`."""
-        return _messages(await self._turn("own", count, *held))
+        return await self._messages("own", count, *held)
 
     async def idle(self, count: int) -> list[Entry]:
         """Up to `count` messages of silent consumers, which now belong to this one."""
         url = self._url
         idle_ms = round(1000 * url.idle_s)
-        return _messages(await self._turn("claim", count, idle_ms, int(url.claims_orphans)))
+        return await self._messages("claim", count, idle_ms, int(url.claims_orphans))
 
     async def mark(self, ids: Sequence[bytes]) -> list[bool]:
         """Marks messages as being written; for each one, whether it still belongs to this consumer.
@@ -182,6 +182,9 @@ class Group:
         starts = range(0, len(ids), _MOST_IDS)
         return [await self._turn(name, *ids[start : start + _MOST_IDS]) for start in starts]
 
+    async def _messages(self, name: str, *arguments: Any) -> list[Entry]:
+        return [Entry(*entry) for entry in await self._turn(name, *arguments)]
+
     async def _turn(self, name: str, *arguments: Any) -> Any:
         from redis.exceptions import NoScriptError
 
@@ -203,9 +206,6 @@ class Group:
         client: Any = self._client
         return await client.execute_command(*words)
 
-    def _refused(self, error: Exception) -> ConfigError:
-        return ConfigError(f"{self._url.name} refuses: {_said(error)}")
-
     async def _asked(self, ask: Callable[[], Awaitable[T]], *, patience_s: float = PATIENCE_S) -> T:
         """The answer; retries while Redis is unreachable, for at most patience_s."""
         from redis.exceptions import AuthenticationError, ReadOnlyError, RedisError
@@ -217,22 +217,17 @@ class Group:
         while True:
             try:
                 return await ask()
-            except AuthenticationError as error:
-                raise self._refused(error) from error
-            except (Unreachable, Late, ReadOnlyError, OSError) as error:
+            except (RedisError, OSError) as error:
+                is_away = isinstance(error, (Unreachable, Late, ReadOnlyError, OSError))
+                if not is_away or isinstance(error, AuthenticationError):
+                    raise ConfigError(f"{self._url.name} refuses: {_said(error)}") from error
                 if SYSTEM.now_s() + wait_s > ends_s:
                     raise Away(
                         f"{self._url.name} does not answer: {_said(error)}",
                         hint="check the URL, and that Redis runs there",
                     ) from error
-            except RedisError as error:
-                raise self._refused(error) from error
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
-
-
-def _messages(found: list[Any]) -> list[Entry]:
-    return [Entry(*entry) for entry in found]
 
 
 def _said(error: Exception) -> str:

@@ -31,6 +31,7 @@ from redline.sources.row import (
     BATCH_ROWS,
     MAX_ROW_BYTES,
     Row,
+    Rows,
     custom_id,
     digest,
     long_row,
@@ -66,8 +67,7 @@ class StreamRows(AsyncRows):
         limit: int | None,
         until_empty: bool,
     ) -> None:
-        self.name = url.name
-        self.total_rows = None
+        Rows.__init__(self, url.name, None)
         self.url = url
         self._consumer_path = consumer_path
         self._limit = limit
@@ -84,8 +84,6 @@ class StreamRows(AsyncRows):
         self._acknowledging = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: ConfigError | None = None
-        self._number = 0
-        self._is_closed = False
 
     async def open(self) -> None:
         """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
@@ -120,10 +118,6 @@ class StreamRows(AsyncRows):
                 yield rows
             elif self._until_empty and not messages and await self._is_empty():
                 return
-
-    def read_fraction(self) -> float | None:
-        """None: the number of future messages is unknown."""
-        return None
 
     def close(self) -> None:
         """Stops reading."""
@@ -286,7 +280,7 @@ class StreamRows(AsyncRows):
         number = self._number
         size_bytes = sum(map(len, message.fields)) + len(message.fields) - 1
         if size_bytes > MAX_ROW_BYTES:
-            return long_row(number, number, content, size_bytes, MAX_ROW_BYTES)
+            return long_row(number, number, content, size_bytes)
         data, problem = _columns(message.fields, self.url.field.encode())
         row = Row(number, number, data, content, problem)
         if data is not None and custom_id(row) is None:

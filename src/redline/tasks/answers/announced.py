@@ -24,11 +24,10 @@ _MOST_REGION = 600
 _MOST_UNIT_WORDS = 5  # as in `18 dollars a day`
 
 _FILLER = re.compile(
-    rf"(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
+    rf"(?i)(?:[\s\"'*_()\[:=~≈,>|.…$+—→{BOLD}{HASHES}]|(?<!\w)[a-z][ ]?=(?!=)|\([A-E]\)[ ]?|"
     r"(?<![A-Za-z])(?:therefore|thus|then|simply|just|only|exactly|approximately|about|"
     r"around|roughly|equal to|now|indeed|actually|clearly|also|still|the number|the|of|"
     r"ist|est|es)(?!\w)|约|約)*+",
-    re.IGNORECASE,
 )
 _EQUALS = re.compile(r"=|\bequals\b")
 
@@ -43,8 +42,7 @@ def announced(page: Page, is_cut: bool) -> tuple[Numeral | None, bool]:
         is_enclosed = mark.shape in {"boxed", "tag"}
         given = _enclosed(page, mark) if is_enclosed else _following(page, mark, follows)
         if given is not None:
-            may_lack = is_cut or (not mark.is_closed and mark.shape == "boxed")
-            is_open = may_lack and given.end >= len(page.text.rstrip())
+            is_open = (is_cut or mark.is_open) and given.end >= len(page.text.rstrip())
             return None if is_open else given, is_open
         follows = min(follows, mark.start)
     return None, False
@@ -64,14 +62,15 @@ def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:
         first = chinese_numeral(page.text, edge)
     is_worked_out = mark.may_be_working and _EQUALS.search(page.text, region.start, follows)
     if first is not None and first.start <= edge:
+        if first.number is None:
+            return None
         # In `A: 30 books weigh 7.5 ...` the first number only begins the working.
         words = page.text[first.end : region.end].split()
-        is_alone = not (
-            is_worked_out
-            and ("=" in page.text[region.start : first.start] or len(words) > _MOST_UNIT_WORDS)
+        begins_working = is_worked_out and (
+            "=" in page.text[region.start : first.start] or len(words) > _MOST_UNIT_WORDS
         )
-        if first.number is None or (is_alone and not is_part(page.text, region, found or [first])):
-            return first if first.number else None
+        if not begins_working and not is_part(page.text, region, found or [first]):
+            return first
     elif mark.shape == "hashes":
         return None
     given = answer_of(page, region, may_be_worded=True).numeral
@@ -83,8 +82,8 @@ def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:
 def _enclosed(page: Page, mark: Mark) -> Numeral | None:
     """Returns the only number in a box or tag, such as `1 234`, or that of a sentence in it."""
     span = Span(mark.content, mark.limit)
-    if not mark.is_closed and mark.shape == "boxed":
-        line = page.text[mark.content : mark.limit].partition("\n")[0]
+    if mark.is_open:
+        line = page.of(span).partition("\n")[0]
         span = Span(mark.content, mark.content + len(line))
     found = page.numerals(span, spaces_group=True)
     if len(found) == 1 and found[0].number is not None:

@@ -27,10 +27,9 @@ _ALIKE = str.maketrans("АВСЕабсе", "ABCEabce")  # Cyrillic letters that 
 _ALONE = r"(?![A-Za-z0-9'])"
 _BLANK = rf"[\s\"'*_$:{BOLD}{HASHES}]{{0,8}}"
 _FILLER = re.compile(
-    rf"(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
+    rf"(?i)(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
     r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|вариант|la|el|le|"
     r"die|der|das|opción|opção|lettre|letra|buchstabe|选项|選項)(?!\w))*+",
-    re.IGNORECASE,
 )
 _LETTER = re.compile(
     rf"(?P<open>[\[(])?{_BLANK}(?P<letter>[A-Za-zАВСЕабсе]){_BLANK}(?P<close>[\])])?"
@@ -63,7 +62,7 @@ _CALLED = tuple(
     )
 )
 _NOT_BEFORE = re.compile(
-    r"\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$", re.I
+    r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$"
 )
 _LINE = re.compile(
     rf"{_BLANK}(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
@@ -75,9 +74,8 @@ _MENTIONED = re.compile(
     rf"(?P<letter>[A-Z]){_ALONE}"
 )
 _ANSWERED = re.compile(
-    rf"^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
+    rf"(?m)^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
     rf"(?:\b(?i:answer)\b|答案|[{HASHES}])[^\n.]{{0,40}}?(?<!\w)[A-Z](?!\w)",
-    re.MULTILINE,
 )
 _NEAR = 24
 _MOST_CHOSEN = 64
@@ -96,11 +94,11 @@ def final_choice(answer: str, letters: str = "ABCD") -> str | None:
     lines = [line for line in page.text.split("\n") if line.strip()] if len(listed) < 2 else []
     for line in (*lines[:1], *lines[-1:]):
         found = _LINE.match(line)
-        if found and found["letter"].upper() in letters:
-            return found["letter"].upper()
-    mentioned = {
-        letter for last in page.sentences[-1:] for _, letter in _mentions(page, last, letters)
-    }
+        option = found["letter"].upper() if found else ""
+        if option and option in letters:
+            return option
+    last = page.sentences[-1] if page.sentences else Span(0, 0)
+    mentioned = {letter for _, letter in _mentions(page, last, letters)}
     return mentioned.pop() if len(mentioned) == 1 else None
 
 
@@ -121,13 +119,14 @@ def _announced(page: Page, letters: str) -> Iterator[tuple[int, str]]:
 def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
     """Returns the option of the match, or None if the letter may be a word or is not an option."""
     letter = found["letter"].translate(_ALIKE)
+    option = letter.upper()
     if not (found["close"] or found["end"] is not None):
-        may_be_word = letter.islower() or letter == "A"
+        may_be_word = option != letter or letter == "A"
         if may_be_word and _WORD_NEXT.match(text, found.end("letter")):
             return None
-        if letter.islower() and not found["open"]:
+        if option != letter and not found["open"]:
             return None
-    return letter.upper() if letter.upper() in letters else None
+    return option if option in letters else None
 
 
 def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:

@@ -17,40 +17,37 @@ from redline.tasks.answers.page import Page
 from redline.tasks.answers.sentence import Pick, choose
 
 _CLOSING = re.compile(
-    r"[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
+    r"(?i)[^\w]{0,8}(?:(?:i )?hope|let me know|feel free|if you|please|tell me|would you|do you|"
     r"does (?:that|this)|is there|any (?:other |more )?questions|thank|happy to|glad to|"
     r"you're welcome|good luck|cheers|great (?:job|question)|don't hesitate|can i|shall i|want me|"
     r"i can|i'd be|i would be|have a|best|regards|enjoy|keep|note|remember|p\.?s|confidence)\b",
-    re.IGNORECASE,
 )
-_TO_READER = re.compile(r"\b(?:you|your|help|sense|else|further|clear)\b", re.IGNORECASE)
+_TO_READER = re.compile(r"(?i)\b(?:you|your|help|sense|else|further|clear)\b")
 _SHORT_QUESTION = 24  # characters of `Right?`, `Does that fit?` or `Maybe 18?`
 _CANNOT = (
     r"(?:can(?:not|'t)|(?:do not|don't)|(?:unable|not able|impossible|not possible|no way) to)"
 )
-_REFUSAL = re.compile(
+_REFUSES = (
     rf"\b{_CANNOT} (?:be )?(?:determine|answer|solve|say|tell|know|calculate|find|give|help|"
-    rf"provide|"
-    r"assist|have enough)|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|"
+    r"provide|assist|have enough)|(?:\bnot|n't|\bno|without)\b[^.\n]{0,24}\b(?:enough|"
     r"sufficient) (?:information|data|details)|\b(?:insufficient|missing|needs?|"
     r"requires?)(?: \w+)? (?:information|data|details)\b|\b(?:information|data|"
     r"details)(?: \w+)? (?:is|are) (?:insufficient|incomplete|missing|not (?:enough|sufficient))|"
     r"\bwould need to know\b|(?<!\bno )(?:more|additional|further) (?:information|details) (?:is|"
     r"are) (?:needed|required)"
-    r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b",
-    re.IGNORECASE,
+    r"|\bi(?:'m| am) not sure|\bi can only (?:help|discuss|answer)\b|\bas an ai\b|\bunanswerable\b"
 )
-_REFUSED = re.compile(rf"(?:{_REFUSAL.pattern})[^.!?,\n]{{0,8}}$", re.IGNORECASE)
+_REFUSAL = re.compile(rf"(?i){_REFUSES}")
+_REFUSED = re.compile(rf"(?i)(?:{_REFUSES})[^.!?,\n]{{0,8}}$")
 _NEAR = 80
 _AFTERWARDS = re.compile(
-    r"^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|justification|notes?)"
-    rf"[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
+    r"(?im)^[^\w\n]{0,8}(?:(?:explanation|verification|(?:double[- ])?check|proof|"
+    rf"justification|notes?)[ {BOLD}]*(?::|$)|(?:note that|to verify|we can (?:verify|check)|"
     r"let(?:'s| me) (?:verify|check|double))\b)",
-    re.IGNORECASE | re.MULTILINE,
 )
-_THEREFORE = re.compile(r"\b(?:so|therefore|thus|hence|finally)\b", re.IGNORECASE)
+_THEREFORE = re.compile(r"(?i)\b(?:so|therefore|thus|hence|finally)\b")
 _CONCLUDES = re.compile(
-    r"\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b", re.IGNORECASE
+    r"(?i)\b(?:so|therefore|thus|hence|altogether|total|finally|in all|left|now)\b"
 )
 _NONE_LEFT = re.compile(
     r"(?:\b(?:no(?: [a-z]+){1,2}|none|nothing|nobody)|(?:n't|\bnot)(?: be|"
@@ -62,36 +59,32 @@ _NONE_LEFT = re.compile(
 _AMOUNT = re.compile(r"[=$€£]")
 
 _DANGLING = re.compile(
-    r"(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
+    r"(?i)(?:[-+*/×÷=(,:<]|<<.*|\b(?:to|the|a|an|and|or|of|so|is|are|was|were|be|for|by|from|with|in|"
     r"on|at|we|she|he|they|it|i|her|his|their|its|then|because|since|which|that|if|but|as|than|"
     r"have|has|"
     r"had|will|would|can|multiply|divide|subtract|add|both|equals))$",
-    re.IGNORECASE,
 )
 _ENDINGS = frozenset(".!?。！？…)]}\"'|;」】") | {BOX_END, TAG_END}
 _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences with numbers, of which none answers
 
 _CORRECTION = re.compile(
-    r"[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|hmm|apologies|"
-    r"however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|reflection)|"
-    r"i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|(?:edit|update)(?=:)|i (?:mean|"
-    r"meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|have) (?:wrong|mistaken|to correct)|"
-    r"(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) (?:wrong|incorrect|not (?:right|correct)|"
-    r"a mistake|an error)(?=[.,;:!]|$))(?!\w)",
-    re.IGNORECASE,
+    r"(?i)[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|"
+    r"hmm|apologies|however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|"
+    r"reflection)|i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|"
+    r"(?:edit|update)(?=:)|i (?:mean|meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|"
+    r"have) (?:wrong|mistaken|to correct)|(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) "
+    r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)",
 )
 _CORRECTS = re.compile(
-    r"\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
+    r"(?i)\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
     r"i meant?)\b",
-    re.IGNORECASE,
 )
 # Before a number with almost no other words, as in `Sorry, that should be 22 eggs.`
 _BARE = re.compile(
-    r"[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
+    r"(?i)[\s,:;—-]*(?:(?:so|then|the|right|correct|answer|total|it|that|this|is|it's|that's|should|be|"
     r"must|would|to)[\s:]+){0,8}",
-    re.IGNORECASE,
 )
 _MOST_BARE_WORDS = 2
 
@@ -102,21 +95,20 @@ def answer_of(page: Page, span: Span, may_be_worded: bool) -> Pick:
     `None are left` counts as 0 if the sentence concludes it, or has no other number and
     `may_be_worded` is true.
     """
-    text = page.text[span.start : span.end]
+    text = page.of(span)
     if _REFUSAL.search(text):
-        return Pick("refused")
+        return Pick("valueless")
     found = page.numerals(span)
     none = _NONE_LEFT.search(text)
     is_concluded = none and _THEREFORE.search(text, 0, none.start()) and not _AMOUNT.search(text)
     if none and (is_concluded or (may_be_worded and not found)):
         place = span.start + none.start(), span.start + none.end()
         return Pick("found", Numeral(*place, Number(Fraction(0))))
-    is_worded = may_be_worded and not found
-    if is_worded:
-        words = word_numerals(page.text, *span)
-        found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
-    pick = choose(page.text, span, found)
-    return pick._replace(is_result=pick.is_result and not is_worded)
+    if found or not may_be_worded:
+        return choose(page.text, span, found)
+    words = word_numerals(page.text, *span)
+    found = [one for one in words if page.text[one.start : one.end].lower() != "one"]
+    return choose(page.text, span, found)._replace(is_result=False)
 
 
 def concluded(page: Page, start: int, end: int) -> Numeral | None:
@@ -165,7 +157,7 @@ def looks_cut(page: Page) -> bool:
     if not page.sentences:
         return False
     last = page.sentences[-1]
-    line = page.text[last.start : last.end].rstrip(f" *_`${BOLD}")
+    line = page.of(last).rstrip(f" *_`${BOLD}")
     if _DANGLING.search(line):
         return True
     is_spoken = line.isascii() and line[-1:].isalnum()  # no emoji, no tick, no other script
@@ -184,7 +176,7 @@ def _last_answer(page: Page, start: int, end: int) -> Pick:
     tried = 0
     while spans and tried < _MOST_TRIED:
         span = spans.pop()
-        text = page.text[span.start : span.end]
+        text = page.of(span)
         if text.rstrip(f" *_\"'){BOLD}").endswith(("?", "？")) and len(text) > _SHORT_QUESTION:
             is_asked = not _TO_READER.search(text)
             while is_asked and spans and "\n\n" not in page.text[spans[-1].end : span.start]:
@@ -199,8 +191,7 @@ def _last_answer(page: Page, start: int, end: int) -> Pick:
             is_answer = concludes or pick.is_result or not _is_refused(page, spans)
             return pick if is_answer else Pick("nothing")
         is_open_end = span.end == len(page.text) and text[-1] not in _ENDINGS
-        endings = {"valueless", "refused", "unsolved"} if is_open_end else {"valueless", "refused"}
-        if pick.outcome in endings:
+        if pick.outcome == "valueless" or (is_open_end and pick.outcome == "unsolved"):
             break
     return Pick("nothing")
 
@@ -210,6 +201,6 @@ def _is_refused(page: Page, spans: list[Span]) -> bool:
     for span in reversed(spans):
         if _REFUSAL.search(page.text, *span):
             return True
-        if "=" in page.text[span.start : span.end]:
+        if "=" in page.of(span):
             return False
     return False

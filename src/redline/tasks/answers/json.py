@@ -28,13 +28,14 @@ _OPEN = re.compile(r"[\[{]")
 _BRACKET = re.compile(r"[\[\]{}]")
 _CLOSE_OF = {"{": "}", "[": "]"}
 _S = r"[ \t\n\r]*+"
-_SPACE = re.compile(_S)
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
 _KEY = re.compile(rf"{_STRING}{_S}:{_S}")
-_SCALAR = re.compile(
-    rf"(?:{_STRING}|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9A-Za-z_.])"
+_VALUE = re.compile(
+    rf"(?:(?P<open>[\[{{])|{_STRING}"
+    r"|-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?![0-9A-Za-z_.])"
     rf"|(?:true|false|null)(?!\w)){_S}"
 )
+_SIGN = re.compile(rf"([,\]}}]){_S}")
 _FENCE = re.compile(r"(?:```|~~~)[ \t]*([\w+.-]{0,16})\s{0,10}$")
 _FENCE_END = re.compile(r"\s{0,8}(?:```|~~~)")
 _NEAR = 40
@@ -49,7 +50,7 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
     text = spoken(reply.removeprefix("\ufeff"))
     wanted = "{[" if kind is None else "{" if kind == "object" else "["
     found: list[tuple[bool, int, int]] = []  # whether it is in a fence, its start, its end
-    ends: dict[int, int] | None = None
+    ends = _ends(text)
     at = 0
     while opened := _OPEN.search(text, at):
         start = opened.start()
@@ -57,7 +58,6 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
         if is_whole and text[start] in wanted:
             found.append((_is_fenced(text, start, at), start, at))
         elif not is_whole and text[start + 1 : at].strip():  # broken JSON, no bracket of prose
-            ends = _ends(text) if ends is None else ends
             at = max(at, ends.get(start, at))
         at = max(at, start + 1)
     for _, start, end in sorted(found, reverse=True):
@@ -76,36 +76,28 @@ def _read(text: str, start: int) -> tuple[bool, int]:
     closing: list[str] = []
     at = start
     while True:
-        close = _CLOSE_OF.get(text[at : at + 1]) if len(closing) < _MOST_DEPTH else None
-        scalar = None if close else _SCALAR.match(text, at)
-        if close:
-            closing.append(close)
-            at = _past_space(text, at + 1)
-        elif scalar:
-            at = scalar.end()
-        else:
+        value = _VALUE.match(text, at)
+        if value is None or (value["open"] and len(closing) >= _MOST_DEPTH):
             return False, at
-        is_complete = not close or text.startswith(close, at)
+        at = value.end()
+        if value["open"]:
+            closing.append(_CLOSE_OF[value["open"]])
+        is_complete = not value["open"] or text.startswith(closing[-1], at)
         while is_complete:
-            sign = text[at : at + 1]
-            if sign == closing[-1]:
+            sign = _SIGN.match(text, at)
+            if sign is None or sign[1] not in (",", closing[-1]):
+                return False, at
+            is_complete = sign[1] != ","
+            if is_complete:
                 closing.pop()
                 if not closing:
-                    return True, at + 1
-            elif sign != ",":
-                return False, at
-            is_complete = sign != ","
-            at = _past_space(text, at + 1)
+                    return True, sign.end(1)
+            at = sign.end()
         if closing[-1] == "}":
             key = _KEY.match(text, at)
             if key is None:
                 return False, at
             at = key.end()
-
-
-def _past_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
 
 
 def _ends(text: str) -> dict[int, int]:

@@ -36,16 +36,14 @@ _IS = (
     r"είναι|este)\b"
 )
 _PHRASE = re.compile(
-    rf"(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
+    rf"(?i)(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
     rf"[ —-]{{1,3}}(?=\d)"
     r"|[^.\n:=?!。\d]{0,12}?(?:是|为|為|等于|等於|は|은|는|이|هي|هو|है|হল|คือ|היא))",
-    re.IGNORECASE,
 )
 _LABEL = re.compile(
-    rf"^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
+    rf"(?im)^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
     rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b)|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
     rf"(?:[:=]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
-    re.IGNORECASE | re.MULTILINE,
 )
 _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "boxed": re.compile(rf"{BOX}(?P<content>[^{BOX}{BOX_END}]{{0,400}})(?P<end>{BOX_END})?"),
@@ -56,28 +54,27 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
 }
 # An answer that is only supposed, or that others hold, is not the reply's own.
 _SUPPOSED = re.compile(
-    r"\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
+    r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
     r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
     r"its)?[ ]?"
     r"(?:\w+ )?$",
-    re.IGNORECASE,
 )
 
 
 class Mark(NamedTuple):
     """A mark, its start, and where the answer that it announces begins and must end.
 
-    limit: the end of what a box or a tag contains; for all others, the end of the text. is_closed:
-    False for a box or a tag without an end. may_be_working: the mark is a label that says only `A`
-    or `Answer`, so working may follow.
+    limit: the end of what a box or a tag contains; for all others, the end of the text. is_open: a
+    box without an end. may_be_working: the mark is a label that says only `A` or `Answer`, so
+    working may follow.
     """
 
     shape: Shape
     start: int
     content: int
     limit: int
-    is_closed: bool = True
-    may_be_working: bool = False
+    is_open: bool
+    may_be_working: bool
 
 
 def marks(text: str) -> list[Mark]:
@@ -86,13 +83,11 @@ def marks(text: str) -> list[Mark]:
     for shape, pattern in _PATTERNS.items():
         for match in pattern.finditer(text):
             groups = match.groupdict()
-            start, limit = (
-                match.span("content") if "content" in groups else (match.end(), len(text))
-            )
+            inside = match.span("content") if "content" in groups else (match.end(), len(text))
             near = max(0, match.start() - _NEAR)
             if shape != "phrase" or not _SUPPOSED.search(text, near, match.start()):
-                is_closed = "end" not in groups or groups["end"] is not None
+                is_open = shape == "boxed" and groups["end"] is None
                 is_bare = groups.get("bare") is not None
-                mark = Mark(shape, match.start(), start, limit, is_closed, is_bare)
-                found.setdefault(start, mark)
+                mark = Mark(shape, match.start(), *inside, is_open, is_bare)
+                found.setdefault(mark.content, mark)
     return [found[content] for content in sorted(found)]

@@ -72,15 +72,15 @@ _FRACTION_OF = re.compile(
 )
 _NUMERAL_ONLY = re.compile(r"\s*[\d.,]+\s*")
 
-_FENCE = re.compile(r"^[ \t]*(?:```|~~~)[^\n`]*$", re.MULTILINE)
-_RULE = re.compile(r"^[ \t]*(?:_{3,}|\*{3,}|={3,}|[|:\- \t]++)$", re.MULTILINE)
+_FENCE = re.compile(r"(?m)^[ \t]*(?:```|~~~)[^\n`]*$")
+_RULE = re.compile(r"(?m)^[ \t]*(?:_{3,}|\*{3,}|={3,}|[|:\- \t]++)$")
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{0,500}\)")
 _HASHES = re.compile(r"#{4,}")
-_HEAD = re.compile(r"^[ \t]*(?:>[ \t]?)*(?:#{1,3}(?!#)[ \t]*)?(?:[-*+•‣◦▪●][ \t]+(?=\S))?", re.M)
+_HEAD = re.compile(r"(?m)^[ \t]*(?:>[ \t]?)*(?:#{1,3}(?!#)[ \t]*)?(?:[-*+•‣◦▪●][ \t]+(?=\S))?")
 _STRONG = re.compile(r"\*{2,3}|__")
 _EMPHASIS = re.compile(r"(?<![\w*)])\*(?=[^\s*])([^*\n]{1,200})(?<=\S)\*(?![\w*])")
 _UNDERLINE = re.compile(r"(?<!\w)_(?=[^\s_])([^_\n]{1,200})(?<=\S)_(?!\w)")
-_NUMBERING = re.compile(rf"^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?=\S)", re.MULTILINE)
+_NUMBERING = re.compile(rf"(?m)^([ \t{BOLD}{HASHES}]*)\(?(\d{{1,2}})[.)][ \t]+(?=\S)")
 
 
 def plain_text(answer: str) -> str:
@@ -115,9 +115,7 @@ def _fraction_sign(found: re.Match[str]) -> str:
 
 def _calculated(found: re.Match[str]) -> str:
     """Drops the annotation if the result follows it; otherwise keeps the result in it."""
-    if found[2]:
-        return found[2]
-    return found[1].rpartition("=")[2]
+    return found[2] or found[1].rpartition("=")[2]
 
 
 def _element(found: re.Match[str]) -> str:

@@ -15,8 +15,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -48,7 +50,7 @@ _MAY_LEAD = re.compile(r"[1-9]\d{0,2}")
 _SPACE_GROUPS = re.compile(r"(?:[ ]\d{3})+(?!\d)(?:[.,]\d+)?(?!\d)")
 
 _LEAD = re.compile(rf"(?P<minus>-[ ]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<inner>-?)$")
-_MINUS_WORD = re.compile(r"(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$", re.I)
+_MINUS_WORD = re.compile(r"(?i)(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$")
 # A minus after these subtracts: a number, a bracket, a variable; a hyphen joins a word.
 _MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THIN}]*$|[{_LETTER}]$")
 _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
@@ -69,7 +71,6 @@ _MAGNITUDE = re.compile(
     r"|(?P<e9>billions?|milliard\w*|mrd|млрд)|(?P<e12>trillions?)))(?![^\W\d])"
     r"|[ ]?(?:(?P<e4>[万萬만])|(?P<e8>[亿億억]))"
 )
-_NEAR_MAGNITUDES = {"k": 3, "m": 6, "b": 9}
 _MONEY_AFTER = re.compile(
     rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR)\b)"
 )
@@ -88,19 +89,14 @@ _VALUES = {
 }
 _WORD = rf"(?:{'|'.join(sorted(_VALUES, key=len, reverse=True))}|halves|(?:{'|'.join(_PARTS)})s?)"
 _PHRASE = re.compile(
-    rf"(?<![\w-])(?:an?[ ])?{_WORD}(?:(?:[ -]|(?<=red|and|ion)[ ]and[ ]|[ ]and[ ](?=(?:an?|"
+    rf"(?i)(?<![\w-])(?:an?[ ])?{_WORD}(?:(?:[ -]|(?<=red|and|ion)[ ]and[ ]|[ ]and[ ](?=(?:an?|"
     rf"one)[ ]))"
     rf"(?:an?[ ])?{_WORD}){{0,24}}(?![\w-])",
-    re.IGNORECASE,
 )
 
-_CHINESE_DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {
-    "两": 2,
-    "兩": 2,
-}
-_CHINESE_TENS = {"十": 10, "百": 100, "千": 1000}
-_CHINESE_LARGE = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
-_CHINESE = re.compile(f"[{''.join([*_CHINESE_DIGITS, *_CHINESE_TENS, *_CHINESE_LARGE])}]{{1,24}}")
+_CHINESE = re.compile("[零一二三四五六七八九两兩十百千万萬亿億]{1,24}")
+# More digits than any numeral's decimals have, if they end.
+_EXACTLY = Context(prec=2000, traps=[Inexact])
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +108,12 @@ class Number:
 
     def __str__(self) -> str:
         """Returns text such as `18`, `-4.5` or `25%`; `1/3` if its decimals would not end."""
-        sign = "%" if self.is_percent else ""
-        numerator, below = abs(self.value.numerator), self.value.denominator
-        enough = range(below.bit_length() + 1)  # places for any decimals that end
-        places = next((count for count in enough if 10**count % below == 0), None)
-        if not places:
-            return f"{self.value}{sign}"
-        digits = f"{numerator * 10**places // below:0{places + 1}}"
-        minus = "-" if self.value < 0 else ""
-        return f"{minus}{digits[:-places]}.{digits[-places:]}{sign}"
+        top, bottom = self.value.as_integer_ratio()
+        try:
+            text = f"{_EXACTLY.divide(Decimal(top), Decimal(bottom)):f}"
+        except Inexact:
+            text = f"{top}/{bottom}"
+        return f"{text}%" if self.is_percent else text
 
 
 def is_same(one: Number, other: Number) -> bool:
@@ -160,7 +153,7 @@ def read_number(text: str) -> Number | None:
 def whole_number(text: str) -> Number | None:
     """Parses all of a plain text as one number; None if it is anything more."""
     plain = text.replace(BOLD, "").strip().removesuffix(".").removeprefix("+").strip()
-    digits = numerals(plain, 0, len(plain), spaces_group=True)
+    digits = numerals(plain, 0, len(plain), points_group=False, spaces_group=True)
     words = word_numerals(plain, 0, len(plain))
     found = next(digits, None) or next(words, None) or chinese_numeral(plain, 0)
     if found is None or plain[: found.start].strip("$"):
@@ -170,12 +163,7 @@ def whole_number(text: str) -> Number | None:
 
 
 def numerals(
-    text: str,
-    start: int,
-    end: int,
-    *,
-    points_group: bool = False,
-    spaces_group: bool = False,
+    text: str, start: int, end: int, points_group: bool, spaces_group: bool
 ) -> Iterator[Numeral]:
     """Yields the numerals in digits of the plain text `text[start:end]`, in linear time.
 
@@ -198,17 +186,18 @@ def numerals(
         ):
             run, at = run + groups[0].replace(" ", THIN), groups.end()
         value, tail = _value_of(run, points_group), _TAIL.match(text, at, end)
-        if value is not None and tail is not None:
+        assert tail is not None  # it may be empty
+        if value is not None:
             value, at = _with_tail(value, tail), tail.end()
         while value is not None and (scale := _MAGNITUDE.match(text, at, end)):
             near, name = scale["near"], scale.lastgroup or ""
             if near in {"m", "b"} and not has_lead:
                 break  # metres
-            value *= 10 ** (_NEAR_MAGNITUDES[near[0].lower()] if near else int(name[1:]))
+            value *= 1000 ** (1 + "kmb".index(near[0].lower())) if near else 10 ** int(name[1:])
             at = scale.end()
-        number = value if value is None else Number(-value if is_negative else value)
-        if number is not None and tail is not None and tail["percent"]:
-            number = replace(number, is_percent=True)
+        number = None
+        if value is not None:
+            number = Number(-value if is_negative else value, bool(tail["percent"]))
         yield Numeral(first, at, number)
 
 
@@ -233,12 +222,13 @@ def chinese_numeral(text: str, at: int) -> Numeral | None:
         return None
     total, group, digit = 0, 0, 0
     for sign in found[0]:
-        if sign in _CHINESE_DIGITS:
-            digit = 10 * digit + _CHINESE_DIGITS[sign]
-        elif sign in _CHINESE_TENS:
-            group, digit = group + (digit or 1) * _CHINESE_TENS[sign], 0
+        value = int(unicodedata.numeric(sign, 2))  # 两 has no value in all versions of Unicode
+        if value < 10:
+            digit = 10 * digit + value
+        elif value <= 1000:
+            group, digit = group + (digit or 1) * value, 0
         else:
-            total += (group + digit or 1) * _CHINESE_LARGE[sign]
+            total += (group + digit or 1) * value
             group, digit = 0, 0
     return Numeral(*found.span(), Number(Fraction(total + group + digit)))
 
@@ -288,12 +278,13 @@ def _with_tail(value: Fraction, tail: re.Match[str]) -> Fraction | None:
     is_bounded = max(abs(tens), abs(power)) <= _MOST_EXPONENT and (
         power == 1 or value <= _MOST_BASE
     )
-    if not is_bounded or not bottom or not below or (tail["time"] and tail["minutes"] != "00"):
+    if not is_bounded or (tail["time"] and tail["minutes"] != "00"):
         return None
-    if power < 0 and not value:
+    try:
+        whole = value**power * Fraction(10) ** tens / below
+        return whole + Fraction(top, bottom) + Fraction(int(tail["cents"] or 0), 100)
+    except ZeroDivisionError:
         return None
-    whole = value**power * Fraction(10) ** tens / below
-    return whole + Fraction(top, bottom) + Fraction(int(tail["cents"] or 0), 100)
 
 
 def _worded(phrase: str) -> Fraction | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from redline.tasks.answers.markup import BOLD, THIN
@@ -11,19 +12,17 @@ from redline.tasks.answers.numeral import Numeral, Span, numerals
 
 # Words of languages that group digits by points; the text must have no English ones.
 _POINTS_GROUP = re.compile(
-    r"\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
+    r"(?i)\b(?:de[rlsmn]?|die|das|und|ist|sie|es|el|los?|las?|son|une?|eine?[mnr]?|von|les?|uma|il|"
     r"gli|het|een|är|"
     r"antwort|svaret|jawaban|cevap)\b|[а-яё]",
-    re.IGNORECASE,
 )
-_ENGLISH = re.compile(r"\b(?:the|of|is|and|answer)\b", re.IGNORECASE)
+_ENGLISH = re.compile(r"(?i)\b(?:the|of|is|and|answer)\b")
 
 _BREAK = re.compile(rf"(?P<stop>[.!?…])[\"')\]{BOLD}]*[ {THIN}]+|[。！？]|[ ]*\n\s*")
 # A period after one of the first never ends a sentence; after one of the others, as in `Rs. 500`,
 # it ends none before a number.
 _ABBREVIATION = re.compile(
-    r"(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
-    re.IGNORECASE,
+    r"(?i)(?<!\w)(?:(mrs?|ms|dr|e\.g|i\.e|st|[ap]\.m|bzw)|approx|nos?|nr|rs|rp|ca|eq|fig|vs|vol|p)$",
 )
 _NEAR = 12
 _LONGEST = 2000
@@ -40,18 +39,20 @@ class Page:
     sentences: list[Span]
     points_group: bool
 
+    def of(self, span: Span) -> str:
+        """Returns a part of the text."""
+        return self.text[span.start : span.end]
+
     def numerals(self, span: Span, *, spaces_group: bool = False) -> list[Numeral]:
         """Returns the numerals in digits of a part of the text."""
-        points = self.points_group
-        found = numerals(self.text, *span, points_group=points, spaces_group=spaces_group)
-        return list(found)
+        return list(numerals(self.text, *span, self.points_group, spaces_group))
 
     def within(self, start: int, end: int) -> list[Span]:
         """Returns the sentences of a part of the text; the first and the last are cut to it."""
         first = bisect_right(self.sentences, start, key=lambda span: span.end)
         last = bisect_right(self.sentences, end - 1, key=lambda span: span.start)
         cut = (Span(max(start, one), min(end, other)) for one, other in self.sentences[first:last])
-        return [span for span in cut if self.text[span.start : span.end].strip()]
+        return [span for span in cut if self.of(span).strip()]
 
 
 def page_of(text: str) -> Page:
@@ -61,21 +62,19 @@ def page_of(text: str) -> Page:
     start = 0
     for end in _ends(text):
         for first in range(start, end, _LONGEST):
-            part = text[first : min(end, first + _LONGEST)]
-            if part.strip():
-                first += len(part) - len(part.lstrip())
-                found.append(Span(first, first + len(part.strip())))
+            part = text[first : min(end, first + _LONGEST)].rstrip()
+            if part:
+                found.append(Span(first + len(part) - len(part.lstrip()), first + len(part)))
         start = end
     return Page(text, found, points_group)
 
 
-def _ends(text: str) -> list[int]:
-    """Returns the ends of the sentences."""
-    ends: list[int] = []
+def _ends(text: str) -> Iterator[int]:
+    """Yields the ends of the sentences."""
     for cut in _BREAK.finditer(text):
         if cut["stop"] == ".":
             short = _ABBREVIATION.search(text, max(0, cut.start() - _NEAR), cut.start())
             if short is not None and (short[1] or text[cut.end() : cut.end() + 1].isdigit()):
                 continue
-        ends.append(cut.end())
-    return [*ends, len(text)]
+        yield cut.end()
+    yield len(text)

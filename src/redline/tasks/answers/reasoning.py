@@ -17,10 +17,9 @@ from redline.tasks.answers.markup import BOLD, BOX, HASHES
 
 _NAMES = "think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|rationale"
 _REASONING = re.compile(
-    rf"(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
+    rf"(?i)(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>)"
     rf"|</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>",
-    re.IGNORECASE,
 )
 _TURN_ENDS = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|endoftext|end_of_text|end|return|start|start_header_id|"
@@ -29,17 +28,15 @@ _TURN_ENDS = re.compile(
 )
 
 _RUN_ON = re.compile(
-    rf"^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
+    rf"(?im)^[ {BOLD}{HASHES}]*(?:Q|(?:Next |New |Another |Example )?(?:Question|Problem|Exercise)|"
     r"Human|User|Instruction|Student|Frage|Pregunta|Pergunta|Domanda|Вопрос|问题|問題|질문|문제)"
     rf"[ ]?#?(?P<number>\d{{0,4}})[ {BOLD}]*:",
-    re.MULTILINE | re.IGNORECASE,
 )
-_FIRST_OF_SERIES = re.compile(r"\b(?:Q|Question|Problem|Exercise)[ ]?#?1\b", re.IGNORECASE)
+_FIRST_OF_SERIES = re.compile(r"(?i)\b(?:Q|Question|Problem|Exercise)[ ]?#?1\b")
 ANSWERED = re.compile(
-    rf"^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|=[ ]?[$€£]?\d|"
-    rf"^[ {BOLD}]*(?:A|Answer|Final answer)[ {BOLD}]*:[^\n]{{0,80}}\d|"
+    rf"(?im)^[^\w\n]{{0,8}}\d[\d.,]{{0,16}}[^\w\n]{{0,4}}$|[{HASHES}{BOX}]\D{{0,8}}\d|"
+    rf"=[ ]?[$€£]?\d|^[ {BOLD}]*(?:A|Answer|Final answer)[ {BOLD}]*:[^\n]{{0,80}}\d|"
     r"\banswer\b[^.\n]{0,40}\d|\b(?:therefore|thus|hence|so)\b[^.\n]{0,120}\d",
-    re.MULTILINE | re.IGNORECASE,
 )
 
 
@@ -61,12 +58,7 @@ def spoken(answer: str) -> str:
 
 
 def _own_turn(text: str) -> str:
-    at = 0
-    for found in _TURN_ENDS.finditer(text):
-        if text[at : found.start()].strip():
-            return text[at : found.start()]
-        at = found.end()
-    return text[at:]
+    return next((part for part in _TURN_ENDS.split(text) if part.strip()), "")
 
 
 def without_run_on(text: str, answered: re.Pattern[str] = ANSWERED) -> str:

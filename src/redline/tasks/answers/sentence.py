@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 from redline.tasks.answers.markup import BOLD, THIN
 from redline.tasks.answers.numeral import Numeral, Span
 
-Outcome = Literal["found", "nothing", "unsolved", "valueless", "refused"]
+Outcome = Literal["found", "nothing", "unsolved", "valueless"]
 
 _NEAR = 60
 _MOST_NUMERALS = 64
@@ -48,12 +48,11 @@ _OPERATOR_BEFORE = re.compile(
 )
 
 _NAME = re.compile(
-    r"(?:\b(?:step|part|problem|question|exercise|example|option|method|case|equation|figure|"
+    r"(?i)(?:\b(?:step|part|problem|question|exercise|example|option|method|case|equation|figure|"
     r"table|item|phase|chapter|page|section|approach|stage|round|not|isn't|wasn't)|第)[ ]*#?$",
-    re.IGNORECASE,
 )
 _REMARK_BEFORE = re.compile(
-    rf"(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
+    rf"(?i)(?:\b(?:per|every|after|before|in|within|during|over|from|than|at|among|between|on|since|"
     r"(?:as|than) \w+'s|"
     r"until|till|the|these|those|all|both|its|their|his|my|our|your|each|first|last|next|other|"
     r"with|by|as|or|through|across|into|against|versus|vs|day|week|month|year|hour|class|grade|"
@@ -64,14 +63,12 @@ _REMARK_BEFORE = re.compile(
     r"(?P<money_too>\bfor))(?:[ ](?:about|approximately|roughly|around|exactly|only|just|nearly|"
     r"almost|another|additional|"
     rf"extra|further|full|whole|remaining))*[ $\"'({BOLD}{THIN}]*$",
-    re.IGNORECASE,
 )
 _CLAUSE = re.compile(
-    r"\b(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
+    r"(?i)\b(?:because|since|if|when|while|given|assuming|considering|although|though|where|unless|"
     r"whereas|after|before|once|until|weil|wenn|parce que|porque)\b[^,;:]*$",
-    re.IGNORECASE,
 )
-_REASON = re.compile(r"\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b)[^,;:])*$", re.IGNORECASE)
+_REASON = re.compile(r"(?i)\b(?:because|since)\b(?:(?!\b(?:so|then|that)\b)[^,;:])*$")
 _REMARK_AFTER = re.compile(
     r"-[A-Za-z]|%?[ ](?:[A-Za-z]+[ ]){0,2}?(?:(?:more|fewer|less|older|younger|taller|longer)\b"
     r"[^.,;]{0,30}\bthan\b|times (?:as|the|more|larger|bigger|that)\b)"
@@ -89,9 +86,8 @@ class Pick(NamedTuple):
     """The answer of a sentence.
 
     found: `numeral` is the answer. nothing: the sentence has no number. unsolved: it has only parts
-    of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end.
-    refused: it declines to answer. is_result: the answer follows an equals sign, in digits and not
-    in bold.
+    of an expression, such as `9 * 2`. valueless: it has a range, a time or a number without end, or
+    declines to answer. is_result: the answer follows an equals sign, in digits and not in bold.
     """
 
     outcome: Outcome

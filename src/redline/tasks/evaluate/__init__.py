@@ -13,5 +13,5 @@ from redline.tasks.evaluate.statistics import (
     wilson,
 )
 from redline.tasks.evaluate.task_file import built_in, load, shots_of
-from redline.tasks.evaluate.text import as_text, summary
+from redline.tasks.evaluate.text import as_text, in_thread_if_long, summary
 from redline.tasks.evaluate.usage_sum import UsageSum

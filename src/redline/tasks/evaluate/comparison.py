@@ -57,11 +57,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """Returns the summary for a reader, without a trailing newline."""
         pairs = self.pairs
         width = max(len(self.first), len(self.second))
-        sizes = (self.first_answers, self.second_answers)
         lines = [
             f"{name:{width}}  {share:6.1%}  {self._counted(share, answers)}"
-            for name, share, answers in zip(
-                (self.first, self.second), (pairs.first, pairs.second), sizes, strict=True
+            for name, share, answers in (
+                (self.first, pairs.first, self.first_answers),
+                (self.second, pairs.second, self.second_answers),
             )
         ]
         low, high = (100 * end for end in pairs.interval)
@@ -121,21 +121,13 @@ def compare(first: Path, second: Path) -> Comparison:
             f"{first} and {second} have no question in common",
             hint="both must be evaluations of the same data",
         )
-    outcomes = [(ones.share(row), others.share(found)) for row, found in common.items()]
-    won, lost = (
-        [
-            row
-            for row, (left, right) in zip(common, outcomes, strict=True)
-            if sign * left < sign * right
-        ]
-        for sign in (1, -1)
-    )
+    shares = {row: (ones.share(row), others.share(found)) for row, found in common.items()}
     return Comparison(
         first=str(first),
         second=str(second),
-        pairs=paired(Counter(outcomes)),
-        won=sorted(won)[:_MOST_SHOWN],
-        lost=sorted(lost)[:_MOST_SHOWN],
+        pairs=paired(Counter(shares.values())),
+        won=sorted(row for row, (one, other) in shares.items() if one < other)[:_MOST_SHOWN],
+        lost=sorted(row for row, (one, other) in shares.items() if one > other)[:_MOST_SHOWN],
         first_answers=sum(len(ones.answers[row]) for row in common),
         second_answers=sum(len(others.answers[row]) for row in common.values()),
         only_first=len(ones.answers) - len(common),
@@ -158,26 +150,23 @@ class _Questions:
         self._rows: dict[str, int] = {}
         self._named: dict[str, int] = {}
         self._hashes: dict[int, list[str]] = {}
-        for answer in graded(path):
+        answers = graded(path)
+        for answer in answers:
             self.answers.setdefault(answer.row, []).append(answer)
-            if answer.custom_id is not None:
+            if answer.custom_id:
                 self._named[self._base(answer.custom_id)] = answer.row
-            self._put(answer.hash, answer.row)
-        for failed in failed_lines(output.failed_path):
-            self._put(failed.hash, failed.row)
-
-    def _put(self, hashed: str, row: int) -> None:
-        self._rows[hashed] = row
-        self._hashes.setdefault(row, []).append(hashed)
+        for line in (*answers, *failed_lines(output.failed_path)):
+            self._rows[line.hash] = line.row
+            self._hashes.setdefault(line.row, []).append(line.hash)
 
     def same_in(self, others: _Questions, row: int) -> int | None:
         """Returns the row of this question in `others`; None if it has no answer there."""
-        rows = (others._rows.get(hashed) for hashed in self._hashes[row])
-        found = next((found for found in rows if found is not None), None)
+        hashes = (hashed for hashed in self._hashes[row] if hashed in others._rows)
+        found = others._rows.get(next(hashes, ""))
         if found is None:
             # Asked once in one run and several times in the other: samples have other names.
             name = self.answers[row][0].custom_id
-            found = None if name is None else others._named.get(self._base(name))
+            found = others._named.get(self._base(name or ""))
         return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:

@@ -13,8 +13,8 @@ A question whose call failed is in the failures.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -24,13 +24,11 @@ from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
 from redline.tasks.evaluate.judge import Judge, JudgeSettings
 from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
-from redline.tasks.evaluate.text import as_text
+from redline.tasks.evaluate.text import in_thread_if_long
 from redline.tasks.evaluate.usage_sum import UsageSum
 
 VERDICTS = ("correct", "wrong", "invalid", "truncated", "filtered")
 _FILTERED = ("content_filter", "refusal")
-# A longer answer is graded in a thread: extraction takes about a millisecond for this length.
-_LONG_ANSWER = 50_000
 _GSM8K_PROMPT = (
     "{{ question }}\n\n"
     "Work it out step by step. Then give the final number alone on the last line, after four hash "
@@ -73,10 +71,25 @@ class Grading:
 
     def __init__(self, evaluation: Evaluation) -> None:
         self._gold = evaluation.gold
-        self._judge = _judge(evaluation)
-        self._metric = _metric(evaluation) if self._judge is None else None
+        judge = evaluation.judge
+        if (evaluation.metric == "judge") != (judge is not None):
+            raise ConfigError(
+                f"the metric {evaluation.metric} takes no judge"
+                if judge
+                else "the metric judge needs the settings of a judge",
+                hint='metric = "judge", and below it [judge] with model = "..."',
+            )
+        self._judge = None if judge is None else Judge(judge)
+        self._metric = Metric()
+        if judge is None:
+            self._metric = metric_of(
+                evaluation.metric,
+                pattern=evaluation.pattern,
+                fields=evaluation.fields,
+                letters=evaluation.letters,
+            )
         # A judge needs a second call, which a batch cannot make.
-        self.asks_once = self._judge is None
+        self.asks_once = judge is None
         self._settings = {
             "metric": evaluation.metric,
             "gold": evaluation.gold,
@@ -84,8 +97,8 @@ class Grading:
             "fields": list(evaluation.fields),
             "letters": evaluation.letters,
         }
-        if evaluation.judge is not None:
-            self._settings["judge"] = msgspec.to_builtins(evaluation.judge)
+        if judge is not None:
+            self._settings["judge"] = msgspec.to_builtins(judge)
 
     def settings(self) -> Mapping[str, Any]:
         return self._settings
@@ -93,7 +106,7 @@ class Grading:
     async def do(self, row: dict[str, Any], request: Request, ask: Ask) -> Outcome:
         # Check the gold answer before the call costs anything.
         gold = self._gold_of(row)
-        right = gold if self._metric is None else self._metric.read(gold)
+        right = self._metric.read(gold)
         used = UsageSum()
 
         async def counted(request: Request) -> Outcome:
@@ -110,10 +123,11 @@ class Grading:
         text = answer if isinstance(answer, str) else ""
         reason = outcome.reply.finish_reasons[0]
         fields: dict[str, Any] = {}
-        if self._metric is not None:
-            grade = await _measured(self._metric, text, right, is_cut=reason == "length")
-        elif self._judge is None or not text.strip():
-            grade = Grade(None, correct=False, strict=False)
+        if self._judge is None:
+            measure = partial(self._metric.grade, right=right, is_cut=reason == "length")
+            grade = await in_thread_if_long(text, measure)
+        elif not text.strip():
+            grade = Grade()
         else:
             seen = {**row, "asked": _asked(request), "gold": gold, "reply": text}
             judgement = await self._judge.judge(seen, request, counted)
@@ -134,8 +148,6 @@ class Grading:
     def example(self, row: dict[str, Any]) -> str:
         """Returns an answer that is right for this row. Raises Rejected if there is none."""
         gold = self._gold_of(row)
-        if self._metric is None:
-            return as_text(gold)
         self._metric.read(gold)
         return self._metric.example(gold)
 
@@ -147,37 +159,6 @@ class Grading:
                 hint="name the column with gold = in the task's file",
             )
         return row[self._gold]
-
-
-def _judge(evaluation: Evaluation) -> Judge | None:
-    """Returns the judge if the metric is `judge`.
-
-    Raises ConfigError if the judge is missing, or if another metric has one.
-    """
-    is_judged = evaluation.metric == "judge"
-    if is_judged != (evaluation.judge is not None):
-        raise ConfigError(
-            "the metric judge needs the settings of a judge"
-            if is_judged
-            else f"the metric {evaluation.metric} takes no judge",
-            hint='metric = "judge", and below it [judge] with model = "..."',
-        )
-    return None if evaluation.judge is None else Judge(evaluation.judge)
-
-
-def _metric(evaluation: Evaluation) -> Metric:
-    return metric_of(
-        evaluation.metric,
-        pattern=evaluation.pattern,
-        fields=evaluation.fields,
-        letters=evaluation.letters,
-    )
-
-
-async def _measured(metric: Metric, text: str, right: Any, *, is_cut: bool) -> Grade:
-    if len(text) < _LONG_ANSWER:
-        return metric.grade(text, right, is_cut=is_cut)
-    return await asyncio.to_thread(metric.grade, text, right, is_cut=is_cut)
 
 
 def _asked(request: Request) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -39,7 +39,7 @@ Give your reason in one or two sentences. Then end with one line that is either
 VERDICT: CORRECT
 or
 VERDICT: INCORRECT"""
-_VERDICT = re.compile(r"verdict\W{0,12}((?:not\s{1,4}|in)?correct)\b", re.IGNORECASE)
+_VERDICT = re.compile(r"(?i)verdict\W{0,12}((?:not\s{1,4}|in)?correct)\b")
 _TRIES = 2
 
 
@@ -57,13 +57,6 @@ class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     params: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
-class Judgement(NamedTuple):
-    """A grade and the text of the judge's reply."""
-
-    grade: Grade
-    words: str
-
-
 class Judge:
     """Asks a second model for grades. Raises ConfigError if the prompt is not a valid template."""
 
@@ -77,8 +70,8 @@ class Judge:
         seen: Mapping[str, Any],
         request: Request,
         ask: Callable[[Request], Awaitable[Outcome]],
-    ) -> Judgement | Outcome:
-        """Returns the judgement, or the outcome of a question that could not be judged.
+    ) -> tuple[Grade, str] | Outcome:
+        """Returns the grade and the judge's words, or the outcome of what could not be judged.
 
         seen: the question's columns, `asked`, `gold` and `reply`. request: the one that was
         answered. Raises Rejected if the prompt does not fit the question.
@@ -95,7 +88,7 @@ class Judge:
             is_right = verdict_in(outcome.reply.output)
             if is_right is not None:
                 grade = Grade(str(seen["reply"]).strip(), correct=is_right, strict=is_right)
-                return Judgement(grade, str(outcome.reply.output).strip())
+                return grade, str(outcome.reply.output).strip()
         outcome.status = "rejected"
         outcome.error = Rejected(
             f"the judge {self._model} gave no verdict in {_TRIES} tries",

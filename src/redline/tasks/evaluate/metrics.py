@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -47,12 +47,12 @@ class Grade(msgspec.Struct, frozen=True):
     hold it. strict: the answer also has the form that its metric asks for.
     """
 
-    extracted: Any
-    correct: bool
-    strict: bool
+    extracted: Any = None
+    correct: bool = False
+    strict: bool = False
 
 
-class Metric(Protocol):
+class Metric:
     """A way to grade answers. gold: the right answer as it is in the data."""
 
     def read(self, gold: Any) -> Any:
@@ -60,9 +60,11 @@ class Metric(Protocol):
 
         Raises Rejected if no answer can be graded against `gold`.
         """
+        return as_text(gold)
 
     def grade(self, answer: str, right: Any, *, is_cut: bool = False) -> Grade:
         """Grades an answer. right: from `read`. is_cut: the answer was cut at the token limit."""
+        raise NotImplementedError
 
     def example(self, gold: Any) -> str:
         """Returns an answer that is right. `read` accepts `gold`."""
@@ -82,18 +84,20 @@ def metric_of(
         raise ConfigError(f"the metric {name} takes no pattern", hint='metric = "regex" does')
     if fields and name != "json":
         raise ConfigError(f"the metric {name} takes no fields", hint='metric = "json" does')
-    if name == "regex":
-        if pattern is None:
-            raise ConfigError("the metric regex needs a pattern", hint=r"pattern = 'Label: (\w+)'")
-        return _AnyOf(_Regex(pattern), str)
-    if name == "json":
-        return _Json(fields)
-    if name == "choice":
-        return _AnyOf(_Choice(letters), str, int)
-    if name == "number":
-        return _AnyOf(_Number(), str, int, float)
-    if name == "exact":
-        return _AnyOf(_Exact(), str)
+    match name:
+        case "regex":
+            if pattern is None:
+                example = r"pattern = 'Label: (\w+)'"
+                raise ConfigError("the metric regex needs a pattern", hint=example)
+            return _AnyOf(_Regex(pattern), str)
+        case "json":
+            return _Json(fields)
+        case "choice":
+            return _AnyOf(_Choice(letters), str, int)
+        case "number":
+            return _AnyOf(_Number(), str, int, float)
+        case "exact":
+            return _AnyOf(_Exact(), str)
     raise ConfigError(
         f"unknown metric: {name}", hint=nearest(name, METRICS) or f"one of {', '.join(METRICS)}"
     )
@@ -113,11 +117,12 @@ class _AnyOf(Metric):
     def read(self, gold: Any) -> list[Any]:
         if gold == []:
             raise Rejected("the list of gold answers is empty")
+        rights = []
         listed = self._listed(gold)
         for one in listed:
             if one is None or isinstance(one, list):
                 raise Rejected(f"the gold answer is neither text nor a number: {_shown(one)}")
-        rights = [self._metric.read(one) for one in listed]
+            rights.append(self._metric.read(one))
         if isinstance(gold, str) and listed != [gold]:
             with suppress(Rejected):  # the text itself may be meant
                 rights.append(self._metric.read(gold))
@@ -154,9 +159,9 @@ class _Number(Metric):
     def grade(self, answer: str, right: Number, *, is_cut: bool = False) -> Grade:
         found, strict = final_number(answer, is_cut=is_cut), strict_number(answer)
         return Grade(
-            extracted=None if found is None else str(found),
-            correct=found is not None and is_same(found, right),
-            strict=strict is not None and is_same(strict, right),
+            found and str(found),
+            found is not None and is_same(found, right),
+            strict is not None and is_same(strict, right),
         )
 
 
@@ -192,9 +197,6 @@ class _Choice(Metric):
 
 
 class _Exact(Metric):
-    def read(self, gold: Any) -> str:
-        return as_text(gold)
-
     def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
         found = answer.strip()
         return Grade(found or None, _plain(found) == _plain(right), answer == right)
@@ -213,13 +215,10 @@ class _Regex(Metric):
                 hint="write the others as (?:...)",
             )
 
-    def read(self, gold: Any) -> str:
-        return as_text(gold)
-
     def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
         last = max(self._pattern.finditer(answer), key=re.Match.end, default=None)
         if last is None:
-            return Grade(None, correct=False, strict=False)
+            return Grade()
         found = (last[1] if self._pattern.groups else last[0]) or ""
         is_right = _plain(found) == _plain(right)
         return Grade(found, is_right, is_right and last[0] == answer.strip())
@@ -246,7 +245,7 @@ class _Json(Metric):
     def grade(self, answer: str, right: Any, *, is_cut: bool = False) -> Grade:
         found = find_json(answer)
         if found is None:
-            return Grade(None, correct=False, strict=False)
+            return Grade()
         if self._fields:
             value = found if isinstance(found, dict) else {}
             is_right = all(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,16 @@ from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
 from redline.tasks.evaluate.text import summary
 
 
-class Graded(msgspec.Struct):
+class Failed(msgspec.Struct, frozen=True):
+    """A failed answer, as in a line of the failures file."""
+
+    hash: str
+    row: int
+
+
+class Graded(Failed, frozen=True):
     """A graded answer, as in a line of the results file."""
 
-    row: int
-    hash: str
     correct: bool
     strict: bool
     verdict: str
@@ -46,15 +52,14 @@ class Scores:
         if manifest is None:
             raise ConfigError(f"{output.path} is not a results file of redline")
         self.samples = manifest.settings.get("samples") or 1
-        self.answers: list[Graded] = list(graded(output.path))
+        self.answers = graded(output.path)
         succeeded = {answer.hash for answer in self.answers}
         failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
         self.failed = len(failed)
-        self._asked = Counter(line.row for line in failed)
+        self._asked = Counter(line.row for line in (*failed, *self.answers))
         self._questions = {row: list[Graded]() for row in self._asked}
         for answer in self.answers:
-            self._questions.setdefault(answer.row, []).append(answer)
-            self._asked[answer.row] += 1
+            self._questions[answer.row].append(answer)
         self.verdicts = Counter(answer.verdict for answer in self.answers)
         self.correct = sum(answer.correct for answer in self.answers)
         self.strict = sum(answer.strict for answer in self.answers)
@@ -72,29 +77,28 @@ class Scores:
             lines += ["the run is not over: this is the score of what is answered", ""]
         if self.failed and not self.answers:
             # Unanswered questions are neither right nor wrong, so a share would mislead.
-            lines += [f"no question was answered, so there is no score: {self.failed:,} failed"]
+            lines.append(f"no question was answered, so there is no score: {self.failed:,} failed")
             return summary(lines, {"failed": self.failed})
+        others = {**{name: self.verdicts[name] for name in VERDICTS[1:]}, "failed": self.failed}
         if self.total:
             lines += [
-                self._share("accuracy", self.correct, lambda answer: answer.correct),
-                self._share("strict", self.strict, lambda answer: answer.strict),
+                self._share("accuracy", self.correct, attrgetter("correct")),
+                self._share("strict", self.strict, attrgetter("strict")),
+                f"{'others':10} {', '.join(f'{count:,} {name}' for name, count in others.items())}",
             ]
-            others = [f"{self.verdicts[name]:,} {name}" for name in VERDICTS[1:]]
-            lines += [f"{'others':10} {', '.join([*others, f'{self.failed:,} failed'])}"]
             if self.samples > 1:
                 lines += self._of_questions()
-        figures = {name: self.verdicts[name] for name in VERDICTS[1:]}
         shares = {
             "strict": f"{self.strict}/{self.total}",
             "accuracy": f"{self.correct}/{self.total}",
         }
-        return summary(lines, {**figures, "failed": self.failed, **shares})
+        return summary(lines, {**others, **shares})
 
     def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
         interval = share_interval(
             [
-                (sum(map(is_right, group)), self._asked[row])
-                for row, group in self._questions.items()
+                (sum(map(is_right, found)), self._asked[row])
+                for row, found in self._questions.items()
             ]
         )
         over = f" to {counted(len(self._questions), 'question')}" if self.samples > 1 else ""
@@ -105,8 +109,7 @@ class Scores:
 
     def _of_questions(self) -> list[str]:
         """Returns the lines of pass@k for k = 1, 2, 4, ..., `samples`, and of the majority vote."""
-        groups = self._questions.values()
-        whole = [group for group in groups if len(group) == self.samples]
+        whole = [group for group in self._questions.values() if len(group) == self.samples]
         if not whole:
             return []
         lines = []
@@ -128,15 +131,11 @@ def _majority_is_right(group: list[Graded]) -> bool:
 
     Right answers count as the same answer; others are the same if they are written the same.
     """
-    votes = [
-        None
-        if answer.extracted is None
-        else (True, "")
-        if answer.correct
-        else (False, msgspec.json.encode(answer.extracted).decode())
+    won = majority(
+        (answer.correct, b"" if answer.correct else msgspec.json.encode(answer.extracted))
         for answer in group
-    ]
-    won = majority(votes)
+        if answer.extracted is not None
+    )
     return won is not None and won[0]
 
 
@@ -149,13 +148,6 @@ def graded(path: Path) -> list[Graded]:
             f"{path} holds no graded answers: {error}",
             hint="it must be the results file of `redline eval`",
         ) from error
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """A failed answer, as in a line of the failures file."""
-
-    hash: str
-    row: int
 
 
 def failed_lines(path: Path) -> set[Failed]:

@@ -49,9 +49,7 @@ def share_interval(questions: Sequence[tuple[int, int]]) -> Interval:
     is the cluster-robust one (Liang and Zeger 1986) with a question as a cluster. With one answer
     per question it equals `wilson`; equal answers to one question count as one.
     """
-    correct, total = (
-        (sum(column) for column in zip(*questions, strict=True)) if questions else (0, 0)
-    )
+    correct, total = map(sum, zip(*questions, strict=True)) if questions else (0, 0)
     if correct in (0, total):
         return wilson(correct and len(questions), len(questions))
     share = correct / total
@@ -67,10 +65,7 @@ def pass_at(k: int, samples: int, correct: int) -> float:
     `correct` of `samples` are correct; 1 <= k <= samples. The estimate is unbiased:
     1 - C(n-c, k) / C(n, k) for n samples, c of them correct (Chen et al. 2021, section 2.1).
     """
-    wrong = samples - correct
-    if wrong < k:
-        return 1.0
-    return 1.0 - math.prod((wrong - i) / (samples - i) for i in range(k))
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def majority(answers: Iterable[Answer | None]) -> Answer | None:
@@ -118,22 +113,19 @@ def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> P
     Agresti and Min (2005) for pairs: it adds two questions, half of one won by either run and one
     tied, so that a few questions without a difference prove nothing.
     """
-    shares: Counter[tuple[Fraction, Fraction]] = Counter()
+    total = sum(outcomes.values())
     differences: Counter[Fraction] = Counter()
     for (one, other), count in outcomes.items():
-        first, second = Fraction(one), Fraction(other)
-        shares[first, second] += count
-        differences[second - first] += count
-    total = shares.total()
-    gained, lost = (
-        sum(count for d, count in differences.items() if sign * d > 0) for sign in (1, -1)
-    )
-    middle = sum(d * count for d, count in differences.items()) / (total + 2)
+        differences[Fraction(other) - one] += count
+    gained = sum(count for d, count in differences.items() if d > 0)
+    lost = sum(count for d, count in differences.items() if d < 0)
+    first = sum(Fraction(one) * count for (one, _), count in outcomes.items()) / total
+    change = sum(d * count for d, count in differences.items())
     squares = sum(d * d * count for d, count in differences.items())
+    middle = change / (total + 2)
     variance = float((squares + 1) / (total + 2) - middle**2) / (total + 2)
     half = _Z * math.sqrt(variance)
-    means = [sum(pair[place] * count for pair, count in shares.items()) / total for place in (0, 1)]
-    difference = float(means[1] - means[0])
+    difference = float(change / total)
     interval = Interval(
         max(-1.0, min(difference, float(middle) - half)),
         min(1.0, max(difference, float(middle) + half)),
@@ -141,12 +133,12 @@ def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> P
     is_mcnemar = all(d in (-1, 0, 1) for d in differences)
     return Paired(
         questions=total,
-        first=float(means[0]),
-        second=float(means[1]),
-        both=shares[Fraction(1), Fraction(1)],
+        first=float(first),
+        second=float(first + change / total),
+        both=outcomes.get((True, True), 0),
         only_first=lost,
         only_second=gained,
-        neither=shares[Fraction(0), Fraction(0)],
+        neither=outcomes.get((False, False), 0),
         difference=difference,
         interval=interval,
         p=_binomial_p(min(lost, gained), lost + gained) if is_mcnemar else _flip_p(differences),
@@ -160,19 +152,19 @@ def _flip_p(differences: Mapping[Fraction, int]) -> float:
     differences: the number of terms of each size.
     """
     scale = math.lcm(*(d.denominator for d in differences))
-    terms = {abs(int(d * scale)): 0 for d in differences if d}
+    terms: Counter[int] = Counter()
     for d, count in differences.items():
         if d:
             terms[abs(int(d * scale))] += count
     observed = abs(sum(int(d * scale) * count for d, count in differences.items()))
-    number, reach = sum(terms.values()), sum(term * count for term, count in terms.items())
-    if number * reach > _MOST_EXACT:
+    reach = sum(terms.elements())
+    if terms.total() * reach > _MOST_EXACT:
         # As a fraction: with many numbers of answers per question, no float holds the scale.
         squares = sum(term * term * count for term, count in terms.items())
         return math.erfc(math.sqrt(Fraction(observed * observed, 2 * squares)))
     # chances[s]: the probability that the positive terms add up to s.
     chances = [1.0]
-    for term in (term for term, count in terms.items() for _ in range(count)):
+    for term in terms.elements():
         halves = [chance / 2 for chance in chances]
         pad = [0.0] * term
         chances = [kept + added for kept, added in zip(halves + pad, pad + halves, strict=True)]

@@ -1,11 +1,17 @@
-"""Summaries and values as text."""
+"""Summaries and values as text, and the work on a long one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
+
+T = TypeVar("T")
+
+# Extraction takes about a millisecond for an answer of this length.
+_LONG_ANSWER = 50_000
 
 
 def summary(lines: Sequence[str], figures: Mapping[str, object]) -> str:
@@ -18,3 +24,10 @@ def summary(lines: Sequence[str], figures: Mapping[str, object]) -> str:
 def as_text(value: Any) -> str:
     """Returns a text as it is, and any other value as JSON."""
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+async def in_thread_if_long(answer: str, work: Callable[[str], T]) -> T:
+    """Returns `work(answer)`, made in a thread if it would hold up the event loop."""
+    if len(answer) < _LONG_ANSWER:
+        return work(answer)
+    return await asyncio.to_thread(work, answer)

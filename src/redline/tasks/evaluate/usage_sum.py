@@ -57,12 +57,11 @@ def summed(usages: list[dict[str, Any] | None]) -> dict[str, Any] | None:
 
 def _add(total: dict[str, Any], usage: dict[str, Any]) -> None:
     for name, value in usage.items():
+        before = total.get(name)
         if isinstance(value, dict):
-            if not isinstance(total.get(name), dict):
-                total[name] = {}
+            total[name] = before if isinstance(before, dict) else {}
             _add(total[name], value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            before = total.get(name)
             total[name] = value + (before if isinstance(before, int | float) else 0)
-        elif total.get(name) is None:
+        elif before is None:
             total[name] = value

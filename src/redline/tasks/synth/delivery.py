@@ -81,15 +81,19 @@ def delivered(output: Output, wanted: int, similarity: float | None = None) -> D
                     words.append(word_count(text_of(line.output)))
             else:
                 failed[_reason(line, line.error)] += 1
-    note = _note(words, similarity)
-    return Delivery(wanted=wanted, delivered=count, dropped=dropped, failed=failed, note=note)
+    return Delivery(
+        wanted=wanted,
+        delivered=count,
+        dropped=dropped,
+        failed=failed,
+        note=_note(words, similarity),
+    )
 
 
 def _note(words: list[int], similarity: float | None) -> str:
     """Returns a warning if most texts are too short for near-duplicates to be found."""
-    if similarity is None or not words or median(words) >= (least := fewest_words(similarity)):
-        return ""
-    if math.isinf(least):
+    least = fewest_words(similarity or 1)
+    if math.isinf(least) or not words or median(words) >= least:
         return ""
     return (
         f"half of the texts have at most {median(words):.0f} words; below {least:.0f} words, texts "

@@ -136,10 +136,8 @@ class Synthesis:
         while True:
             seed = _seed(row, len(dropped))
             sampled = self._sampled(request, row, seed)
-            if self._structured is None:
-                outcome = await ask(sampled)
-            else:
-                outcome = await self._structured.asked(sampled, ask)
+            structured = self._structured
+            outcome = await (structured.asked(sampled, ask) if structured else ask(sampled))
             if outcome.reply is None:
                 return _with_fields(outcome, dropped)
             judgement = await asyncio.get_running_loop().run_in_executor(
@@ -150,14 +148,13 @@ class Synthesis:
                 return _with_fields(outcome, dropped, seed)
             dropped.append(judgement.kind)
             if len(dropped) >= len(before) + self._tries:
-                break
-        outcome.status = "rejected"
-        tries = counted(self._tries, "try", "tries")
-        outcome.error = NotKept(
-            f"no text to keep in {tries}; the last: {judgement.reason}",
-            hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
-        )
-        return _with_fields(outcome, dropped)
+                outcome.status = "rejected"
+                tries = counted(self._tries, "try", "tries")
+                outcome.error = NotKept(
+                    f"no text to keep in {tries}; the last: {judgement.reason}",
+                    hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
+                )
+                return _with_fields(outcome, dropped)
 
     def _sampled(self, request: Request, row: dict[str, Any], seed: int | None) -> Request:
         """Returns the request with the row's own sampling parameters."""
@@ -169,13 +166,12 @@ class Synthesis:
     def _judged(self, reply: Reply, n: int) -> _Judgement:
         """Judges a text and adds it to the index if it is kept. Blocks; call one at a time."""
         judgement = self._filtered(reply)
-        if judgement.kind or self._index is None:
-            return judgement
-        other = self._index.add(text_of(judgement.value), n)
-        if other is None:
-            return judgement
-        reason = f"it is nearly a copy of the text of row {other}"
-        return _Judgement(judgement.value, "near_duplicate", reason)
+        if not judgement.kind and self._index is not None:
+            other = self._index.add(text_of(judgement.value), n)
+            if other is not None:
+                reason = f"it is nearly a copy of the text of row {other}"
+                return judgement._replace(kind="near_duplicate", reason=reason)
+        return judgement
 
     def _filtered(self, reply: Reply) -> _Judgement:
         text = reply.output if isinstance(reply.output, str) else ""
@@ -183,12 +179,11 @@ class Synthesis:
             return _Judgement(text, *ending)
         least, most = self._filters.least_chars, self._filters.most_chars
         size = len(text.strip())
+        has = f"{size:,} characters, but at"
         if size < least:
-            reason = f"{size:,} characters, but at least {least:,} are required"
-            return _Judgement(text, "too_short", reason)
+            return _Judgement(text, "too_short", f"{has} least {least:,} are required")
         if most is not None and size > most:
-            reason = f"{size:,} characters, but at most {most:,} are allowed"
-            return _Judgement(text, "too_long", reason)
+            return _Judgement(text, "too_long", f"{has} most {most:,} are allowed")
         schema = self._filters.schema
         if schema is None:
             return _Judgement(text)
@@ -214,7 +209,5 @@ def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) 
 def text_of(value: Any) -> str:
     """Returns the text to compare: the value itself, or all values of its JSON."""
     if isinstance(value, Mapping):
-        return "\n".join(map(text_of, value.values()))
-    if isinstance(value, list):
-        return "\n".join(map(text_of, value))
-    return str(value)
+        value = list(value.values())
+    return "\n".join(map(text_of, value)) if isinstance(value, list) else str(value)

@@ -36,16 +36,13 @@ def first_row(rows: str) -> Mapping[str, Any] | None:
     None if none of the first 1,000 is readable, and for a pipe, which can be read only once. Raises
     ConfigError if the rows cannot be read at all.
     """
-    if url_of(rows) is None and not _is_kept(rows):
-        return None
+    if url_of(rows) is None:
+        path = local_path(rows)
+        # Others can be read only once.
+        if not path.is_file() and not path.is_dir():
+            return None
     with first_rows(rows, _MOST_LOOKED_AT) as looked_at:
         return next((row.data for row in looked_at if row.data is not None), None)
-
-
-def _is_kept(rows: str) -> bool:
-    """Returns whether the rows are in a file or a folder, which can be read twice."""
-    path = local_path(rows)
-    return path.is_file() or path.is_dir()
 
 
 def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> str | None:
@@ -87,21 +84,20 @@ def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
     does not exist, and for a COLUMN alone if a tag has several fields that it may be compared with.
     """
     field, equals, column = text.partition("=")
+    known = ", ".join(schema.fields) or "none"
     if not equals or (row is not None and text in row):
         # A column's name may itself contain an equals sign.
         column, fields = text, list(schema.labels) or list(schema.fields)
         if len(fields) != 1:
             raise ConfigError(
                 f"--gold {text} does not say which field of a tag it is compared with",
-                hint=f"--gold FIELD={text}, where FIELD is one of: "
-                f"{', '.join(schema.fields) or 'none'}",
+                hint=f"--gold FIELD={text}, where FIELD is one of: {known}",
             )
         field = fields[0]
     if field not in schema.fields:
         raise ConfigError(
             f"--gold {text} names no field of a tag: {field}",
-            hint=nearest(field, schema.fields)
-            or f"the fields are: {', '.join(schema.fields) or 'none'}",
+            hint=nearest(field, schema.fields) or f"the fields are: {known}",
         )
     if row is not None and column not in row:
         raise ConfigError(

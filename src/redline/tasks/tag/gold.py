@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from redline.errors import ConfigError
-from redline.tasks.tag.csv_lines import CsvLines
+from redline.tasks.tag.csv_lines import row_writer
 
 # Distinct labels beyond those of the schema. A column with more distinct values does not contain
 # labels, and the memory for them must not grow with the rows.
@@ -58,10 +58,10 @@ class Agreement(msgspec.Struct, frozen=True):
     def as_csv(self) -> str:
         """Returns the confusion matrix as CSV, with the labels as header and first column."""
         made = io.StringIO()
-        lines = CsvLines(made)
-        lines.row(["gold \\ said", *self.labels])
+        write_row = row_writer(made)
+        write_row(["gold \\ said", *self.labels])
         for label, row in zip(self.labels, self.matrix(), strict=True):
-            lines.row([label, *row])
+            write_row([label, *row])
         return made.getvalue()
 
     def confusions(self, most: int) -> list[tuple[tuple[str, str], int]]:

@@ -14,7 +14,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -92,7 +92,7 @@ class Schema:
         assert self._validator is not None
         try:
             errors = islice(self._validator.iter_errors(value), _MOST_PROBLEMS)
-            return [_short(_words(error)) for error in errors]
+            return list(map(_words, errors))
         except (RecursionError, ArithmeticError) as error:
             # A recursive schema follows a value that is nested deeply; a number exceeds a float.
             return [_short(f"it cannot be checked: {error}")]
@@ -211,8 +211,7 @@ def _holds_lists_alone(value: Mapping[str, Any]) -> bool:
 
 
 def _are_labels(labels: Any) -> bool:
-    is_list = isinstance(labels, list) and bool(labels)
-    return is_list and all(isinstance(label, str) for label in labels)
+    return isinstance(labels, list) and set(map(type, labels)) == {str}
 
 
 def _of_lists(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -263,16 +262,18 @@ def _validator(json_schema: dict[str, Any]) -> Any:
         raise ConfigError("the schema is nested too deeply") from error
     draft = referencing.jsonschema.specification_with(kind.ID_OF(kind.META_SCHEMA))
     resolver = referencing.Registry().resolver_with_root(draft.create_resource(json_schema))
-    for reference in _texts(json_schema, "$ref", "$dynamicRef"):
+    for reference in _references(json_schema):
         if not reference.startswith("#"):
             # Nothing is fetched: a run must not depend on another server.
             raise ConfigError(
                 f"the schema refers to {reference}, outside of it", hint="put that under $defs"
             )
-        if reference == "#" or reference.startswith("#/"):
-            is_known = _pointed(json_schema, reference) is not None
-        else:
-            is_known = _is_anchor(reference, resolver)
+        is_pointer = reference[1:2] in ("", "/")
+        is_known = (
+            _pointed(json_schema, reference) is not None
+            if is_pointer
+            else _is_anchor(reference, resolver)
+        )
         if not is_known:
             raise ConfigError(f"the schema refers to {reference}, which it does not have")
     return kind(json_schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
@@ -289,15 +290,15 @@ def _is_anchor(reference: str, resolver: Any) -> bool:
     return True
 
 
-def _texts(part: Any, *words: str) -> Iterator[str]:
-    """Yields every text that one of these keywords has in a schema."""
+def _references(part: Any) -> Iterator[str]:
+    """Yields every text by which a part of a schema refers to another."""
     if isinstance(part, dict):
-        yield from (part[word] for word in words if isinstance(part.get(word), str))
-        for inner in part.values():
-            yield from _texts(inner, *words)
-    elif isinstance(part, list):
+        found = (part.get("$ref"), part.get("$dynamicRef"))
+        yield from (reference for reference in found if isinstance(reference, str))
+        part = list(part.values())
+    if isinstance(part, list):
         for inner in part:
-            yield from _texts(inner, *words)
+            yield from _references(inner)
 
 
 def _pointed(root: Any, reference: str) -> Any:
@@ -341,15 +342,20 @@ def _folded(text: str) -> str:
 
 def _words(error: Any) -> str:
     """Describes an error in words for a model."""
-    place = ".".join(map(str, error.absolute_path))
     allowed = error.validator_value
     if error.validator != "enum" or not isinstance(allowed, list):
-        return f"{place}: {error.message}" if place else str(error.message)
-    said = _short(json.dumps(error.instance, ensure_ascii=False))
-    if len(allowed) > _MOST_LISTED:
-        return f"{place or 'the value'} is {said}, which is none of its {len(allowed)} values"
-    values = ", ".join(json.dumps(value, ensure_ascii=False) for value in allowed)
-    return f"{place or 'the value'} is {said}, which is not one of {values}"
+        return _placed(error.absolute_path, error.message)
+    said, *values = (json.dumps(value, ensure_ascii=False) for value in (error.instance, *allowed))
+    among = f"not one of {', '.join(values)}"
+    if len(values) > _MOST_LISTED:
+        among = f"none of its {len(values)} values"
+    place = ".".join(map(str, error.absolute_path))
+    return _short(f"{place or 'the value'} is {_short(said)}, which is {among}")
+
+
+def _placed(path: Iterable[Any], message: str) -> str:
+    place = ".".join(map(str, path))
+    return _short(f"{place}: {message}" if place else message)
 
 
 def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
@@ -361,11 +367,7 @@ def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
         # pydantic's ValidationError is one; a function of the user's own may raise any other.
         if not hasattr(error, "errors"):
             return value, [_short(str(error))]
-        problems = []
-        for one in error.errors()[:_MOST_PROBLEMS]:
-            place = ".".join(map(str, one["loc"]))
-            problems.append(_short(f"{place}: {one['msg']}" if place else str(one["msg"])))
-        return value, problems
+        return value, [_placed(one["loc"], one["msg"]) for one in error.errors()[:_MOST_PROBLEMS]]
 
 
 def _short(text: str) -> str:

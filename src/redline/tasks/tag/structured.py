@@ -22,9 +22,7 @@ FORMATS = ("auto", "always", "never")
 # OpenRouter answers 404 if no provider of a model accepts it.
 _REFUSALS = frozenset({400, 404, 415, 422})
 # With these words, any status is such a refusal: gateways answer 500, 501 or even 200.
-_FORMAT_WORDS = re.compile(
-    r"response_?format|json_schema|structured output|guided|\bstrict\b", re.IGNORECASE
-)
+_FORMAT_WORDS = re.compile(r"(?i)response_?format|json_schema|structured output|guided|\bstrict\b")
 
 
 class Structured:
@@ -115,26 +113,23 @@ class Structured:
 
 def _formats(schema: Schema) -> list[dict[str, Any]]:
     """Returns the response formats to try, the strictest first."""
-    plain: dict[str, Any] = {"name": schema.name, "schema": schema.json_schema}
     strict = strict_form(schema.json_schema)
-    bodies = [plain]
+    bodies: list[dict[str, Any]] = []
     if strict is not None:
-        closed = {"name": schema.name, "schema": strict, "strict": True}
-        bodies = [closed] if strict == schema.json_schema else [closed, plain]
+        bodies.append({"name": schema.name, "schema": strict, "strict": True})
+    if strict != schema.json_schema:
+        bodies.append({"name": schema.name, "schema": schema.json_schema})
     return [{"type": "json_schema", "json_schema": body} for body in bodies]
 
 
-# The keywords of a strict schema (OpenAI, Structured Outputs, supported schemas) that hold schemas
-# by name, in a list, or alone. `default` is refused; it does not affect which answers are valid.
-_BY_NAME = ("properties", "$defs", "definitions")
-_LISTED = ("anyOf",)
-_ALONE = ("items",)
+# The keywords of a strict schema (OpenAI, Structured Outputs, supported schemas) that hold no
+# schemas. `default` is refused; it does not affect which answers are valid.
 _PLAIN = {
     *("type", "enum", "const", "$ref", "title", "description", "format", "pattern", "required"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-    *("minItems", "maxItems", "additionalProperties", "$schema", "$id"),
+    *("minItems", "maxItems", "additionalProperties"),
 }
-_DROPPED = {"default", "examples", "$schema", "$id"}
+_DROPPED = ("default", "examples", "$schema", "$id")
 
 
 def strict_form(schema: dict[str, Any]) -> dict[str, Any] | None:
@@ -161,18 +156,17 @@ def _strict(part: Any, root: Mapping[str, Any]) -> dict[str, Any]:
         raise _NotStrict
     made: dict[str, Any] = {}
     for word, value in part.items():
-        if word in _DROPPED:
-            continue
-        if word in _BY_NAME and isinstance(value, dict):
-            made[word] = {name: _strict(inner, root) for name, inner in value.items()}
-        elif word in _LISTED and isinstance(value, list):
-            made[word] = [_strict(inner, root) for inner in value]
-        elif word in _ALONE:
-            made[word] = _strict(value, root)
-        elif word in _PLAIN:
-            made[word] = value
-        else:
-            raise _NotStrict
+        match word, value:
+            case "properties" | "$defs" | "definitions", dict():
+                made[word] = {name: _strict(inner, root) for name, inner in value.items()}
+            case "anyOf", list():
+                made[word] = [_strict(inner, root) for inner in value]
+            case "items", _:
+                made[word] = _strict(value, root)
+            case _ if word in _PLAIN:
+                made[word] = value
+            case _ if word not in _DROPPED:
+                raise _NotStrict
     kinds = part.get("type")
     if "properties" in part or kinds == "object" or (isinstance(kinds, list) and "object" in kinds):
         _close(made, part, root)
@@ -188,9 +182,8 @@ def _close(made: dict[str, Any], part: Mapping[str, Any], root: Mapping[str, Any
     # An open object without properties accepts any; closed it would accept none.
     if not isinstance(names, dict) or not isinstance(required, list) or not (names or is_closed):
         raise _NotStrict
-    if not all(name in required or _takes_null(inner, root) for name, inner in names.items()):
-        raise _NotStrict
-    if {*required} - {*names}:
+    optional = (inner for name, inner in names.items() if name not in required)
+    if {*required} - {*names} or not all(_takes_null(inner, root) for inner in optional):
         raise _NotStrict
     made["required"], made["additionalProperties"] = list(names), False
 

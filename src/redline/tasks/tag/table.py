@@ -28,7 +28,7 @@ from redline.journal import read_results
 from redline.process import replace_file
 from redline.sources import extra
 from redline.tasks.evaluate import as_text
-from redline.tasks.tag.csv_lines import CsvLines
+from redline.tasks.tag.csv_lines import row_writer
 from redline.tasks.tag.tags import Line
 
 SUFFIXES = (".csv", ".parquet")
@@ -39,13 +39,16 @@ _MOST_INT = 2**63 - 1
 class _Columns:
     """The columns of a table, and the kinds of values in each.
 
-    tags: the column name of each field of a tag, which is never that of a column of the rows.
+    tags: the column name of each field of a tag, which is never that of a column of the rows. rows:
+    the number of rows of the table.
     """
 
     def __init__(self, results: Path) -> None:
         rows: dict[str, set[str]] = {}
         fields: dict[str, set[str]] = {}
+        self.rows = 0
         for line in read_results(results, Line):
+            self.rows += 1
             _note(rows, _row(line))
             _note(fields, _tag(line))
         self.tags: dict[str, str] = {}
@@ -81,14 +84,8 @@ def write_table(results: Path, path: Path) -> int:
     """
     columns = _Columns(results)
     write = _write_csv if path.suffix.lower() == ".csv" else _write_parquet
-    count = 0
-
-    def fill(fd: int) -> None:
-        nonlocal count
-        count = write(fd, read_results(results, Line), columns)
-
-    replace_file(path, fill)
-    return count
+    replace_file(path, lambda fd: write(fd, read_results(results, Line), columns))
+    return columns.rows
 
 
 def _row(line: Line) -> dict[str, Any]:
@@ -123,32 +120,26 @@ def _text(value: Any) -> str:
     return "" if value is None else as_text(value)
 
 
-def _write_csv(fd: int, lines: Iterator[Line], columns: _Columns) -> int:
-    count = 0
+def _write_csv(fd: int, lines: Iterator[Line], columns: _Columns) -> None:
     with open(fd, "w", encoding="utf-8", newline="", closefd=False) as file:
-        table = CsvLines(file)
-        table.row(columns.kinds)
+        write_row = row_writer(file)
+        write_row(columns.kinds)
         for line in lines:
             values = columns.of(line)
-            table.row([_text(values.get(name)) for name in columns.kinds])
-            count += 1
-    return count
+            write_row([_text(values.get(name)) for name in columns.kinds])
 
 
-def _write_parquet(fd: int, lines: Iterator[Line], columns: _Columns) -> int:
+def _write_parquet(fd: int, lines: Iterator[Line], columns: _Columns) -> None:
     arrow, parquet = _arrow(Path("a Parquet table"))
-    types = {name: _type(arrow, kinds) for name, kinds in columns.kinds.items()}
-    schema = arrow.schema(list(types.items()))
-    count = 0
+    types = {name: _type(kinds) for name, kinds in columns.kinds.items()}
+    schema = arrow.schema([(name, arrow.type_for_alias(kind)) for name, kind in types.items()])
     with os.fdopen(fd, "wb", closefd=False) as file, parquet.ParquetWriter(file, schema) as writer:
         while batch := [columns.of(line) for line in islice(lines, _BATCH_ROWS)]:
-            arrays = [
-                arrow.array([_cell(row.get(name), kind, arrow) for row in batch], kind)
-                for name, kind in types.items()
+            rows = [
+                {name: _cell(value, types[name]) for name, value in values.items()}
+                for values in batch
             ]
-            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
-            count += len(batch)
-    return count
+            writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
 
 
 def _arrow(path: Path) -> tuple[Any, Any]:
@@ -156,18 +147,17 @@ def _arrow(path: Path) -> tuple[Any, Any]:
     return extra("pyarrow", "parquet", purpose), extra("pyarrow.parquet", "parquet", purpose)
 
 
-def _type(arrow: Any, kinds: set[str]) -> Any:
-    if kinds == {"bool"}:
-        return arrow.bool_()
-    if kinds == {"int"}:
-        return arrow.int64()
-    return arrow.float64() if kinds and kinds <= {"int", "float"} else arrow.string()
+def _type(kinds: set[str]) -> str:
+    """Returns Arrow's name for the type of a column."""
+    if kinds in ({"bool"}, {"int"}):
+        return "bool" if "bool" in kinds else "int64"
+    return "float64" if kinds and kinds <= {"int", "float"} else "string"
 
 
-def _cell(value: Any, kind: Any, arrow: Any) -> Any:
+def _cell(value: Any, kind: str) -> Any:
     """Converts the value to the type of its column."""
     if value is None:
         return None
-    if kind == arrow.string():
-        return _text(value)
-    return float(value) if kind == arrow.float64() else value
+    if kind == "string":
+        return as_text(value)
+    return float(value) if kind == "float64" else value

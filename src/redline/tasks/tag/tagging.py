@@ -12,7 +12,6 @@ The prompt has the schema, and so has `response_format` if the endpoint accepts 
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -24,18 +23,18 @@ from redline.errors import Rejected
 from redline.job.settings import Ask
 from redline.process import counted
 from redline.tasks.answers import find_json
-from redline.tasks.evaluate import UsageSum
+from redline.tasks.evaluate import UsageSum, in_thread_if_long
 from redline.tasks.tag.schema import Schema
 from redline.tasks.tag.structured import Structured
 
-_ENDINGS = {
+_ENDINGS: dict[str | None, str] = {
+    "length": "the answer was cut at the token limit before its JSON was whole",
     "refusal": "the model refused to answer",
     "content_filter": "the answer was cut by a content filter",
 }
-_CUT = "the answer was cut at the token limit before its JSON was whole"
+# The same question would end the same way.
+_FINAL_ENDINGS = ("refusal", "content_filter")
 _LONGEST_QUOTE = 4_000
-# A longer answer is read in a thread: its JSON takes about a millisecond to find at this length.
-_LONG_ANSWER = 50_000
 
 
 class Tagging:
@@ -74,7 +73,7 @@ class Tagging:
             if not problem:
                 reply.output = value
                 break
-            if reasks == self._reasks or reason in _ENDINGS:
+            if reasks == self._reasks or reason in _FINAL_ENDINGS:
                 outcome.status = "rejected"
                 outcome.error = _no_answer(problem, reasks + 1, reason)
                 break
@@ -88,15 +87,9 @@ class Tagging:
         """Returns the tag in an answer and its problem, which is empty if the tag is valid."""
         if not isinstance(answer, str) or not answer.strip():
             value, problem = None, "the answer is empty"
-        elif len(answer) < _LONG_ANSWER:
-            value, problem = self._judged(answer)
         else:
-            value, problem = await asyncio.to_thread(self._judged, answer)
-        if problem and finish_reason == "length":
-            problem = _CUT
-        elif problem and finish_reason in _ENDINGS:
-            problem = _ENDINGS[finish_reason]
-        return value, problem
+            value, problem = await in_thread_if_long(answer, self._judged)
+        return value, problem and _ENDINGS.get(finish_reason, problem)
 
     def _judged(self, answer: str) -> tuple[Any, str]:
         found: Any = find_json(answer, self._schema.kind)
@@ -141,7 +134,7 @@ def _again(request: Request, answer: Any, problem: str) -> Request:
 
 
 def _no_answer(problem: str, tries: int, finish_reason: str | None) -> Rejected:
-    if finish_reason in _ENDINGS:
+    if finish_reason in _FINAL_ENDINGS:
         return Rejected(problem, hint="check the row; its failure has the answer")
     return Rejected(
         f"no valid answer in {counted(tries, 'try', 'tries')}; the last: {problem}",

@@ -59,17 +59,18 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
         lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
         lines.append(f"tagged {self.tagged:,}, failed {self.failed:,}, re-asks {self.reasks:,}")
         found = self.agreement
-        if found is not None:
-            lines += self._compared(found)
         figures: dict[str, object] = {
             "tagged": self.tagged,
             "failed": self.failed,
             "reasks": self.reasks,
         }
         if found is not None:
-            figures["without_gold"] = self.without_gold
-            figures["macro_f1"] = f"{found.macro_f1:.6f}"
-            figures["accuracy"] = f"{found.correct}/{found.total}"
+            lines += self._compared(found)
+            figures |= {
+                "without_gold": self.without_gold,
+                "macro_f1": f"{found.macro_f1:.6f}",
+                "accuracy": f"{found.correct}/{found.total}",
+            }
         return summary([*lines, *notes], figures)
 
     def _compared(self, found: Agreement) -> list[str]:
@@ -111,12 +112,16 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
             failed.pop(line.hash, None)
             if gold is None:
                 continue
-            pair = _pair(line, gold)
-            if pair is None:
+            row = line.input if isinstance(line.input, dict) else {}
+            tag = line.output if isinstance(line.output, dict) else {}
+            if row.get(gold.column) in (None, ""):
                 counts["without_gold"] += 1
-            else:
-                counts["strays"] += bool(known) and pair[0] not in known
-                yield pair
+                continue
+            # Values other than text are compared by their JSON, such as 3 or true; a field that the
+            # tag lacks is null.
+            label = as_text(row[gold.column])
+            counts["strays"] += bool(known) and label not in known
+            yield label, as_text(tag.get(gold.field))
 
     found = agreement(pairs(), known)
     manifest = manifests.load(output)
@@ -130,17 +135,3 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
         strays=counts["strays"],
         agreement=found if gold is not None else None,
     )
-
-
-def _pair(line: Line, gold: Gold) -> tuple[str, str] | None:
-    """Returns the gold label and the tag's label; None for a row without gold.
-
-    Values other than text are compared by their JSON, such as 3 or true; a field that the tag lacks
-    is null.
-    """
-    row = line.input if isinstance(line.input, dict) else {}
-    label = row.get(gold.column)
-    if label is None or label == "":
-        return None
-    tag = line.output if isinstance(line.output, dict) else {}
-    return as_text(label), as_text(tag.get(gold.field))
