@@ -107,6 +107,11 @@ class PoolMember(Figures):
         """Makes each call ask the backend whether it could take the call."""
         self.steady = 0
 
+    def comes(self) -> None:
+        """Counts a call that is about to reach its backend."""
+        self.coming += 1
+        self.began()
+
     def is_parked(self, now_s: float) -> bool:
         """Whether it takes no call until a known time."""
         return self.backend.load(now_s).parked_until_s > now_s

@@ -521,8 +521,7 @@ class Pool:
                 # It was cancelled in this turn of the loop.
                 continue
             self._spare -= 1
-            member.coming += 1
-            member.began()
+            member.comes()
             ticket.turn.set_result(member)
 
     def _ordered(self, ordering: LongestPrefix) -> list[Ticket]:
