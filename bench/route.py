@@ -194,11 +194,10 @@ def servers_of(scenario: Scenario, slots: int, *, bound: int, middle_s: float) -
     ]
 
 
-class TwoChoices:
+class TwoChoices(Strategy):
     """Of two endpoints drawn at random, the one with fewer calls of this pool."""
 
     looks_at = 2
-    needs = frozenset[str]()
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         return min(among, key=lambda one: one.in_flight)

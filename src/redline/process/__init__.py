@@ -26,5 +26,5 @@ from redline.process.output import (
     three_digits,
 )
 from redline.process.shared_table import MOST_PROCESSES, SharedTable
-from redline.process.signals import end_at_once, on_signals, run_until_told
+from redline.process.signals import end_at_once, end_at_second, on_signals, run_until_told
 from redline.process.threads import DaemonThreads, is_in_loop

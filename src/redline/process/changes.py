@@ -25,7 +25,7 @@ class Changes:
     async def wait_for(self, is_so: Callable[[], bool]) -> None:
         """Returns when `is_so` holds, immediately if it already does."""
         while not is_so():
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter = asyncio.Future[None]()
             entry = (is_so, waiter)
             self._waiting.append(entry)
             try:

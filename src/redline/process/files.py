@@ -48,6 +48,13 @@ class LockedFile:
             return False
         return True
 
+    def is_at(self, path: Path) -> bool:
+        """Whether it is the file at `path`, which may have been replaced. Raises OSError."""
+        try:
+            return os.path.samestat(os.fstat(self.fd), path.stat())
+        except FileNotFoundError:
+            return False
+
     def close(self) -> None:
         """Unlocks and closes the file. May be repeated; does nothing in a forked process."""
         fd, self.fd = self.fd, -1
@@ -102,10 +109,8 @@ def open_alone(path: Path, flags: int) -> LockedFile:
 
 def _hold(file: LockedFile, path: Path) -> None:
     try:
-        is_alone = file.try_lock()
         # Another process may have replaced the file since it was opened.
-        is_alone = is_alone and os.path.exists(path)
-        is_alone = is_alone and os.path.samestat(os.stat(path), os.fstat(file.fd))
+        is_alone = file.try_lock() and file.is_at(path)
     except OSError:
         # On a file system without locks, the lock in the output's folder has to do.
         return
@@ -186,8 +191,10 @@ def telling(path: Path) -> Iterator[None]:
 
 def unwritable(path: Path, error: OSError) -> JournalError:
     """Returns the error that `path` cannot be written, with a hint on what to do."""
-    hint = _HINTS.get(error.errno or 0, f"check that disk, {_AGAIN}")
-    return JournalError(f"cannot write {path}: {error.strerror}", hint=hint)
+    return JournalError(
+        f"cannot write {path}: {error.strerror}",
+        hint=_HINTS.get(error.errno or 0, f"check that disk, {_AGAIN}"),
+    )
 
 
 def _real(path: Path) -> Path:

@@ -49,27 +49,27 @@ def _not_imported(name: str, module: str, error: Exception, hint: str) -> Config
             f"there is no module {module}", where=name, hint=f"{looked}; {hint}" if hint else looked
         )
     reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
-    line = _own_line(error)
-    return ConfigError(f"{module} cannot be imported: {reason}", where=name, hint=line)
+    return ConfigError(f"{module} cannot be imported: {reason}", where=name, hint=_own_line(error))
 
 
 def _own_line(error: Exception) -> str:
     """Returns the last line of the user's own code in this folder that led to the error."""
     if isinstance(error, SyntaxError) and error.filename:
-        return f"see {_shown(error.filename)}:{error.lineno}: {(error.text or '').strip()}"[:200]
+        place = _inside(error.filename) or error.filename
+        return f"see {place}:{error.lineno}: {(error.text or '').strip()}"[:200]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame)]
     if not frames:
         return ""
     last = frames[-1]
-    return f"see {_shown(last.filename)}:{last.lineno}: {(last.line or '')[:_LONGEST_LINE]}"
+    return f"see {_inside(last.filename)}:{last.lineno}: {(last.line or '')[:_LONGEST_LINE]}"
 
 
 def _is_own(frame: traceback.FrameSummary) -> bool:
-    path = Path(frame.filename)
-    is_here = path.is_absolute() and path.is_relative_to(Path.cwd())
-    return is_here and not {"site-packages", "redline"} & {*path.relative_to(Path.cwd()).parts}
+    path = _inside(frame.filename)
+    return path is not None and not {"site-packages", "redline"} & {*path.parts}
 
 
-def _shown(filename: str) -> str:
-    path = Path(filename)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+def _inside(filename: str) -> Path | None:
+    """Returns the path of a file from this folder on; None if it is elsewhere."""
+    path, here = Path(filename), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else None

@@ -20,6 +20,7 @@ import mmap
 import os
 from enum import IntEnum
 from hashlib import blake2b
+from struct import unpack
 from typing import Self
 
 from redline.errors import ConfigError, RedlineError
@@ -96,8 +97,7 @@ class SharedTable:
         name, size in words and kind must be the same in all processes. Raises RedlineError if the
         memory is full.
         """
-        digest = blake2b(name.encode(), digest_size=16).digest()
-        key = (_word(digest[:8]), _word(digest[8:]))
+        key: tuple[int, int] = unpack("<2q", blake2b(name.encode(), digest_size=16).digest())
         if key in self._known:
             return self._known[key]
         with self:
@@ -148,10 +148,6 @@ class SharedTable:
         # From here on the region exists.
         words[_END] = start + size
         self._look()
-
-
-def _word(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
 
 
 def _memory() -> int:

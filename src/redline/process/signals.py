@@ -7,7 +7,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 def on_signals(told: Callable[[int], object]) -> None:
@@ -25,18 +27,27 @@ def end_at_once(number: int) -> None:
     os._exit(128 + number)
 
 
-def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-    """Runs `main` to its end; Ctrl-C or SIGTERM sets its event."""
+def end_at_second(stop: asyncio.Event) -> None:
+    """Makes Ctrl-C or SIGTERM set the event, and a second one end the process at once."""
 
-    async def told() -> None:
+    def close(_: int) -> None:
+        on_signals(end_at_once)
+        stop.set()
+
+    on_signals(close)
+
+
+def run_until_told(main: Callable[[asyncio.Event], Coroutine[Any, Any, T]]) -> T:
+    """Runs `main` and returns its result; Ctrl-C or SIGTERM sets its event."""
+
+    async def told() -> T:
         stop = asyncio.Event()
         on_signals(lambda _: stop.set())
-        await main(stop)
+        return await main(stop)
 
     if sys.platform == "win32":
-        asyncio.run(told())
-        return
+        return asyncio.run(told())
     import uvloop  # takes longer than most programs' other imports
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(told())
+        return runner.run(told())

@@ -44,8 +44,9 @@ class DaemonThreads(ThreadPoolExecutor):
                 raise RuntimeError("cannot schedule new futures after shutdown")
             self._queue.put((future, partial(fn, *args, **kwargs)))
             if not self._idle.acquire(blocking=False) and len(self._own) < self._most:
-                name = f"{self._name}_{len(self._own)}"
-                thread = threading.Thread(target=self._serve, name=name, daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, name=f"{self._name}_{len(self._own)}", daemon=True
+                )
                 self._own.append(thread)
                 thread.start()
         return future

@@ -12,5 +12,5 @@ from redline.route.endpoints import (
 from redline.route.health import Breaker
 from redline.route.member import PoolMember, Seat
 from redline.route.metrics_page import ServerFigures, read_metrics
-from redline.route.pool import Pool
+from redline.route.pool import MOVED, Pool
 from redline.route.traffic import Traffic

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import cycle
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import msgspec
 
@@ -53,6 +53,7 @@ class Figures:
 
     weight: its capacity in proportion to the others'. in_flight: calls on their way to it, of this
     pool. tokens: they are expected to use. tokens_per_s: it drains, 0 if unknown; see `drained`.
+    coming: those of the calls that are about to reach its backend.
     latency_s: mean of its answers of late, 0 if unknown. availability: share of its calls of late
     that did not fail. price: for a million tokens, in any one currency.
     queued: calls that its server says are waiting. foreign: calls that it has, running or waiting,
@@ -69,6 +70,7 @@ class Figures:
     name: str = ""
     weight: float = 1.0
     in_flight: int = 0
+    coming: int = 0
     tokens: float = 0.0
     tokens_per_s: float = 0.0
     latency_s: float = 0.0
@@ -144,10 +146,6 @@ class Figures:
         """Counts a call that failed because of the endpoint."""
         self.availability -= self.availability / MEMORY
 
-    def expect(self, tokens: float) -> None:
-        """Adds the expected tokens of a call that is sent, or at its end their negative number."""
-        self.tokens += tokens
-
     def drained(self, tokens: float, took_s: float) -> None:
         """Updates the token rate with an answer of this many tokens in took_s.
 
@@ -159,10 +157,6 @@ class Figures:
         self._busy_s = self._busy_s * keep + took_s
         if self._busy_s > 0:
             self.tokens_per_s = self.weight * self._drained_tokens / self._busy_s
-
-    def reported(self, now_s: float, *, queued: int, foreign: int, gpu: float | None) -> None:
-        """Takes over the figures that its server has reported."""
-        self.queued, self.foreign, self.gpu, self.seen_s = queued, foreign, gpu, now_s
 
 
 F = TypeVar("F", bound=Figures)
@@ -180,53 +174,45 @@ class Asked(msgspec.Struct, frozen=True):
     request: Request | None = None
 
 
-class Strategy(Protocol):
+class Strategy:
     """Chooses among endpoints that could all take the call.
 
     looks_at: number of endpoints to choose from, drawn at random; 0 for all. needs: which of the
     costlier facts it uses: "tokens", "blocks", "room".
     """
 
-    looks_at: int
-    needs: frozenset[str]
+    looks_at = 0
+    needs = frozenset[str]()
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        """The endpoint that gets the call. among: one or more.
+        """The endpoint that gets the call: of the lowest rank, unless it is overridden.
 
         If only some are considered, endpoints that turn out not to take the call are left out, and
-        the strategy is called again.
+        the strategy is called again. among: one or more.
         """
+        return min(among, key=lambda one: (self.rank(one, now_s), _load(one, now_s)))
+
+    def rank(self, one: Figures, now_s: float) -> float:
+        """The rank of an endpoint; among equal ones, the least loaded gets the call."""
+        return 0.0
 
 
-@runtime_checkable
-class Ordering(Protocol):
-    """A strategy that also chooses among calls that wait, for the endpoints that have room."""
-
-    def next_for(self, names: Collection[str], waiting: Sequence[Asked]) -> int:
-        """The index of the call that goes next to one of these endpoints.
-
-        waiting: one or more, in order.
-        """
-
-
-class PowerOfTwo:
+class PowerOfTwo(Strategy):
     """p2c. Two drawn endpoints spread calls evenly; a few more find one that is idle and fast."""
 
     looks_at = 8
-    needs = frozenset[str]()
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
         return soonest(among)
 
 
-class LeastTokens:
+class LeastTokens(Strategy):
     """least_tokens. Among endpoints with equal work, the least loaded.
 
     An endpoint of unknown speed is assumed to be as fast as the mean of the others, by weight. A
     speed that no answer has confirmed for a while counts more, as such a latency counts less.
     """
 
-    looks_at = 0
     needs = frozenset({"tokens"})
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
@@ -242,17 +228,16 @@ class LeastTokens:
         return min(among, key=lambda one: (work_s(one), _load(one, now_s)))
 
 
-class EarliestRoom:
-    """room. Among endpoints that are equally early, the least loaded."""
+class EarliestRoom(Strategy):
+    """room: where the call could start earliest."""
 
-    looks_at = 0
     needs = frozenset({"room"})
 
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        return min(among, key=lambda one: (one.room_s, _load(one, now_s)))
+    def rank(self, one: Figures, now_s: float) -> float:
+        return one.room_s
 
 
-class LongestPrefix:
+class LongestPrefix(Strategy):
     """prefix. Remembers which endpoints have seen each of the `most` latest prefixes.
 
     slack: an endpoint does not get a call for its prefix if its load would then exceed `slack`
@@ -261,7 +246,6 @@ class LongestPrefix:
     first whose prefix no endpoint has seen, which it takes from none; otherwise the first.
     """
 
-    looks_at = 0
     needs = frozenset({"blocks"})
 
     def __init__(self, *, most: int = 200_000, slack: float = 1.25) -> None:
@@ -272,13 +256,15 @@ class LongestPrefix:
         self._slack = slack
 
     def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        chosen = self._of_prefix(among, asked, now_s)
-        if chosen is None:
-            chosen = min(among, key=lambda one: _load(one, now_s))
+        chosen = self._of_prefix(among, asked, now_s) or super().choose(among, asked, now_s)
         self._remember(asked, chosen.name)
         return chosen
 
     def next_for(self, names: Collection[str], waiting: Sequence[Asked]) -> int:
+        """The index of the call that goes next to one of these endpoints.
+
+        waiting: one or more, in order.
+        """
         unseen = None
         for index, asked in enumerate(waiting):
             known = self._known(asked)
@@ -326,21 +312,15 @@ class LongestPrefix:
             seen.popitem(last=False)
 
 
-class Cheapest:
-    """cheapest. Among endpoints of equal price, the least loaded."""
+class Cheapest(Strategy):
+    """cheapest: the lowest price."""
 
-    looks_at = 0
-    needs = frozenset[str]()
-
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        return min(among, key=lambda one: (one.price, _load(one, now_s)))
+    def rank(self, one: Figures, now_s: float) -> float:
+        return one.price
 
 
-class RoundRobin:
+class RoundRobin(Strategy):
     """round_robin, smoothly: of weights 3 and 1, every fourth call goes to the second one."""
-
-    looks_at = 0
-    needs = frozenset[str]()
 
     def __init__(self) -> None:
         self._credit: dict[str, float] = {}
@@ -354,37 +334,28 @@ class RoundRobin:
         return chosen
 
 
-class WeightedScore:
+class WeightedScore(Strategy):
     """weighted_score: the fixed formula, whose result depends on the unit of the latency.
 
     An unknown GPU figure counts as 0. For comparison with other strategies.
     """
 
-    looks_at = 0
-    needs = frozenset[str]()
-
-    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
-        def score(one: Figures) -> float:
-            queue = one.queued if _is_fresh(one, now_s) else one.in_flight
-            return (
-                0.3 * (1 - (one.gpu or 0.0))
-                + 0.3 / (queue + 1)
-                + 0.2 / (one.latency_s + 0.1)
-                + 0.2 * one.availability
-            )
-
-        return min(among, key=lambda one: -score(one))
+    def rank(self, one: Figures, now_s: float) -> float:
+        queue = one.queued if _is_fresh(one, now_s) else one.in_flight
+        return -(
+            0.3 * (1 - (one.gpu or 0.0))
+            + 0.3 / (queue + 1)
+            + 0.2 / (one.latency_s + 0.1)
+            + 0.2 * one.availability
+        )
 
 
-class NormalizedScore:
+class NormalizedScore(Strategy):
     """normalized_score: each figure counts relative to the mean of the endpoints, 0 to 1.
 
     A GPU figure that is unknown or stale counts as the mean. Drawn in proportion to the scores, so
     that many who decide at once do not choose the same endpoint.
     """
-
-    looks_at = 0
-    needs = frozenset[str]()
 
     def __init__(self, draw: random.Random) -> None:
         self._draw = draw

@@ -42,11 +42,11 @@ class CallFacts:
         if estimator is None:
             return await backend.send(request, call, sink)
         sending, outcome = estimator.begin(request), None
-        figures.expect(asked.tokens)
+        figures.tokens += asked.tokens
         try:
             outcome = await backend.send(request, call, sink)
         finally:
-            figures.expect(-asked.tokens)
+            figures.tokens -= asked.tokens
             reply = None if outcome is None else outcome.reply
             took_s = 0.0 if outcome is None else outcome.latency_s
             estimator.end(sending, reply, took_s)

@@ -28,24 +28,25 @@ class EndpointPool(Pool):
         stated = [Endpoint(base_url=one) if isinstance(one, str) else one for one in endpoints]
         check_balance(balance)
         check_endpoints(stated)
-        intake = intake_of(stated) if stated else None
-        shared = Shared(intake=intake, outbox=Outbox(do_nothing))
-        seats = [seat_of(one, price=_highest(one), shared=shared) for one in stated]
-        super().__init__(seats, strategy_of(balance, random.Random()))
+        shared = Shared(intake=intake_of(stated) if stated else None, outbox=Outbox(do_nothing))
+        super().__init__(
+            [seat_of(one, shared=shared) for one in stated], strategy_of(balance, random.Random())
+        )
 
 
-def _highest(endpoint: Endpoint) -> float:
-    """The price of an input and an output token together, of the endpoint's dearest model."""
-    prices = [price.input + price.output for price in endpoint.tariff.values()]
-    return float(max(prices, default=0))
+def seat_of(endpoint: Endpoint, *, price: float | None = None, **parts: Any) -> Seat:
+    """The endpoint's place in a pool.
 
-
-def seat_of(endpoint: Endpoint, *, price: float = 0.0, **parts: Any) -> Seat:
-    """The endpoint's place in a pool. price: see Figures. parts: of its HttpBackend."""
+    price: see Figures; None for that of an input and an output token together, of the endpoint's
+    dearest model. parts: of its HttpBackend.
+    """
 
     def make(on_room: Callable[[], None]) -> HttpBackend:
         return HttpBackend(endpoint, on_room=on_room, **parts)
 
+    if price is None:
+        tariff = endpoint.tariff.values()
+        price = float(max((one.input + one.output for one in tariff), default=0))
     pages = None
     if endpoint.metrics or endpoint.probe:
         pages = Pages(endpoint, parts.get("clock", SYSTEM))

@@ -62,7 +62,8 @@ class Breaker:
     has a health page that is read. calls, failures: recent ones. epoch: changes when the endpoint
     is degraded, and when it warms up. Results of calls that began in an earlier epoch are ignored.
     again_s: no call begins before this time while it is degraded. failing_s: how long it had been
-    degraded when it failed last.
+    degraded when it failed last. is_ignored: calls begin in any state, since every endpoint of the
+    pool is degraded.
     """
 
     def __init__(self, usual: Callable[[Breaker], float], *, is_probed: bool = False) -> None:
@@ -71,6 +72,7 @@ class Breaker:
         self._is_held = is_probed  # until its health page is well
         self._bad_pages = 0  # in a row
         self.state = Health.STARTING if is_probed else Health.READY
+        self.is_ignored = False
         self.calls = 0.0
         self.failures = 0.0
         self.epoch = 0
@@ -94,9 +96,13 @@ class Breaker:
         """Whether it is ready, and nothing speaks against it."""
         return self.state is Health.READY and not self.evidence
 
+    def ignore(self, is_ignored: bool) -> None:
+        """Has calls begin in any state, or no longer."""
+        self.is_ignored = is_ignored
+
     def allows(self, now_s: float, coming: int = 0) -> bool:
         """Whether another call may begin, in addition to `coming` calls that are about to."""
-        if self.state is Health.READY:
+        if self.state is Health.READY or self.is_ignored:
             return True
         if self._is_held:
             return False
@@ -231,8 +237,7 @@ def usual_share(others: Iterable[Breaker]) -> float:
             calls += breaker.calls
             failures += breaker.failures
     # Two calls with the usual share are added: a single failure elsewhere does not prove an outage.
-    share = (failures + 2 * USUAL_SHARE) / (calls + 2)
-    return min(MOST_SHARE, max(USUAL_SHARE, share))
+    return min(MOST_SHARE, max(USUAL_SHARE, (failures + 2 * USUAL_SHARE) / (calls + 2)))
 
 
 def _bad_share(usual: float) -> float:

@@ -13,7 +13,8 @@ from redline.clock import Clock
 from redline.errors import CallError, ConfigError, NoEndpoint
 from redline.route.balance import Figures
 from redline.route.health import Breaker
-from redline.route.watch import Watch, Watchable
+from redline.route.pages import Pages
+from redline.route.watch import Watch
 from redline.waist import Health, Load, Member
 
 
@@ -29,7 +30,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     make: Callable[[Callable[[], None]], Member]
     weight: float = 1.0
     price: float = 0.0
-    pages: Watchable | None = None
+    pages: Pages | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -44,7 +45,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 class PoolMember(Figures):
     """One endpoint of a pool: its figures, and everything else that the pool knows about it.
 
-    coming: calls that are about to reach its backend. error: the error that took it out for good.
+    error: the error that took it out for good. is_empty: set when it is out and has no calls left.
     """
 
     def __init__(
@@ -55,12 +56,10 @@ class PoolMember(Figures):
     ) -> None:
         super().__init__(name=seat.name, weight=seat.weight, price=seat.price)
         self.pages = seat.pages
-        is_probed = seat.pages is not None and seat.pages.has_health
-        self.breaker = Breaker(usual, is_probed=is_probed)
-        self.coming = 0
+        self.breaker = Breaker(usual, is_probed=seat.pages is not None and seat.pages.has_health)
         self.is_leaving = False
         self.error: CallError | NoEndpoint | None = None
-        self._is_empty = asyncio.Event()
+        self.is_empty = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._watch: Watch | None = None
         self.backend = seat.make(lambda: on_room(self))
@@ -79,28 +78,21 @@ class PoolMember(Figures):
         state = (load or self.backend.load(now_s)).state
         return self.breaker.state if state is Health.READY else state
 
-    def is_open(self, now_s: float, is_broken: bool = False, beside: int = 0) -> bool:
-        """Whether it can take a call now, in addition to those already coming, unless it is out.
-
-        is_broken: even if its breaker is open.
-        """
+    def is_open(self, now_s: float, beside: int = 0) -> bool:
+        """Whether it can take a call now, in addition to those already coming, unless it is out."""
         breaker, coming = self.breaker, self.coming + beside
-        if breaker.state is not Health.READY and not (is_broken or breaker.allows(now_s, coming)):
+        if breaker.state is not Health.READY and not breaker.allows(now_s, coming):
             return False
         return self.backend.has_room(now_s, coming)
 
-    def room(self, now_s: float, most: int, is_broken: bool = False) -> int:
-        """The number of calls that it could take now, up to `most`. is_broken: see `is_open`."""
+    def room(self, now_s: float, most: int) -> int:
+        """The number of calls that it could take now, up to `most`."""
         free = self.steady - self.in_flight
         if free >= most:
             return most
         if most == 1:
-            return int(self.is_open(now_s, is_broken))
-
-        def is_full(calls: int) -> bool:
-            return not self.is_open(now_s, is_broken, beside=calls)
-
-        return bisect_left(range(most), True, key=is_full)
+            return int(self.is_open(now_s))
+        return bisect_left(range(most), True, key=lambda calls: not self.is_open(now_s, calls))
 
     def trust(self, now_s: float) -> None:
         """Asks its backend once for many calls whether it takes them, if nothing is wrong.
@@ -120,21 +112,14 @@ class PoolMember(Figures):
         self.coming += 1
         self.began()
 
-    def came(self) -> None:
-        """Counts a call that has reached the backend, or was cancelled on its way."""
-        self.coming -= 1
-
     def is_parked(self, now_s: float) -> bool:
         """Whether it takes no call until a known time."""
         return self.backend.load(now_s).parked_until_s > now_s
 
-    def closed_until_s(self, now_s: float, is_broken: bool = False) -> float:
-        """The time until which it takes no call in any case; not later than now if unknown.
-
-        is_broken: see `is_open`.
-        """
+    def closed_until_s(self, now_s: float) -> float:
+        """The time until which it takes no call in any case; not later than now if unknown."""
         parked_until_s, breaker = self.backend.load(now_s).parked_until_s, self.breaker
-        if is_broken or breaker.state is not Health.DEGRADED:
+        if breaker.is_ignored or breaker.state is not Health.DEGRADED:
             return parked_until_s
         return max(breaker.again_s, parked_until_s)
 
@@ -148,16 +133,10 @@ class PoolMember(Figures):
             self._timer.cancel()
             self._timer = None
 
-    def check_empty(self) -> None:
-        """Wakes the waiter for the end of its calls if all have ended."""
-        if not self.in_flight:
-            self._is_empty.set()
-
     def watch(self, on_health: Callable[[bool], None], clock: Clock) -> None:
         """Starts reading its server's pages."""
         if self.pages is not None:
             self._watch = Watch(self.pages, self, on_health, clock)
-            self._watch.start()
 
     async def aclose(self) -> None:
         """Closes its backend, and stops reading its server's pages."""
@@ -176,4 +155,4 @@ class PoolMember(Figures):
         self.is_leaving = True
         self.backend.withdraw()
         if self.in_flight:
-            await self._is_empty.wait()
+            await self.is_empty.wait()

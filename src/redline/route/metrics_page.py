@@ -14,7 +14,9 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -65,27 +67,10 @@ def _calls(text: bytes, name: bytes) -> int | None:
 
 def _values(text: bytes, name: bytes) -> Iterator[float]:
     """The values of the metric's lines, the first ones; NaN if a value is not a number."""
-    at, start = 0, b"\n" + name
-    for _ in range(MOST_LINES):
-        at = text.find(start, at)
-        if at < 0:
-            return
-        at += len(start)
-        end = text.find(b"\n", at)
-        line = text[at : end if end >= 0 else len(text)]
-        if line[:1] == b"{":
-            # A value contains no brace; a label may.
-            line = line[line.rfind(b"}") + 1 :]
-        elif line[:1] not in (b" ", b"\t"):
-            # Another metric whose name has the same beginning.
-            continue
-        yield _number(line)
-
-
-def _number(line: bytes) -> float:
-    """A value, which may be followed by a timestamp."""
-    words = line.split(maxsplit=2)
-    try:
-        return float(words[0])
-    except (ValueError, IndexError):
-        return math.nan
+    # A value contains no brace; a label may. A timestamp may follow the value.
+    line = rb"\n%b(?:\{(?:[^\n]*\})?|[ \t])([^\n]*)" % re.escape(name)
+    for found in islice(re.finditer(line, text), MOST_LINES):
+        try:
+            yield float(found[1].split(maxsplit=1)[0])
+        except (ValueError, IndexError):
+            yield math.nan

@@ -95,8 +95,11 @@ class _Page:
             if len(found) > MOST_BYTES:
                 raise BadReply(f"a page of more than {MOST_BYTES:,} bytes")
 
-        request = Request(method="GET", url=self.path, body=None, headers={"Accept": "text/plain"})
-        await self._backend.download(request, Call(), take)
+        await self._backend.download(
+            Request(method="GET", url=self.path, body=None, headers={"Accept": "text/plain"}),
+            Call(),
+            take,
+        )
         return bytes(found)
 
     async def aclose(self) -> None:

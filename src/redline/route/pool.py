@@ -48,7 +48,7 @@ from redline.events import SILENCE, EndpointDegraded, EndpointOut, EndpointRecov
 from redline.route.balance import (
     REVIEW_S,
     Asked,
-    Ordering,
+    LongestPrefix,
     PowerOfTwo,
     Strategy,
     draws,
@@ -59,12 +59,14 @@ from redline.route.call_facts import CallFacts
 from redline.route.health import BAD_PAGES, Breaker, usual_share
 from redline.route.member import PoolMember, Seat
 from redline.route.queue import LOOKED_AT, CallQueue, Ticket
-from redline.route.traffic import Traffic
+from redline.route.traffic import Traffic, wait_class
 from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
-_MOVED = "the endpoints have changed"
+MOVED = "the endpoints have changed"
 _READY = Health.READY
+# From the best on.
+_STATES = (_READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING, Health.GONE)
 
 
 class Pool:
@@ -91,13 +93,14 @@ class Pool:
         if not seats and not may_be_empty:
             raise ConfigError("a pool needs an endpoint")
         self._strategy = strategy
-        self._ordering = strategy if isinstance(strategy, Ordering) else None
+        self._ordering = strategy if isinstance(strategy, LongestPrefix) else None
         self._facts = CallFacts(strategy.needs) if strategy.needs else None
         self._asks_room = "room" in strategy.needs
         self._goes_by_soonest = isinstance(strategy, PowerOfTwo)
+        self.most = most
         self._most = math.inf if most is None else most
         self._spare = self._most
-        self._clock = clock
+        self._clock, self._now_s = clock, clock.now_s
         self._listener = listener
         self._random = random.Random(seed).random
         self._members: list[PoolMember] = []
@@ -114,7 +117,6 @@ class Pool:
         self._on_room: Callable[[], None] | None = None
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
-        self._all_degraded = False
         self.moves = 0
         for seat in seats:
             self.add(seat)
@@ -135,8 +137,7 @@ class Pool:
                 )
         member = PoolMember(seat, self._look, self._usual_share)
         self._members.append(member)
-        if member.pages is not None:
-            self._unwatched.append(member)
+        self._unwatched.append(member)
         self._review_at_once()
         self._weigh()
 
@@ -150,12 +151,7 @@ class Pool:
     @property
     def queued(self) -> int:
         """Calls that wait for an endpoint."""
-        return len(self._queue)
-
-    @property
-    def most(self) -> int | None:
-        """Calls at all endpoints together, at most; None for no such bound."""
-        return None if self._most == math.inf else int(self._most)
+        return len(self._queue.tickets)
 
     @property
     def is_full(self) -> bool:
@@ -183,10 +179,10 @@ class Pool:
             for name, member in [*members.items()]:
                 if name in avoid:
                     continue
-                left -= member.room(now_s, left + 1, self._all_degraded)
+                left -= member.room(now_s, left + 1)
                 if left < 0:
                     return True
-                if not member.is_open(now_s, self._all_degraded):
+                if not member.is_open(now_s):
                     self._close(member, now_s)
         # From now on the end of each call is observed, which the fast path does not do.
         self._is_awaited, self._usual = True, None
@@ -200,17 +196,22 @@ class Pool:
         total = 0.0
         for one in self._members:
             load = one.backend.load(now_s)
-            is_working = self._all_degraded or one.breaker.is_working
+            is_working = one.breaker.is_ignored or one.breaker.is_working
             if one.is_out or not is_working or load.parked_until_s > now_s:
                 total += one.in_flight
             else:
                 total += load.slots or math.inf
-        most = min(total, self._most)
+        return self._bounded(total)
+
+    def _bounded(self, slots: float) -> int:
+        """The most calls at once of endpoints with these slots; 0 for any number."""
+        most = min(slots, self._most)
         return 0 if most == math.inf else int(most)
 
     def waits_s(self) -> Iterator[float]:
         """How long each waiting call has waited for an endpoint."""
-        return self._queue.waits_s(self._clock.now_s())
+        now_s = self._now_s()
+        return (now_s - ticket.since_s for ticket in self._queue.tickets)
 
     def move(self) -> None:
         """Ends every call that waits, or would wait again, with Withdrawn.
@@ -219,7 +220,7 @@ class Pool:
         """
         self.moves += 1
         for ticket in self._queue.take_all():
-            _fail(ticket, Withdrawn(_MOVED))
+            _fail(ticket, Withdrawn(MOVED))
 
     async def remove(self, name: str) -> None:
         """Takes an endpoint out, and returns when the calls that it had have ended.
@@ -246,29 +247,27 @@ class Pool:
         if not loads:
             return Load(
                 state=Health.GONE,
-                waiting=len(self._queue),
-                queued=len(self._queue),
+                waiting=self.queued,
+                queued=self.queued,
                 room_s=math.inf,
                 binds="no endpoint is left",
             )
-        open_s = [one.room_s for one in loads]
-        nearest = loads[open_s.index(min(open_s))]
+        nearest = min(loads, key=lambda one: one.room_s)
         slots = [one.slots for one in loads]
-        is_full = self.is_full
-        is_waited = len(self._queue) > 0 or is_full
-        most = min(sum(slots) if all(slots) else math.inf, self._most)
+        states = (one.health(now_s, load_of.get(one)) for one in self._members)
+        least_s = math.ulp(0.0) if self.queued or self.is_full else 0.0
         return Load(
-            state=_best(one.health(now_s, load_of.get(one)) for one in self._members),
+            state=min(states, key=_STATES.index),
             in_flight=sum(one.in_flight for one in self._members),
-            waiting=len(self._queue) + sum(one.waiting for one in loads),
-            queued=len(self._queue) + sum(one.queued for one in loads),
-            slots=0 if most == math.inf else int(most),
+            waiting=self.queued + sum(one.waiting for one in loads),
+            queued=self.queued + sum(one.queued for one in loads),
+            slots=self._bounded(sum(slots) if all(slots) else math.inf),
             ahead_free=sum(one.ahead_free for one in loads),
-            room_s=max(nearest.room_s, math.ulp(0.0)) if is_waited else nearest.room_s,
+            room_s=max(nearest.room_s, least_s),
             parked_until_s=min(one.parked_until_s for one in loads),
             next_s=min(one.next_s for one in loads),
             tokens_out=sum(one.tokens_out for one in loads),
-            binds=f"{self._most} calls in flight" if is_full else nearest.binds,
+            binds=f"{self._most} calls in flight" if self.is_full else nearest.binds,
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
@@ -308,7 +307,7 @@ class Pool:
         if isinstance(outcome.error, NoEndpoint | Retryable):
             # It may have parked the endpoint, for which calls of the pool must not wait.
             self._distrust(member)
-            self._pass_by(member, self._clock.now_s())
+            self._pass_by(member, self._now_s())
         return outcome
 
     async def aclose(self) -> None:
@@ -337,17 +336,17 @@ class Pool:
             self._watch()
         while True:
             if moves != self.moves:
-                return failed(Withdrawn(_MOVED))
+                return failed(Withdrawn(MOVED))
             if self._queue.tickets or not self._spare:
                 member = None
-            elif member is None or not member.is_open(self._clock.now_s(), self._all_degraded):
+            elif member is None or not member.is_open(self._now_s()):
                 member = self._chosen(call, asked)
             if member is not None:
                 self._spare -= 1
                 member.began()
             else:
                 if ticket is None:
-                    ticket = self._queue.ticket(call, self._clock.now_s(), asked)
+                    ticket = Ticket(call, self._now_s(), asked)
                 try:
                     member = await self._turn(ticket)
                 except (TimedOut, NoEndpoint, Refused, Unpaid, Withdrawn) as error:
@@ -355,7 +354,7 @@ class Pool:
             breaker = member.breaker
             epoch = breaker.epoch
             if breaker.state is not _READY:
-                epoch = breaker.began(self._clock.now_s())
+                epoch = breaker.began(self._now_s())
             try:
                 if facts is None:
                     outcome = await member.backend.send(request, call, sink)
@@ -389,7 +388,7 @@ class Pool:
             return is_over
         self._spare += 1
         if epoch == breaker.epoch:
-            member.answered(outcome.latency_s, self._clock.now_s())
+            member.answered(outcome.latency_s, self._now_s())
         else:
             # The call began before the endpoint was degraded, and its result is ignored.
             member.ended()
@@ -411,17 +410,17 @@ class Pool:
             member.breaker.answered(len(fresh_s))
             self._traffic.answered += len(fresh_s)
             self._traffic.served_s += sum(fresh_s)
-            member.take_up(self._clock.now_s())
+            member.take_up(self._now_s())
 
     def _chosen(self, call: Call, asked: Asked) -> PoolMember | None:
         """The endpoint that takes the call now; None if none can."""
-        now_s, members = self._clock.now_s(), self._open
+        now_s, members = self._now_s(), self._open
         if now_s >= self._review_s:
             self._review(now_s)
         if not self._strategy.looks_at:
             # It considers all endpoints, so all are asked first.
             for one in list(members.values()):
-                if not one.is_open(now_s, self._all_degraded):
+                if not one.is_open(now_s):
                     self._close(one, now_s)
                 elif self._asks_room:
                     one.room_s = one.backend.load(now_s, asked.request).room_s
@@ -433,7 +432,7 @@ class Pool:
             else:
                 among = self._drawn()
             member = members[self._strategy.choose(among, asked, now_s).name]
-            if member.is_open(now_s, self._all_degraded):
+            if member.is_open(now_s):
                 return member
             self._close(member, now_s)
         return None
@@ -441,8 +440,7 @@ class Pool:
     def _drawn(self) -> list[PoolMember]:
         """Endpoints that could take a call, in random order: as many as the strategy considers."""
         if self._draws is None:
-            members = [*self._open.values()]
-            self._draws = draws(members, self._strategy.looks_at, self._random)
+            self._draws = draws([*self._open.values()], self._strategy.looks_at, self._random)
         is_observed = self._is_awaited or self._queue.tickets
         if self._goes_by_soonest and self._usual is None and not is_observed:
             self._usual = self._draws
@@ -487,11 +485,11 @@ class Pool:
             self._traffic.unanswered += 1
             if turn.done() and not turn.cancelled() and turn.exception() is None:
                 # Its turn came at the same moment.
-                turn.result().came()
+                turn.result().coming -= 1
                 self._unanswered(turn.result())
             raise
-        member.came()
-        self._traffic.waited(self._clock.now_s() - ticket.since_s)
+        member.coming -= 1
+        self._traffic.waits[wait_class(self._now_s() - ticket.since_s)] += 1
         return member
 
     def _dispatch(self) -> None:
@@ -508,10 +506,9 @@ class Pool:
     def _give_turns(self) -> None:
         """Assigns waiting calls, in order, to endpoints that can take them."""
         queue = self._queue
-        while queue and self._open and self._spare:
-            for ticket in (
-                queue.first() if self._ordering is None else self._ordered(self._ordering)
-            ):
+        while queue.tickets and self._open and self._spare:
+            tickets = queue.first() if self._ordering is None else self._ordered(self._ordering)
+            for ticket in tickets:
                 member = self._chosen(ticket.call, ticket.asked)
                 if member is not None:
                     break
@@ -527,16 +524,16 @@ class Pool:
             member.comes()
             ticket.turn.set_result(member)
 
-    def _ordered(self, ordering: Ordering) -> list[Ticket]:
+    def _ordered(self, ordering: LongestPrefix) -> list[Ticket]:
         """The first tickets, led by the one that suits the endpoints with room best."""
-        now_s = self._clock.now_s()
-        names = {one.name for one in self._open.values() if one.is_open(now_s, self._all_degraded)}
+        now_s = self._now_s()
+        names = {one.name for one in self._open.values() if one.is_open(now_s)}
         tickets = self._queue.first_alike()
         best = ordering.next_for(names, [ticket.asked for ticket in tickets])
         if not best or tickets[best].call.avoid >= names:
             return [*self._queue.first()]
         for ticket in tickets[:best]:
-            ticket.is_passed()
+            ticket.passed += 1
         return [tickets[best], *tickets[:best], *tickets[best + 1 :]]
 
     def _unanswered(self, member: PoolMember) -> None:
@@ -548,7 +545,8 @@ class Pool:
     def _look(self, member: PoolMember) -> None:
         """Checks whether the endpoint can take another call."""
         if member.is_out:
-            member.check_empty()
+            if not member.in_flight:
+                member.is_empty.set()
         elif member.name not in self._open:
             member.forget_timer()
             self._open[member.name] = member
@@ -566,7 +564,7 @@ class Pool:
         if 0 < member.steady <= member.in_flight:
             # The endpoint is full.
             return
-        until_s = member.closed_until_s(now_s, self._all_degraded)
+        until_s = member.closed_until_s(now_s)
         if now_s < until_s < math.inf:
             member.look_again(until_s - now_s, self._look)
 
@@ -574,16 +572,16 @@ class Pool:
         self, member: PoolMember, outcome: Outcome, request: Request, call: Call, epoch: int
     ) -> bool:
         """Records a failure; returns whether it is the outcome of the call."""
-        error, breaker, now_s = outcome.error, member.breaker, self._clock.now_s()
+        error, breaker, now_s = outcome.error, member.breaker, self._now_s()
         assert error is not None
-        if isinstance(error, Withdrawn):
+        says_nothing = isinstance(error, Withdrawn | OverLimit | Refused | Unpaid | RateLimited)
+        if says_nothing:
             breaker.cancelled(epoch)
+        if isinstance(error, Withdrawn):
             return False
         if isinstance(error, OverLimit):
-            breaker.cancelled(epoch)
             return not self._fits_elsewhere(request, call, now_s)
         if isinstance(error, Refused | Unpaid):
-            breaker.cancelled(epoch)
             call.refused += 1
             self._lose(member, error)
             return not self._is_elsewhere(member, call.barred, now_s)
@@ -594,12 +592,9 @@ class Pool:
             member.failed()
             if breaker.failed(epoch, now_s, is_down=is_down):
                 if not is_down:
-                    event = EndpointDegraded(now_s, member.name, error.what)
-                    self._listener.on_event(event)
+                    self._listener.on_event(EndpointDegraded(now_s, member.name, error.what))
                 self._degraded(member)
-        elif isinstance(error, RateLimited):
-            breaker.cancelled(epoch)
-        elif breaker.succeeded(epoch):
+        elif not says_nothing and breaker.succeeded(epoch):
             self._improved(member)
         if isinstance(error, NoEndpoint):
             if self._is_elsewhere(member, call.barred, now_s, but={Health.GONE}):
@@ -609,10 +604,13 @@ class Pool:
             self._refuse_waiting(member, error, now_s, but={Health.GONE})
             return True
         if is_down:
-            down = {Health.GONE, Health.DEGRADED}
-            return not self._is_elsewhere(member, call.barred, now_s, but=down)
+            return not self._is_elsewhere(
+                member, call.barred, now_s, but={Health.GONE, Health.DEGRADED}
+            )
         self._pass_by(member, now_s)
-        self._avoid(member, call, now_s)
+        # If another endpoint works, the call is retried as soon as that has room.
+        avoided = call.avoid | {member.name}
+        call.avoid = avoided if self._working(now_s) - avoided else call.barred
         return True
 
     def _pass_by(self, member: PoolMember, now_s: float) -> None:
@@ -624,7 +622,7 @@ class Pool:
     def _improved(self, member: PoolMember) -> None:
         """Gives calls to an endpoint that works again, and reports it once it is ready."""
         if member.breaker.state is Health.READY:
-            self._listener.on_event(EndpointRecovered(self._clock.now_s(), member.name))
+            self._listener.on_event(EndpointRecovered(self._now_s(), member.name))
         self._weigh()
 
     def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
@@ -652,19 +650,11 @@ class Pool:
 
         Those that it must never use, and those too small for it unless all that are not gone are.
         """
-        now_s, avoided = self._clock.now_s(), call.unfit | call.barred
+        now_s, avoided = self._now_s(), call.unfit | call.barred
         for one in self._members:
             if one.name not in avoided and one.health(now_s) is not Health.GONE:
                 return avoided
         return call.barred
-
-    def _avoid(self, member: PoolMember, call: Call, now_s: float) -> None:
-        """Makes the call avoid the endpoint from now on, if another one works.
-
-        The call is then retried as soon as the other endpoint has room, without further waits.
-        """
-        avoided = call.avoid | {member.name}
-        call.avoid = avoided if self._working(now_s) - avoided else call.barred
 
     def _working(self, now_s: float) -> set[str]:
         """The endpoints that work and are not parked."""
@@ -704,7 +694,7 @@ class Pool:
         member.lose(error)
         self._weigh()
         left = sum(not one.is_out for one in self._members)
-        now_s, of = self._clock.now_s(), len(self._members)
+        now_s, of = self._now_s(), len(self._members)
         self._listener.on_event(EndpointOut(now_s, member.name, error.what, left, of))
         self._refuse_waiting(member, error, now_s)
         self._tell_holder()
@@ -719,7 +709,7 @@ class Pool:
         """Fails the waiting calls for which no other endpoint is left; see `_is_elsewhere`."""
         is_over = {
             barred: not self._is_elsewhere(member, barred, now_s, but)
-            for barred in {call.barred for call in self._queue.calls()}
+            for barred in {ticket.call.barred for ticket in self._queue.tickets}
         }
         for ticket in self._queue.take_all(lambda call: is_over[call.barred]):
             _fail(ticket, copy.copy(error))
@@ -743,10 +733,15 @@ class Pool:
 
     def _probed(self, member: PoolMember, is_well: bool) -> None:
         """Takes up the result of a health page: degrades the endpoint, or gives it calls again."""
-        if member.breaker.probed(self._clock.now_s(), is_well=is_well):
+        if member.breaker.probed(self._now_s(), is_well=is_well):
             if member.breaker.state is Health.DEGRADED and not is_well:
-                what = f"its health page has failed {BAD_PAGES} times in a row"
-                self._listener.on_event(EndpointDegraded(self._clock.now_s(), member.name, what))
+                self._listener.on_event(
+                    EndpointDegraded(
+                        self._now_s(),
+                        member.name,
+                        f"its health page has failed {BAD_PAGES} times in a row",
+                    )
+                )
                 self._degraded(member)
             else:
                 self._weigh()
@@ -775,17 +770,19 @@ class Pool:
         If every endpoint is degraded, breakers are ignored.
         """
         left = [one for one in self._members if not one.is_out]
-        self._all_degraded = not any(one.breaker.is_working for one in left)
+        is_any_working = any(one.breaker.is_working for one in left)
+        for member in left:
+            member.breaker.ignore(not is_any_working)
         self._reconsider()
         for member in left:
             self._look(member)
 
     def _reconsider(self) -> None:
         """Lets no waiting call avoid all working endpoints, unless they are too small for it."""
-        avoiding = [call for call in self._queue.calls() if call.avoid]
+        avoiding = [ticket.call for ticket in self._queue.tickets if ticket.call.avoid]
         if not avoiding:
             return
-        working = self._working(self._clock.now_s())
+        working = self._working(self._now_s())
         for call in avoiding:
             if call.avoid >= working:
                 call.avoid = self._still_avoids(call) if call.unfit else call.barred
@@ -804,11 +801,3 @@ def _is_failure(error: CallError | NoEndpoint) -> bool:
     if isinstance(error, TimedOut):
         return error.phase in ("connect", "first_byte", "attempt")
     return isinstance(error, Disconnected | BadReply)
-
-
-def _best(states: Iterator[Health]) -> Health:
-    """The state of a pool: the best of its endpoints'."""
-    order = list(Health)
-    ranked = [Health.READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING]
-    found = set(states)
-    return next((state for state in ranked if state in found), order[-1])

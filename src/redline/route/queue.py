@@ -6,6 +6,9 @@ import asyncio
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from itertools import count, islice
+from operator import attrgetter
+
+import msgspec
 
 from redline.route.balance import Asked
 from redline.route.member import PoolMember
@@ -16,27 +19,22 @@ LOOKED_AT = 64
 # Later calls that may overtake a call because they suit the endpoints with room better.
 MOST_PASSED = 64
 
+_PLACE = attrgetter("place")
 
-class Ticket:
+
+class Ticket(msgspec.Struct, eq=False):
     """A call's place in the queue, to which it returns when an endpoint gives it back.
 
-    since_s: when the call began to wait. asked: its facts. passed: number of calls that have
-    overtaken it. turn: the future that it awaits until its turn.
+    since_s: when the call began to wait. asked: its facts. number: in the order of their arrival.
+    passed: number of calls that have overtaken it. turn: the future that it awaits until its turn.
     """
 
-    __slots__ = ("asked", "call", "number", "passed", "since_s", "turn")
-
-    def __init__(self, call: Call, number: int, since_s: float, asked: Asked) -> None:
-        self.call = call
-        self.number = number
-        self.since_s = since_s
-        self.asked = asked
-        self.passed = 0
-        self.turn: asyncio.Future[PoolMember] | None = None
-
-    def is_passed(self) -> None:
-        """Counts a later call that overtakes this one."""
-        self.passed += 1
+    call: Call
+    since_s: float
+    asked: Asked
+    number: int = msgspec.field(default_factory=count().__next__)
+    passed: int = 0
+    turn: asyncio.Future[PoolMember] | None = None
 
     @property
     def place(self) -> tuple[int, int]:
@@ -53,20 +51,12 @@ class CallQueue:
 
     def __init__(self) -> None:
         self.tickets: list[Ticket] = []
-        self._numbers = count()
-
-    def __len__(self) -> int:
-        return len(self.tickets)
-
-    def ticket(self, call: Call, now_s: float, asked: Asked) -> Ticket:
-        """The place of a call that arrives now; the call does not wait yet."""
-        return Ticket(call, next(self._numbers), now_s, asked)
 
     def add(self, ticket: Ticket) -> asyncio.Future[PoolMember]:
         """Puts the ticket into its place; returns the future for the endpoint that takes it."""
-        ticket.turn = asyncio.get_running_loop().create_future()
-        insort(self.tickets, ticket, key=_place)
-        return ticket.turn
+        ticket.turn = turn = asyncio.Future[PoolMember]()
+        insort(self.tickets, ticket, key=_PLACE)
+        return turn
 
     def first(self) -> Iterator[Ticket]:
         """The first tickets in their order, at most as many as are worth checking."""
@@ -85,17 +75,9 @@ class CallQueue:
 
     def take(self, ticket: Ticket) -> None:
         """Removes a ticket, if it is in the queue."""
-        index = bisect_left(self.tickets, ticket.place, key=_place)
+        index = bisect_left(self.tickets, ticket.place, key=_PLACE)
         if index < len(self.tickets) and self.tickets[index] is ticket:
             del self.tickets[index]
-
-    def calls(self) -> Iterator[Call]:
-        """The waiting calls, in order."""
-        return (ticket.call for ticket in self.tickets)
-
-    def waits_s(self, now_s: float) -> Iterator[float]:
-        """How long each call has waited, in order."""
-        return (now_s - ticket.since_s for ticket in self.tickets)
 
     def take_all(self, which: Callable[[Call], bool] = lambda _: True) -> list[Ticket]:
         """Removes and returns all tickets, in order. which: of the calls for which it is true."""
@@ -104,7 +86,3 @@ class CallQueue:
             (taken if which(ticket.call) else left).append(ticket)
         self.tickets = left
         return taken
-
-
-def _place(ticket: Ticket) -> tuple[int, int]:
-    return ticket.place

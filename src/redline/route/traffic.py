@@ -31,10 +31,6 @@ class Traffic(msgspec.Struct):
         """Calls that have ended, in whatever way."""
         return self.answered + self.unanswered
 
-    def waited(self, wait_s: float) -> None:
-        """Counts the wait of a call that now has an endpoint."""
-        self.waits[wait_class(wait_s)] += 1
-
     def take_waits(self) -> Counter[int]:
         """The waits since the last call of this method."""
         waits, self.waits = self.waits, Counter()

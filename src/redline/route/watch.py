@@ -4,53 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
 
 from redline.clock import Clock
 from redline.route.balance import Figures
-from redline.route.metrics_page import ServerFigures
+from redline.route.pages import Pages
 
 EVERY_S = 1.0
 # After a metrics page could not be read, the next attempt comes after twice as long each time.
 LONGEST_PAUSE_S = 60.0
 
 
-class Watchable(Protocol):
-    """The pages of a server, and which of them exist."""
-
-    has_metrics: bool
-    has_health: bool
-
-    async def figures(self) -> ServerFigures | None:
-        """The figures that the server reports; None if unavailable. Raises nothing."""
-
-    async def is_well(self) -> bool:
-        """Whether the server reports that it is healthy. Raises nothing."""
-
-    async def aclose(self) -> None:
-        """Closes the connections."""
-
-
 class Watch:
     """A loop for each of the pages, so that a slow page does not delay the other.
 
     figures: receives the server's figures. on_health: called with the result of the health page.
+    Made in the event loop in which it runs.
     """
 
     def __init__(
-        self, pages: Watchable, figures: Figures, on_health: Callable[[bool], None], clock: Clock
+        self, pages: Pages, figures: Figures, on_health: Callable[[bool], None], clock: Clock
     ) -> None:
         self._pages = pages
         self._figures = figures
         self._on_health = on_health
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self) -> None:
-        """Starts the loops in the running event loop."""
-        if self._pages.has_health:
+        if pages.has_health:
             self._tasks.append(asyncio.create_task(self._probe()))
-        if self._pages.has_metrics:
+        if pages.has_metrics:
             self._tasks.append(asyncio.create_task(self._scrape()))
 
     async def aclose(self) -> None:
@@ -78,10 +59,7 @@ class Watch:
                 # Calls of this pool already count: the larger of their numbers when the page was
                 # requested and when it arrived, so that none counts twice.
                 own = max(in_flight, figures.in_flight)
-                figures.reported(
-                    asked_s,
-                    queued=found.waiting,
-                    foreign=max(0, found.running + found.waiting - own),
-                    gpu=found.cache_used,
-                )
+                figures.seen_s = asked_s
+                figures.queued, figures.gpu = found.waiting, found.cache_used
+                figures.foreign = max(0, found.running + found.waiting - own)
             await asyncio.sleep(pause_s)

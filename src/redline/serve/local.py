@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from redline.engine import EngineSettings
-from redline.process import end_at_once, on_signals, run_until_told
+from redline.process import end_at_once, end_at_second, on_signals, run_until_told
 from redline.sources import extra
 from redline.timeline import ServerUse
 
@@ -150,16 +150,12 @@ def serve_engine(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        def close(_: int) -> None:
-            on_signals(end_at_once)
-            stop.set()
-
         # Loading may wait for a network, and there is no request yet to be answered. Ranks end by
         # themselves when this process has.
         on_signals(end_at_once)
         on_note(f"loading {settings.model}")
         async with serving(settings, host=host, port=port, is_named=True) as served:
-            on_signals(close)
+            end_at_second(stop)
             on_url(served.front.base_url)
             for note in served.engine.notes:
                 on_note(note)

@@ -13,7 +13,7 @@ import pytest
 
 from redline.calls import Call, Outcome, Request
 from redline.errors import BadReply, ConfigError, RateLimited, Rejected
-from redline.serve.functions import ServedFunction, function_backend
+from redline.serve.functions import FunctionSettings, ServedFunction, function_backend
 from redline.testing import virtual_run
 
 MODULE = """
@@ -72,14 +72,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 )
 def test_what_cannot_be_served_says_why(spec: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        function_backend(spec)
+        function_backend(FunctionSettings(spec=spec))
     assert re.search(said, str(caught.value)), str(caught.value)
 
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", ["embed", "classify", "model", "model.method"])
 def test_functions_objects_and_methods_are_served_under_their_name(name: str) -> None:
-    served = function_backend(f"served_mine:{name}")
+    served = function_backend(FunctionSettings(spec=f"served_mine:{name}"))
     assert served.name == name.rpartition(".")[2]
     assert served.paths[-1] == f"/v1/{served.name}"
 

@@ -122,8 +122,7 @@ def best_of(scored: Sequence[Scored], balance: str, figure: str) -> Compared:
     usual = [one for one in scored if one.strategy == STRATEGIES[0]]
     if usual and not compared(better, usual[0], figure).is_clear:
         (better,) = usual
-    worse = next(one for one in scored if one.strategy == balance)
-    return compared(better, worse, figure)
+    return compared(better, next(one for one in scored if one.strategy == balance), figure)
 
 
 def compared(better: Scored, worse: Scored, figure: str) -> Compared:

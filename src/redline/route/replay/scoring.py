@@ -14,14 +14,16 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.calls import Call, Retry
 from redline.errors import ConfigError
 from redline.route.balance import STRATEGIES, Strategy, strategy_of
-from redline.route.endpoints import check_balance
 from redline.route.member import Seat
 from redline.route.pool import Pool
 from redline.route.replay.results import (
@@ -79,14 +81,11 @@ def replay(
     """
     trace = read_trace(path, most)
     recorded, notes = _recorded(trace)
-    compared = [*filter(_is_offered, STRATEGIES)] if strategies is None else [*strategies]
+    compared = [*(STRATEGIES if strategies is None else strategies)]
     if recorded.balance not in compared:
         compared.append(recorded.balance)
     scored = [
-        Scored(
-            strategy=name,
-            runs=[_seeded(recorded, name, seed) for seed in seeds],
-        )
+        Scored(strategy=name, runs=[_seeded(recorded, name, seed) for seed in seeds])
         for name in compared
     ]
     figure = "makespan_s" if recorded.workers else "mean_s"
@@ -112,15 +111,6 @@ def replay(
         best=best_of(scored, recorded.balance, figure),
         notes=notes,
     )
-
-
-def _is_offered(strategy: str) -> bool:
-    """Whether a pool supplies everything that the strategy uses."""
-    try:
-        check_balance(strategy)
-    except ConfigError:
-        return False
-    return True
 
 
 def _recorded(trace: Trace) -> tuple[_Recorded, list[str]]:
@@ -172,11 +162,10 @@ def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
     for run in runs:
         if not run.calls:
             continue
-        begin_s = min(call.arrived_s for call in run.calls)
-        shift_s = offset_s - begin_s
+        shift_s = offset_s - min(call.arrived_s for call in run.calls)
         for call in sorted(run.calls, key=lambda call: call.arrived_s):
             tried = tuple(
-                msgspec.structs.replace(
+                replace(
                     one,
                     done_s=one.done_s + shift_s,
                     sent_s=None if one.sent_s is None else one.sent_s + shift_s,
@@ -184,7 +173,7 @@ def _in_a_row(runs: Sequence[RecordedRun]) -> list[CallEnded]:
                 for one in call.tried
             )
             found.append(
-                msgspec.structs.replace(
+                replace(
                     call,
                     arrived_s=call.arrived_s + shift_s,
                     done_s=call.done_s + shift_s,
@@ -215,20 +204,17 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
     """The attempts at one endpoint, without 429s: limits are not the server's speed."""
-    found = list[tuple[float, float, CallEnded, bool]]()
-    for call in calls:
-        for one in call.tried:
-            is_attempt = one.endpoint == name and one.sent_s is not None
-            if is_attempt and one.error != "rate_limited":
-                assert one.sent_s is not None
-                found.append((one.sent_s, one.done_s, call, not one.error))
-    found.sort(key=lambda one: one[0])
+    found = [
+        (one.sent_s, one, call)
+        for call in calls
+        for one in call.tried
+        if one.endpoint == name and one.sent_s is not None and one.error != "rate_limited"
+    ]
     cache, served = PromptCache(), list[Served]()
-    for sent_s, done_s, call, is_answer in found:
-        tokens = call.input_tokens or 0
+    for sent_s, one, call in sorted(found, key=itemgetter(0)):
+        tokens, output = call.input_tokens or 0, call.output_tokens or 0
         cached = tokens * cache.share(call.blocks)
-        output = call.output_tokens or 0
-        served.append(Served(sent_s, done_s, tokens - cached, cached, output, is_answer))
+        served.append(Served(sent_s, one.done_s, tokens - cached, cached, output, not one.error))
     return served
 
 
@@ -238,7 +224,12 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
     async def main() -> Seeded:
         clock = VirtualClock(asyncio.get_running_loop())
         seats = [
-            _seat(one, ReplayServer(one, recorded.services[one.name], clock))
+            Seat(
+                name=one.name,
+                make=partial(ReplayServer, one, recorded.services[one.name], clock),
+                weight=one.weight,
+                price=(one.input_price or 0.0) + (one.output_price or 0.0),
+            )
             for one in recorded.endpoints
         ]
         # Not the pool's own generator, or its draws would correlate with the choices.
@@ -249,11 +240,6 @@ def _seeded(recorded: _Recorded, strategy: str, seed: int) -> Seeded:
         return _summary(seed, ended, recorded.endpoints)
 
     return virtual_run(main(), limit_s=math.inf)
-
-
-def _seat(facts: EndpointFacts, server: ReplayServer) -> Seat:
-    price = (facts.input_price or 0.0) + (facts.output_price or 0.0)
-    return Seat(name=facts.name, make=server.seated, weight=facts.weight, price=price)
 
 
 async def _send_all(
@@ -268,11 +254,12 @@ async def _send_all(
     async def send(number: int, call: CallEnded) -> None:
         arrived_s = loop.time()
         replayed = Replayed(call, random.Random(seed * 1_000_003 + number))
-        request = request_of(replayed, has_text=has_text)
-        outcome = await backend.send(request, Call(priority=call.priority))
+        outcome = await backend.send(
+            request_of(replayed, has_text=has_text), Call(priority=call.priority)
+        )
         done_s = loop.time() - begun_s
         ended.append(
-            msgspec.structs.replace(
+            replace(
                 call,
                 arrived_s=arrived_s - begun_s,
                 done_s=done_s,

@@ -16,7 +16,7 @@ from redline.calls.tokens import PREFIX_CHARS
 from redline.clock import Clock
 from redline.errors import ServerFailed
 from redline.limits import Cost, Limits, open_limiter
-from redline.route.replay.service import Service
+from redline.route.replay.service import Service, quantile
 from redline.timeline import CallEnded, EndpointFacts
 from redline.waist import Attempt, Call, Load, Outcome, Reply, Request, Sink, failed
 
@@ -66,6 +66,7 @@ class ReplayServer:
         facts: EndpointFacts,
         service: Service,
         clock: Clock,
+        on_room: Callable[[], None] | None,
     ) -> None:
         limits = Limits(
             requests=facts.requests,
@@ -74,7 +75,7 @@ class ReplayServer:
             output_tokens=facts.output_tokens,
             profile=facts.profile,
         )
-        self.on_room: Callable[[], None] | None = None
+        self.on_room = on_room
         self.name = facts.name
         self._service = service
         self._slots = facts.slots
@@ -85,11 +86,6 @@ class ReplayServer:
         self._in_flight = 0
         self._waiting = 0
 
-    def seated(self, on_room: Callable[[], None]) -> ReplayServer:
-        """Returns itself, as the member of a pool."""
-        self.on_room = on_room
-        return self
-
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         has_slot = not self._slots or self._in_flight + coming < self._slots
         return has_slot and (self._limiter.is_unlimited or self._waiting + coming < self._ahead)
@@ -99,8 +95,9 @@ class ReplayServer:
         return 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        cost = Cost() if request is None else self._cut(replayed_of(request).cost)
-        room_s = self._limiter.room_s(cost, now_s)
+        room_s = self._limiter.room_s(
+            Cost() if request is None else self._cut(replayed_of(request).cost), now_s
+        )
         if not self.has_room(now_s):
             room_s = max(room_s, math.ulp(0.0))
         return Load(
@@ -122,8 +119,11 @@ class ReplayServer:
             self._in_flight -= 1
         done_s, cost = loop.time(), replayed.cost
         if error is None:
-            reply = Reply(input_tokens=cost.input_tokens, output_tokens=cost.output_tokens)
-            outcome = Outcome(status="succeeded", reply=reply, endpoint=self.name)
+            outcome = Outcome(
+                status="succeeded",
+                reply=Reply(input_tokens=cost.input_tokens, output_tokens=cost.output_tokens),
+                endpoint=self.name,
+            )
         else:
             outcome = failed(error, endpoint=self.name)
         outcome.latency_s = done_s - sent_s
@@ -158,7 +158,7 @@ class ReplayServer:
         service, cost, draws = self._service, replayed.cost, replayed.draws
         is_failure, draw = draws.random() < service.failures, draws.random()
         if is_failure:
-            await asyncio.sleep(service.failed_after_s(draw))
+            await asyncio.sleep(quantile(service.failed_s, draw))
             return ServerFailed("HTTP 500", status=500)
         cached = cost.input_tokens * self._cache.share(replayed.call.blocks)
         new = cost.input_tokens - cached

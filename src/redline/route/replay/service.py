@@ -23,11 +23,13 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
+from operator import mul
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 # Fewer calls than this say little of a server: it is taken to be as the others are together.
 LEAST_CALLS = 30
@@ -90,10 +92,6 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
         usual_s = self.base_s + self.input_s * new + self.cached_s * cached + self.output_s * output
         return max(_LEAST_S, usual_s * quantile(self.spread, draw))
 
-    def failed_after_s(self, draw: float) -> float:
-        """Seconds after which an attempt fails. draw: 0 to 1."""
-        return quantile(self.failed_s, draw)
-
     def __str__(self) -> str:
         """`210 ms + 10 ms per output token, 4 at once`."""
         weights = (self.input_s, "input"), (self.cached_s, "cached"), (self.output_s, "output")
@@ -115,7 +113,7 @@ def fitted(attempts: Sequence[Served]) -> Service | None:
     if len(answers) < LEAST_CALLS:
         return None
     best = _best(by_time)
-    return msgspec.structs.replace(
+    return replace(
         best,
         seen=most_at_once(by_time),
         calls=len(answers),
@@ -132,10 +130,10 @@ def guessed(attempts: Sequence[Served], usual: Service) -> Service:
     usual: that one; without an answer, all is taken from it.
     """
     if not any(one.is_answer for one in attempts):
-        return msgspec.structs.replace(usual, calls=0, is_own=False)
+        return replace(usual, calls=0, is_own=False)
     # Weights of tokens would be those of chance.
     by_time = sorted(one._replace(new=0.0, cached=0.0, output=0.0) for one in attempts)
-    return msgspec.structs.replace(
+    return replace(
         _best(by_time),
         seen=most_at_once(by_time),
         off=usual.off,
@@ -152,45 +150,40 @@ def mean_s(attempts: Sequence[Served]) -> float:
 
 def _best(by_time: Sequence[Served]) -> Service:
     """The form and setting that fit best. At least one attempt is an answer."""
-    simplest, *others = [_fit(shape, by_time) for shape in _shapes(by_time)]
+    simplest, *others = [_fit(*shape, by_time) for shape in _shapes(by_time)]
     best = min(others, key=lambda one: one.off, default=simplest)
     return simplest if best.off > simplest.off * (1 - _CLEARLY) else best
 
 
-class _Shape(NamedTuple):
-    """A form with its setting, and what that says of each attempt: that it waited, then worked.
+class _Part(NamedTuple):
+    """What a form says of an attempt: that it waited, then worked.
 
-    service: the form and its setting.
     stretch: seconds in which a second of work is done.
     """
 
-    service: Service
-    waits_s: list[float]
-    works_s: list[float]
-    stretches: list[float]
+    wait_s: float
+    work_s: float
+    stretch: float = 1.0
 
 
-def _shapes(by_time: Sequence[Served]) -> list[_Shape]:
-    """Every form, with the settings that are to be tried."""
+def _shapes(by_time: Sequence[Served]) -> Iterator[tuple[Service, list[_Part]]]:
+    """Every form with the settings that are to be tried, and what it says of the attempts."""
     latencies_s = [one.latency_s for one in by_time]
-    zeros, ones = [0.0] * len(by_time), [1.0] * len(by_time)
-    found = [_Shape(Service(), zeros, latencies_s, ones)]
-    most = most_at_once(by_time)
-    at_once = 1
+    yield Service(), [_Part(0.0, latency_s) for latency_s in latencies_s]
+    most, at_once = most_at_once(by_time), 1
     while at_once < most:
-        waits_s = _waits_s(by_time, at_once)
-        pairs = zip(latencies_s, waits_s, strict=True)
-        works_s = [max(_LEAST_S, latency_s - wait_s) for latency_s, wait_s in pairs]
-        service = Service(form="slots", at_once=at_once)
-        found.append(_Shape(service, waits_s, works_s, ones))
+        pairs = zip(latencies_s, _waits_s(by_time, at_once), strict=True)
+        yield (
+            Service(form="slots", at_once=at_once),
+            [_Part(wait_s, max(_LEAST_S, latency_s - wait_s)) for latency_s, wait_s in pairs],
+        )
         at_once = max(at_once + 1, math.floor(at_once * 1.15))
     for slowdown in _SLOWDOWNS if most > 1 else ():
-        works_s = _shared_s(by_time, slowdown)
-        pairs = zip(latencies_s, works_s, strict=True)
-        stretches = [latency_s / work_s for latency_s, work_s in pairs]
-        service = Service(form="shared", slowdown=slowdown)
-        found.append(_Shape(service, zeros, works_s, stretches))
-    return found
+        pairs = zip(latencies_s, _shared_s(by_time, slowdown), strict=True)
+        yield (
+            Service(form="shared", slowdown=slowdown),
+            [_Part(0.0, work_s, latency_s / work_s) for latency_s, work_s in pairs],
+        )
 
 
 def most_at_once(spans_s: Iterable[Sequence[float]]) -> int:
@@ -236,28 +229,19 @@ def _shared_s(by_time: Sequence[Served], slowdown: float) -> list[float]:
     return [max(_LEAST_S, work_s) for work_s in works_s]
 
 
-def _fit(shape: _Shape, by_time: Sequence[Served]) -> Service:
+def _fit(form: Service, parts: Sequence[_Part], by_time: Sequence[Served]) -> Service:
     """The weights of a form, and how well they predict. At least one attempt is an answer."""
-    numbers = [number for number, one in enumerate(by_time) if one.is_answer]
-    works_s = [shape.works_s[number] for number in numbers]
-    terms = [
-        (1.0, by_time[number].new, by_time[number].cached, by_time[number].output)
-        for number in numbers
-    ]
-    weights = _weights(terms, works_s)
-    usual_s = [max(_LEAST_S, _sum(weights, term)) for term in terms]
-    off = list[float]()
-    for number, work_s in zip(numbers, usual_s, strict=True):
-        predicted_s = shape.waits_s[number] + shape.stretches[number] * work_s
-        off.append(abs(math.log(predicted_s / by_time[number].latency_s)))
-    base_s, input_s, cached_s, output_s = weights
-    ratios = [work_s / each_s for work_s, each_s in zip(works_s, usual_s, strict=True)]
-    return msgspec.structs.replace(
-        shape.service,
-        base_s=base_s,
-        input_s=input_s,
-        cached_s=cached_s,
-        output_s=output_s,
+    answers = [(part, one) for part, one in zip(parts, by_time, strict=True) if one.is_answer]
+    terms = [(1.0, one.new, one.cached, one.output) for _, one in answers]
+    weights = _weights(terms, [part.work_s for part, _ in answers])
+    off, ratios = list[float](), list[float]()
+    for (part, one), term in zip(answers, terms, strict=True):
+        usual_s = max(_LEAST_S, _sum(weights, term))
+        off.append(abs(math.log((part.wait_s + part.stretch * usual_s) / one.latency_s)))
+        ratios.append(part.work_s / usual_s)
+    return replace(
+        form,
+        **dict(zip(("base_s", "input_s", "cached_s", "output_s"), weights, strict=True)),
         off=math.expm1(statistics.median(off)),
         spread=_quantiles(sorted(ratios)),
     )
@@ -269,45 +253,33 @@ def _weights(terms: Sequence[tuple[float, ...]], works_s: Sequence[float]) -> li
     found = [mean_s, 0.0, 0.0, 0.0]
     for _ in range(_ROUNDS):
         # Of relative errors; a work that is predicted to be next to none does not count for all.
-        scales = [1 / max(_sum(found, term), mean_s / 100) for term in terms]
-        sums = _sums(terms, works_s, scales)
-        found = _sparse(sums)
+        rows = list[list[float]]()
+        for term, work_s in zip(terms, works_s, strict=True):
+            scale = 1 / max(_sum(found, term), mean_s / 100)
+            rows.append([value * scale for value in (*term, work_s)])
+        columns = [*zip(*rows, strict=True)]
+        found = _sparse([[_sum(one, other) for other in columns] for one in columns])
     return found
 
 
-def _sums(
-    terms: Sequence[tuple[float, ...]], works_s: Sequence[float], scales: Sequence[float]
-) -> list[list[float]]:
-    """Sums of products of the terms, the work behind them, each over what was predicted."""
-    size = _TERMS + 1
-    sums = [[0.0] * size for _ in range(size)]
-    for term, work_s, scale in zip(terms, works_s, scales, strict=True):
-        row = [*(value * scale for value in term), work_s * scale]
-        for i, value in enumerate(row):
-            if value:
-                line = sums[i]
-                for j, other in enumerate(row):
-                    line[j] += value * other
-    return sums
-
-
 def _sparse(sums: Sequence[Sequence[float]]) -> list[float]:
-    """The weights by which the squares of the errors are fewest, but for a few per cent."""
-    last = _TERMS
-    best, least = [0.0] * last, math.inf
-    for count in range(1, last + 1):
-        for chosen in combinations(range(last), count):
+    """The weights by which the squares of the errors are fewest, but for a few per cent.
+
+    sums: of products of the terms, the work behind them, each over what was predicted.
+    """
+    *with_work, all_work = sums[_TERMS]
+    best, least = [0.0] * _TERMS, math.inf
+    for count in range(1, _TERMS + 1):
+        for chosen in combinations(range(_TERMS), count):
             weights = _solved(sums, chosen)
             if weights is None or min(weights) < 0:
                 continue
-            explained = sum(
-                weight * sums[i][last] for weight, i in zip(weights, chosen, strict=True)
-            )
-            error = max(0.0, sums[last][last] - explained)
+            found = [0.0] * _TERMS
+            for i, weight in zip(chosen, weights, strict=True):
+                found[i] = weight
+            error = max(0.0, all_work - _sum(found, with_work))
             if error < least * (1 - _CLEARLY / 2):
-                least, best = error, [0.0] * last
-                for weight, i in zip(weights, chosen, strict=True):
-                    best[i] = weight
+                best, least = found, error
     return best
 
 
@@ -330,7 +302,7 @@ def _solved(sums: Sequence[Sequence[float]], chosen: Sequence[int]) -> list[floa
 
 
 def _sum(weights: Sequence[float], term: Sequence[float]) -> float:
-    return sum(weight * value for weight, value in zip(weights, term, strict=True))
+    return float(sum(map(mul, weights, term)))
 
 
 def _quantiles(ordered: Sequence[float]) -> tuple[float, ...]:

@@ -139,7 +139,9 @@ class Autoscaler:
     def decide(self, sample: Sample) -> Decision:
         """What the sample, after those before it, asks for. at_s: later than the sample before."""
         if self._replicas < 0:
-            self._begin(sample)
+            self._replicas = sample.ready + sample.warming
+            self._busy_s = sample.at_s
+            self._warm_up.started(sample.warming, sample.at_s)
         if sample.at_s - self._last_s < LEAST_STEP_S:
             return Decision(self._replicas)
         wanted, reason = self._wanted(sample, self._observe(sample))
@@ -152,11 +154,6 @@ class Autoscaler:
             return Decision(wanted)
         self._change(wanted, reason, sample)
         return Decision(wanted, reason)
-
-    def _begin(self, sample: Sample) -> None:
-        self._replicas = sample.ready + sample.warming
-        self._busy_s = sample.at_s
-        self._warm_up.started(sample.warming, sample.at_s)
 
     def _observe(self, sample: Sample) -> float:
         """The steady demand, after this sample."""
@@ -303,13 +300,13 @@ class Capacity:
         self.tokens = 0.0
         self._slo_s = settings.queue_wait_slo_s
         self._ready = 0
-        self._last_s: float | None = None
+        self._last_s = math.inf
 
     def observe(self, sample: Sample) -> None:
         if sample.slots and not self._stated:
             self.calls = self._stated = sample.slots
         ready, self._ready = self._ready, sample.ready
-        step_s = 0.0 if self._last_s is None else sample.at_s - self._last_s
+        step_s = max(0.0, sample.at_s - self._last_s)
         self._last_s = sample.at_s
         if not sample.ready or sample.ready > ready:
             # A replica that has just come has no calls yet.

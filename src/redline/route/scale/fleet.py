@@ -84,7 +84,7 @@ class Fleet:
         self._pool = pool
         self._launcher = launcher
         self._settings = settings
-        self._clock = clock
+        self._now_s = clock.now_s
         self._autoscaler = Autoscaler(settings)
         self._names = (f"{name}-{number}" for number in count(1))
         self._starting: dict[str, asyncio.Task[None]] = {}
@@ -127,7 +127,7 @@ class Fleet:
 
     def sample(self) -> Sample:
         """The present state of the fleet. To be called once for each decision."""
-        pool, now_s, members = self._pool, self._clock.now_s(), self.ready
+        pool, now_s, members = self._pool, self._now_s(), self.ready
         loads = [member.backend.load(now_s) for member in pool.members]
         slots = [member.backend.load(now_s).slots for member in members]
         # Calls that have a replica may still wait there.
@@ -155,7 +155,7 @@ class Fleet:
         )
 
     def _replace_lost(self, tasks: asyncio.TaskGroup) -> None:
-        now_s = self._clock.now_s()
+        now_s = self._now_s()
         for member in self.ready:
             if member.breaker.failing_s >= HUNG_S:
                 why: object = f"its calls have failed for {HUNG_S:g} s"
@@ -168,7 +168,7 @@ class Fleet:
 
     def _grow(self, replicas: int, tasks: asyncio.TaskGroup) -> None:
         """Starts missing replicas. Those that are ending their calls count against the maximum."""
-        if self._clock.now_s() < self.again_s:
+        if self._now_s() < self.again_s:
             return
         have = len(self.ready) + len(self._starting)
         room = self._settings.max_replicas - have - len(self._stopping)
@@ -201,7 +201,7 @@ class Fleet:
         except (RedlineError, OSError) as error:
             self._fail(f"{name} could not be started: {error}")
             self.failed_starts += 1
-            self.again_s = self._clock.now_s() + self._pause_s
+            self.again_s = self._now_s() + self._pause_s
             self._pause_s = min(LONGEST_PAUSE_S, 2 * self._pause_s)
             await self._end(name)
         else:
@@ -226,7 +226,7 @@ class Fleet:
             self._fail(f"{name} could not be stopped: {error}")
 
     def _fail(self, what: str) -> None:
-        self.failures.append(Failure(self._clock.now_s(), what))
+        self.failures.append(Failure(self._now_s(), what))
 
 
 class _Waits:

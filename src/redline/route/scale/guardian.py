@@ -131,7 +131,7 @@ class Guardian:
         found = False
         for pid, begun in descendants(os.getpid()):
             # The number may have been given to another process meanwhile.
-            if number and _began(pid) == begun:
+            if number and _stat(pid)[19:20] == [begun]:
                 _is_sent(os.kill, pid, number)
             found = True
         return found
@@ -158,11 +158,6 @@ def _stat(pid: int) -> list[bytes]:
             return file.read().rpartition(b")")[2].split()
     except OSError:
         return []
-
-
-def _began(pid: int) -> bytes:
-    stat = _stat(pid)
-    return stat[19] if stat else b""
 
 
 def _is_sent(send: Callable[[int, int], None], pid: int, number: int) -> bool:

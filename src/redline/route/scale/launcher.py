@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.apis import chat, completions, embeddings, responses
 from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Outcome, Request, Shared
@@ -32,9 +33,8 @@ from redline.calls.http import Mask
 from redline.clock import SYSTEM
 from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, nearest
 from redline.process import printable
-from redline.route.endpoints import intake_of
+from redline.route.endpoints import intake_of, seat_of
 from redline.route.member import Seat
-from redline.route.pages import Pages
 from redline.route.scale.guardian import guarded
 from redline.route.scale.ports import HOST, free_port, is_listening
 
@@ -95,8 +95,9 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.start_s <= 86_400:
             raise ConfigError(f"start_s must be above 0 and at most 86,400, not {self.start_s:g}")
         if not self.cwd.is_dir():
-            what = f"cwd is not a folder: {self.cwd}"
-            raise ConfigError(what, hint="it is where the command runs")
+            raise ConfigError(
+                f"cwd is not a folder: {self.cwd}", hint="it is where the command runs"
+            )
         # Imported here: it brings modules for archives.
         import shutil
 
@@ -131,7 +132,7 @@ class LocalLauncher:
         slot = next(n for n in range(len(taken) + 1) if n not in {one.slot for one in taken})
         log = self._log(name)
         process = self._running[name] = _Process(replica, log, port, slot)
-        endpoint = msgspec.structs.replace(
+        endpoint = replace(
             replica.endpoint,
             base_url=f"http://{HOST}:{port}/v1",
             name=name,
@@ -144,8 +145,7 @@ class LocalLauncher:
         except BaseException:
             await backend.aclose()
             raise
-        pages = Pages(endpoint, SYSTEM) if endpoint.metrics or endpoint.probe else None
-        return Seat(name=name, make=backend.join, weight=endpoint.weight, pages=pages)
+        return replace(seat_of(endpoint), make=backend.join)
 
     async def stop(self, name: str) -> None:
         """Ends it, and all that it has started. Raises RedlineError."""
@@ -171,19 +171,16 @@ class LocalLauncher:
 
     async def _until_ready(self, process: _Process, backend: ReplicaBackend) -> None:
         replica, until_s = self._replica, SYSTEM.now_s() + self._replica.start_s
-        body = {"model": replica.model, **TRIALS[replica.trial]}
-        request = Request(body=body, url=replica.trial)
+        request = Request(body={"model": replica.model, **TRIALS[replica.trial]}, url=replica.trial)
         pause_s, last = _FIRST_PAUSE_S, "it did not listen on its port"
         while SYSTEM.now_s() < until_s:
-            call = Call(deadline_s=until_s)
-            outcome = await process.unless_ended(backend.send(request, call))
+            outcome = await process.unless_ended(backend.send(request, Call(deadline_s=until_s)))
             if outcome is None:
                 raise self._failure(process, f"its command {process.end_text()}")
             error = outcome.error
             if error is None:
                 if await asyncio.to_thread(is_listening, process.pid, process.port) is False:
-                    text = f"another process took its port, {process.port}"
-                    raise self._failure(process, text)
+                    raise self._failure(process, f"another process took its port, {process.port}")
                 return
             last = self._reason(outcome, last)
             if isinstance(error, Final):
@@ -207,8 +204,11 @@ class LocalLauncher:
         ]
         quoted = "".join(f"\n    {line}" for line in lines[-_QUOTED_LINES:] if line.strip())
         command = self._mask.text(shlex.join(process.command))
-        hint = f"its last lines were:{quoted}" if quoted else f"it wrote nothing: {command}"
-        return RedlineError(what, where=str(process.log), hint=hint)
+        return RedlineError(
+            what,
+            where=str(process.log),
+            hint=f"its last lines were:{quoted}" if quoted else f"it wrote nothing: {command}",
+        )
 
 
 class _Process:
@@ -237,7 +237,7 @@ class _Process:
             )
         finally:
             os.close(output)
-        self._ended = asyncio.get_running_loop().create_future()
+        self._ended = asyncio.Future[Any]()
         # Neither the event loop nor the interpreter waits for it when it ends.
         threading.Thread(target=self._watch, name=f"replica {port}", daemon=True).start()
 
@@ -314,8 +314,7 @@ class ReplicaBackend(HttpBackend):
         load = super().load(now_s, request)
         if self._process.is_running:
             return load
-        binds = f"its command {self._process.end_text()}"
-        return msgspec.structs.replace(load, state=Health.GONE, binds=binds)
+        return replace(load, state=Health.GONE, binds=f"its command {self._process.end_text()}")
 
 
 def _secrets(replica: LocalReplica) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Decides which calls start now, which wait, and which are refused."""
 
-from redline.serve.admission.admission import Room
 from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.gate import Gate, Place
 from redline.serve.admission.gated import Gated

@@ -18,16 +18,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from redline.errors import ConfigError, nearest
 from redline.limits.shared import Flights
+from redline.route import Pool
 from redline.serve.admission.drain import Drain
 from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.fair_queue import FairQueue, Fits, Step, Waiter
 from redline.serve.admission.settings import ClassSettings, in_order
 from redline.serve.admission.state import ClassLoad
-from redline.waist import Load, Request
 
 # The usage of a class is averaged over about this many seconds: the time of many calls.
 MEAN_S = 30.0
@@ -39,18 +38,6 @@ REVIEW_S = 0.25
 _USUAL_WAIT_S = 1.0
 # Sets of endpoints, without calls that wait for them, of which a class remembers the rate.
 _MOST_IDLE = 64
-
-
-class Room(Protocol):
-    """The part of `route.Pool` that admission uses."""
-
-    def has_room(self, now_s: float, coming: int = 0, avoid: frozenset[str] = ...) -> bool: ...
-
-    def slots(self, now_s: float) -> int: ...
-
-    def load(self, now_s: float, request: Request | None = None) -> Load: ...
-
-    def held_by(self, on_room: Callable[[], None]) -> None: ...
 
 
 class Line:
@@ -171,7 +158,7 @@ class Admission:
 
     def __init__(
         self,
-        room: Room,
+        room: Pool,
         classes: Sequence[ClassSettings],
         now_s: float,
         flights: Callable[[str], Flights] | None,
@@ -197,8 +184,9 @@ class Admission:
         try:
             return self._by_name[klass]
         except KeyError:
-            hint = nearest(klass, self._by_name)
-            raise ConfigError(f"there is no class {klass}", hint=hint) from None
+            raise ConfigError(
+                f"there is no class {klass}", hint=nearest(klass, self._by_name)
+            ) from None
 
     @property
     def lowest(self) -> int:
@@ -301,7 +289,7 @@ class Admission:
         self.waiting -= 1
 
     def move(self, now_s: float) -> None:
-        """Removes all waiting calls; their tasks raise Moved."""
+        """Removes all waiting calls; their tasks raise Withdrawn."""
         for line in self._lines:
             for waiter in line.queue.waiters():
                 self.remove(line, waiter, Step.MOVED, now_s)
@@ -382,6 +370,8 @@ class Admission:
         wait_s = self._wait_s(line, waiter, now_s)
         raise QueueFull(
             f"{waiting} calls of {reason} {name} are waiting, the most allowed",
+            hint="send fewer calls at once",
+            status=429,
             retry_after_s=self._again_s(line, waiter, wait_s, now_s),
         )
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Set
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
+import msgspec
+
 from redline.errors import ConfigError
 
 # Tenants without waiting calls that are remembered for their usage or their calls in flight.
@@ -38,19 +40,16 @@ class Step(Enum):
     MOVED = "moved"
 
 
-class Waiter:
+class Waiter(msgspec.Struct, eq=False):
     """A waiting call. avoid: endpoints that it may not use. turn: what its task awaits."""
 
-    __slots__ = ("avoid", "flow", "number", "since_s", "step", "tokens", "turn")
-
-    def __init__(self, flow: Flow, tokens: float, avoid: frozenset[str], since_s: float) -> None:
-        self.flow = flow
-        self.tokens = tokens
-        self.avoid = avoid
-        self.since_s = since_s
-        self.number = 0
-        self.step = Step.WAITING
-        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    flow: Flow
+    tokens: float
+    avoid: frozenset[str]
+    since_s: float
+    number: int = 0
+    step: Step = Step.WAITING
+    turn: asyncio.Future[None] = msgspec.field(default_factory=asyncio.Future)
 
     def turns(self, step: Step) -> None:
         """Ends the wait with this state and wakes the call's task."""
@@ -59,7 +58,7 @@ class Waiter:
             self.turn.set_result(None)
 
 
-class Flow:
+class Flow(msgspec.Struct, eq=False):
     """A tenant in the queue.
 
     used: tokens of its ended calls, divided by its weight. pending: estimated tokens of its calls
@@ -67,23 +66,16 @@ class Flow:
     sorted the tenant. tokens: of its waiting calls, by the endpoints that they may not use.
     """
 
-    __slots__ = (
-        *("_lines", "charged", "pending", "place", "tenant", "tokens", "used", "waiting"),
-        "weight",
-    )
-
-    def __init__(self, tenant: str) -> None:
-        self.tenant = tenant
-        self.weight = 1.0
-        self.used = 0.0
-        self.pending = 0.0
-        self.place = 0.0
-        self.charged = 0
-        self.waiting = 0
-        self.tokens: dict[frozenset[str], float] = {}
-        # Keyed by the endpoints that calls may not use: a full endpoint does not hold back other
-        # calls.
-        self._lines: dict[frozenset[str], OrderedDict[Waiter, None]] = {}
+    tenant: str
+    weight: float = 1.0
+    used: float = 0.0
+    pending: float = 0.0
+    place: float = 0.0
+    charged: int = 0
+    waiting: int = 0
+    tokens: dict[frozenset[str], float] = {}
+    # Keyed by the endpoints that calls may not use: a full endpoint does not hold back other calls.
+    _lines: dict[frozenset[str], OrderedDict[Waiter, None]] = {}
 
     @property
     def time(self) -> float:
@@ -135,29 +127,22 @@ class Flow:
         return found
 
 
-class _Alike:
+class _Alike(msgspec.Struct, eq=False):
     """The waiting calls that may use the same endpoints.
 
     waiting: their number. tokens: their sum. weights: the sum for tenants with such calls.
     """
 
-    __slots__ = ("tokens", "waiting", "weights")
-
-    def __init__(self) -> None:
-        self.waiting = 0
-        self.tokens = 0.0
-        self.weights = 0.0
+    waiting: int = 0
+    tokens: float = 0.0
+    weights: float = 0.0
 
 
 class FairQueue:
-    """Waiting calls, served fairly between tenants.
-
-    waiting: the number of waiting calls. weights: the sum for tenants with waiting calls.
-    """
+    """Waiting calls, served fairly between tenants. waiting: their number."""
 
     def __init__(self) -> None:
         self.waiting = 0
-        self.weights = 0.0
         self._flows: dict[str, Flow] = {}
         self._busy = 0  # tenants with waiting calls
         # Waiting tenants by virtual time. An entry whose time differs from `Flow.place` is
@@ -182,8 +167,6 @@ class FairQueue:
                 self._forget()
             flow = self._flows[tenant] = Flow(tenant)
         if weight != flow.weight:
-            if flow.waiting:
-                self.weights += weight - flow.weight
             for avoid in flow.tokens:
                 self._alike[avoid].weights += weight - flow.weight
             flow.weight = weight
@@ -206,12 +189,11 @@ class FairQueue:
 
     def weights_for(self, endpoint: str) -> float:
         """The sum of weights of tenants with a waiting call that may use this endpoint."""
-        usable = [endpoint not in avoid for avoid in self._alike]
-        if not any(usable):
-            return 0.0
-        if all(usable):
-            return self.weights
-        return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
+        usable = [alike for avoid, alike in self._alike.items() if endpoint not in avoid]
+        if len(usable) > 1:
+            # A tenant may have several of them.
+            return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
+        return usable[0].weights if usable else 0.0
 
     def add(self, waiter: Waiter) -> None:
         """Queues the call behind its tenant's other calls."""
@@ -228,7 +210,6 @@ class FairQueue:
         flow.add(waiter)
         if is_first:
             self._busy += 1
-            self.weights += flow.weight
             flow.used = max(flow.used, self._floor)
             self._put(flow)
 
@@ -269,7 +250,6 @@ class FairQueue:
             del self._alike[waiter.avoid]
         if not flow.waiting:
             self._busy -= 1
-            self.weights -= flow.weight
         if not self.waiting:
             self._clear()
 
@@ -318,7 +298,7 @@ class FairQueue:
         self._flows.clear()
         self._order.clear()
         self._alike.clear()
-        self.weights = self._floor = self._time = 0.0
+        self._floor = self._time = 0.0
 
     def _forget(self) -> None:
         """Forgets tenants without waiting calls.

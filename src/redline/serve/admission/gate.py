@@ -6,10 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from redline.clock import SYSTEM, Clock
+from redline.errors import Withdrawn
 from redline.limits.shared import Demand, Flights
-from redline.serve.admission.admission import REVIEW_S, Admission, Line, Room
-from redline.serve.admission.errors import Moved
+from redline.route import MOVED, Pool
+from redline.serve.admission.admission import REVIEW_S, Admission, Line
 from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import ClassLoad
@@ -19,19 +22,15 @@ _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
 
-class Place:
+class Place(msgspec.Struct, eq=False):
     """A started call's place among the calls in flight. Left once: by `with` or by `leave`."""
 
-    __slots__ = ("_flow", "_gate", "_is_left", "_line", "_tokens", "_used")
-
-    def __init__(
-        self, gate: Gate, line: Line, flow: Flow | None = None, tokens: float = 0.0
-    ) -> None:
-        self._gate = gate
-        self._line = line
-        self._flow = flow
-        self._tokens = self._used = tokens
-        self._is_left = False
+    _gate: Gate
+    _line: Line
+    _flow: Flow | None = None
+    _tokens: float = 0.0
+    _used: float = 0.0
+    _is_left: bool = False
 
     def settle(self, tokens: float) -> None:
         """Replaces the call's estimate by the tokens that it used. No effect after its end."""
@@ -64,7 +63,7 @@ class Gate:
 
     def __init__(
         self,
-        room: Room,
+        room: Pool,
         classes: Sequence[ClassSettings] = CLASSES,
         *,
         flights: Callable[[str], Flights] | None = None,
@@ -73,7 +72,7 @@ class Gate:
     ) -> None:
         self._admission = Admission(room, classes, clock.now_s(), flights)
         self._want = want
-        self._clock = clock
+        self._now_s = clock.now_s
         self._timer: asyncio.TimerHandle | None = None
         self.moves = 0
         room.held_by(self._look)
@@ -89,7 +88,7 @@ class Gate:
         """
         admission = self._admission
         line = admission.line(klass)
-        return Place(self, line) if admission.enter(line, self._clock.now_s(), avoid) else None
+        return Place(self, line) if admission.enter(line, self._now_s(), avoid) else None
 
     async def enter(
         self,
@@ -107,12 +106,12 @@ class Gate:
         estimate of the call's usage. deadline_s: latest time for its start, monotonic. avoid:
         endpoints that the call cannot use.
         Raises QueueFull; Overloaded, at once if the call would start too late, otherwise when its
-        time is over; Moved after `move`; ConfigError for an unknown class.
+        time is over; Withdrawn after `move`; ConfigError for an unknown class.
         """
         place = self.try_enter(klass, avoid)
         if place is not None:
             return place
-        admission, now_s = self._admission, self._clock.now_s()
+        admission, now_s = self._admission, self._now_s()
         line = admission.line(klass)
         tokens = min(max(1.0, tokens), _MOST_TOKENS)
         waiter = Waiter(line.queue.flow(tenant, weight), tokens, avoid, now_s)
@@ -122,15 +121,15 @@ class Gate:
         if waiter.step is Step.WAITING:
             await self._turn(line, waiter, until_s)
         self._arrived(waiter)
-        return Place(self, line, waiter.flow, tokens)
+        return Place(self, line, waiter.flow, tokens, tokens)
 
     def move(self) -> None:
-        """Ends the wait of every call: its `enter` raises Moved.
+        """Ends the wait of every call: its `enter` raises Withdrawn.
 
         The endpoints that have its model may be behind another gate now.
         """
         self.moves += 1
-        self._admission.move(self._clock.now_s())
+        self._admission.move(self._now_s())
         self._look()
 
     def waits_for_slots(self) -> bool:
@@ -151,14 +150,14 @@ class Gate:
 
         Reading it at intervals keeps the means of their usage current, even if no call comes.
         """
-        return self._admission.classes(self._clock.now_s())
+        return self._admission.classes(self._now_s())
 
     async def _turn(self, line: Line, waiter: Waiter, until_s: float) -> None:
-        """Returns when the call may start. Raises Overloaded when its time is over, or Moved."""
+        """Returns when the call may start. Raises Overloaded when its time is over; Withdrawn."""
         loop, admission = asyncio.get_running_loop(), self._admission
         timer = None
         if until_s < math.inf:
-            timer = loop.call_later(until_s - self._clock.now_s(), self._late, line, waiter)
+            timer = loop.call_later(until_s - self._now_s(), self._late, line, waiter)
         try:
             await waiter.turn
         except BaseException:
@@ -175,16 +174,16 @@ class Gate:
             if timer is not None:
                 timer.cancel()
         if waiter.step is Step.MOVED:
-            raise Moved
+            raise Withdrawn(MOVED)
         if waiter.step is Step.LATE:
-            raise admission.lateness(line, waiter, self._clock.now_s())
+            raise admission.lateness(line, waiter, self._now_s())
 
     def _late(self, line: Line, waiter: Waiter) -> None:
         if waiter.step is Step.WAITING:
             self._remove(line, waiter, Step.LATE)
 
     def _remove(self, line: Line, waiter: Waiter, step: Step) -> None:
-        self._admission.remove(line, waiter, step, self._clock.now_s())
+        self._admission.remove(line, waiter, step, self._now_s())
         self._look()
 
     def _arrived(self, waiter: Waiter) -> None:
@@ -201,7 +200,7 @@ class Gate:
         """Starts all calls that may start now."""
         admission = self._admission
         if admission.waiting:
-            now_s = self._clock.now_s()
+            now_s = self._now_s()
             while (waiter := admission.next(now_s)) is not None:
                 waiter.turns(Step.STARTED)
         if admission.waiting:

@@ -4,64 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from redline.clock import SYSTEM, Clock
-from redline.serve.admission.errors import Moved, Overloaded, QueueFull
+from redline.errors import Withdrawn
+from redline.route import MOVED
+from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.gate import Gate
 from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
 
 
-class Gated:
+class Gated(msgspec.Struct, eq=False):
     """Sends each call in the class of its priority and in the name of its tenant.
 
     gate: the gate in front of the pool that `backend` leads to; once it moves its calls, calls here
-    fail with Moved. tokens_of: estimates the usage of a request. weight_of: returns the weight of a
-    tenant. Both are called only for calls that have to wait. A reply with usage replaces the
+    fail with Withdrawn. tokens_of: estimates the usage of a request. weight_of: returns the weight
+    of a tenant. Both are called only for calls that have to wait. A reply with usage replaces the
     estimate.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        gate: Gate,
-        *,
-        tokens_of: Callable[[Request], float] = lambda _: 1.0,
-        weight_of: Callable[[str], float] = lambda _: 1.0,
-        clock: Clock = SYSTEM,
-    ) -> None:
-        self._backend = backend
-        self._gate = gate
-        self._moves = gate.moves
-        self._tokens_of = tokens_of
-        self._weight_of = weight_of
-        self._clock = clock
+    backend: Backend
+    gate: Gate
+    tokens_of: Callable[[Request], float] = lambda _: 1.0
+    weight_of: Callable[[str], float] = lambda _: 1.0
+    clock: Clock = SYSTEM
+    _moves: int = 0
+
+    def __post_init__(self) -> None:
+        self._moves = self.gate.moves
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._backend.load(now_s, request)
+        return self.backend.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        gate, since_s = self._gate, None
+        gate, since_s = self.gate, None
         if gate.moves != self._moves:
-            return failed(Moved())
+            return failed(Withdrawn(MOVED))
         klass = gate.class_of(call.priority)
         place = gate.try_enter(klass, call.avoid)
         if place is None:
-            since_s = self._clock.now_s()
+            since_s = self.clock.now_s()
             try:
                 place = await gate.enter(
                     klass,
                     tenant=call.tenant,
-                    weight=self._weight_of(call.tenant),
-                    tokens=self._tokens_of(request),
+                    weight=self.weight_of(call.tenant),
+                    tokens=self.tokens_of(request),
                     deadline_s=call.deadline_s,
                     avoid=call.avoid,
                 )
-            except (QueueFull, Overloaded, Moved) as error:
+            except (QueueFull, Overloaded, Withdrawn) as error:
                 return failed(error)
         with place:
             if gate.moves != self._moves:
                 # They were moved after its turn had come.
-                return failed(Moved())
-            outcome = await self._backend.send(request, call, sink)
+                return failed(Withdrawn(MOVED))
+            outcome = await self.backend.send(request, call, sink)
             reply = outcome.reply
             if reply is not None and not (reply.input_tokens is reply.output_tokens is None):
                 place.settle((reply.input_tokens or 0) + (reply.output_tokens or 0))
@@ -70,4 +68,4 @@ class Gated:
         return outcome
 
     async def aclose(self) -> None:
-        await self._backend.aclose()
+        await self.backend.aclose()

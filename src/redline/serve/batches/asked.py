@@ -31,7 +31,13 @@ def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -
         most = f"{settings.most_window_s / 3600:g}h"
         what = f"The completion window is a time such as 24h or 30m, at most {most}."
         raise Refusal(what, param="completion_window")
-    _check_metadata(asked.metadata or {})
+    metadata = asked.metadata or {}
+    if len(metadata) > _MOST_PAIRS:
+        raise Refusal(f"The metadata has more than {_MOST_PAIRS} pairs.", param="metadata")
+    for key, value in metadata.items():
+        if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
+            what = f"Keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}."
+            raise Refusal(what, param="metadata")
     output_s = kept_for(asked.output_expires_after, settings.kept_s, "output_expires_after")
     now_s = int(clock.wall_s())
     return BatchRecord(
@@ -48,12 +54,3 @@ def read_batch(raw: bytes, tenant: str, settings: BatchSettings, clock: Clock) -
             metadata=asked.metadata,
         ),
     )
-
-
-def _check_metadata(metadata: dict[str, str]) -> None:
-    if len(metadata) > _MOST_PAIRS:
-        raise Refusal(f"The metadata has more than {_MOST_PAIRS} pairs.", param="metadata")
-    for key, value in metadata.items():
-        if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
-            what = f"Keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}."
-            raise Refusal(what, param="metadata")

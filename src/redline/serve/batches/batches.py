@@ -30,7 +30,7 @@ from redline.serve.batches.records import UPLOADED, BatchRecord
 from redline.serve.batches.settings import BatchSettings
 from redline.serve.batches.shelf import Shelf
 from redline.serve.batches.turns import Shared, Turns
-from redline.serve.http import Answer, Refusal, Route, read_body
+from redline.serve.http import Answer, Refusal, Route, read_of
 
 _MOST_LISTED, _USUALLY_LISTED = 100, 20
 _LOOK_S = 1.0
@@ -142,29 +142,35 @@ class Batches:
 
     def _table(self) -> list[Route]:
         """The routes of files and batches."""
-        most_bytes = self._settings.most_file_bytes + _FORM_BYTES
+        files, most_bytes = self._files, self._settings.most_file_bytes + _FORM_BYTES
         file, batch = f"{FILES}/{{file_id}}", f"{BATCHES}/{{batch_id}}"
-        return [
-            Route("POST", FILES, _answering(self._files.upload), most_bytes),
-            Route("GET", FILES, _answering(self._files.listed)),
-            Route("GET", file, _answering(self._files.show)),
-            Route("DELETE", file, _answering(self._files.delete)),
-            Route("GET", f"{file}/content", _answering(self._files.send)),
-            Route("POST", BATCHES, _answering(self._create), _ASKED_BYTES),
-            Route("GET", BATCHES, _answering(self._list)),
-            Route("GET", batch, _answering(self._show)),
-            Route("POST", f"{batch}/cancel", _answering(self._cancel)),
-        ]
+        table = (
+            ("POST", FILES, files.upload, most_bytes),
+            ("GET", FILES, files.listed, 0),
+            ("GET", file, files.show, 0),
+            ("DELETE", file, files.delete, 0),
+            ("GET", f"{file}/content", files.send, 0),
+            ("POST", BATCHES, self._create, _ASKED_BYTES),
+            ("GET", BATCHES, self._list, 0),
+            ("GET", batch, self._show, 0),
+            ("POST", f"{batch}/cancel", self._cancel, 0),
+        )
+        return [Route(method, at, _answering(handle), most) for method, at, handle, most in table]
 
     async def _create(self, exchange: Exchange, tenant: str) -> BatchObject:
-        record = read_batch(await read_body(exchange), tenant, self._settings, self._clock)
-        return await self._disk.whole(self._made(record))
+        raw = await read_of(exchange.body())
+        return await self._disk.whole(
+            self._made(read_batch(raw, tenant, self._settings, self._clock))
+        )
 
     async def _list(self, exchange: Exchange, tenant: str) -> object:
         records = self._shelf.of(tenant)
         page = page_of(records, query_of(exchange), most=_MOST_LISTED, usual=_USUALLY_LISTED)
-        shown = [self._shown(records[batch_id]) for batch_id in page.ids]
-        return page_object(shown, page.ids, has_more=page.has_more)
+        return page_object(
+            [self._shown(records[batch_id]) for batch_id in page.ids],
+            page.ids,
+            has_more=page.has_more,
+        )
 
     async def _show(self, _: Exchange, tenant: str, batch_id: str) -> BatchObject:
         return self._shown(self._get(tenant, batch_id))
@@ -173,8 +179,9 @@ class Batches:
         record = self._get(tenant, batch_id)
         life = self._lives.get(record.id)
         if life is None or record.is_over or record.status == "finalizing":
-            what = f"A batch with the status '{record.status}' cannot be cancelled."
-            raise Refusal(what, code="batch_over")
+            raise Refusal(
+                f"A batch with the status '{record.status}' cannot be cancelled.", code="batch_over"
+            )
         if record.status != "cancelling":
             await self._disk.whole(life.cancel())
         return self._shown(record)
@@ -183,8 +190,9 @@ class Batches:
         """The batch. Raises Refusal if this tenant has no such batch."""
         record = self._shelf.of(tenant).get(batch_id)
         if record is None:
-            what = f"No such batch: {batch_id[:80]}"
-            raise Refusal(what, status=404, code="batch_not_found", param="id")
+            raise Refusal(
+                f"No such batch: {batch_id[:80]}", status=404, code="batch_not_found", param="id"
+            )
         return record
 
     def _shown(self, record: BatchRecord) -> BatchObject:
@@ -205,8 +213,7 @@ class Batches:
         waiting = sum(life.record.tenant == tenant for life in self._lives.values())
         if waiting >= self._settings.tenant_batches:
             what = f"{waiting} batches are unfinished, the most allowed."
-            headers = {"retry-after": "60"}
-            raise Refusal(what, status=429, code="too_many_batches", headers=headers)
+            raise Refusal(what, status=429, code="too_many_batches", headers={"retry-after": "60"})
         # Counted from here on, so that the bound also holds for requests that arrive meanwhile.
         life = self._lives[record.id] = Life(record, self._world)
         try:
@@ -228,8 +235,9 @@ class Batches:
             if life.record.is_over:
                 self._lives.pop(life.record.id, None)
             if not task.cancelled() and (error := task.exception()) is not None:
-                what = {"message": f"{life.record.id} cannot continue", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(what)
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": f"{life.record.id} cannot continue", "exception": error}
+                )
 
         task.add_done_callback(over)
 
@@ -240,8 +248,9 @@ class Batches:
                 await self._files.sweep()
                 await self._forget()
             except (JournalError, OSError) as error:
-                what = {"message": "expired files cannot be removed", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(what)
+                asyncio.get_running_loop().call_exception_handler(
+                    {"message": "expired files cannot be removed", "exception": error}
+                )
             for _ in range(_SWEEP_LOOKS):
                 await asyncio.sleep(_LOOK_S)
                 self._world.backend.look()
@@ -305,8 +314,9 @@ def _answering(handle: Callable[..., Awaitable[object]]) -> Answer:
         except ConnectionError:
             raise
         except (JournalError, OSError) as error:
-            what = "The server cannot store or read it now."
-            raise Refusal(what, status=507, code="storage_failed") from error
+            raise Refusal(
+                "The server cannot store or read it now.", status=507, code="storage_failed"
+            ) from error
         if shown is not None:
             exchange.respond(200, msgspec.json.encode(shown), JSON)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -66,8 +68,12 @@ class Files:
         """The record. Raises Refusal if this tenant has no such file."""
         file = self._shelf.of(tenant).get(file_id)
         if file is None or file.expires_s <= self._clock.wall_s():
-            what = f"No such File object: {file_id[:80]}"
-            raise Refusal(what, status=404, code="file_not_found", param="id")
+            raise Refusal(
+                f"No such File object: {file_id[:80]}",
+                status=404,
+                code="file_not_found",
+                param="id",
+            )
         return file
 
     async def show(self, _: Exchange, tenant: str, file_id: str) -> FileObject:
@@ -78,25 +84,31 @@ class Files:
         """The file, once it is durable. Raises Refusal."""
         settings, coming = self._settings, self._coming[tenant]
         if len(coming) >= settings.tenant_uploads:
-            what = f"{len(coming)} uploads are under way already."
-            raise Refusal(what, status=429, headers={"retry-after": "1"})
+            raise Refusal(
+                f"{len(coming)} uploads are under way already.",
+                status=429,
+                headers={"retry-after": "1"},
+            )
         if len(self._shelf.of(tenant)) + len(coming) >= settings.tenant_files:
             raise _full(f"{settings.tenant_files:,} files")
-        stored = self._stored(tenant) + sum(coming)
+        stored = sum(file.size_bytes for file in self._shelf.of(tenant).values()) + sum(coming)
         # One of unknown length, which includes a compressed one, may grow to the maximum size.
         headers = exchange.headers
         stated = 0 if "content-encoding" in headers else int(headers.get("content-length", 0))
         if stored + max(1, stated) > settings.tenant_bytes:
             raise _full(f"{settings.tenant_bytes:,} bytes")
         file_id = new_id("file-")
-        place = self.path_of(file_id)
         most = min(settings.most_file_bytes, settings.tenant_bytes - stored)
-        upload = Upload(place.with_name(f"{file_id}.part"), most, self._disk)
+        upload = Upload(self.path_of(f"{file_id}.part"), most, self._disk)
         size_bytes = min(stated or most, most)
         coming.append(size_bytes)
         try:
-            form = await upload.receive(exchange, settings.kept_s)
-            return await self._disk.whole(self._keep(upload, form, tenant, place))
+            name, kept_s = await upload.receive(exchange, settings.kept_s)
+            # The folder is synced with the record.
+            storing = self._store(
+                upload.keep, file_id, tenant, name, UPLOADED, upload.size_bytes, kept_s
+            )
+            return (await self._disk.whole(storing)).shown()
         finally:
             coming.remove(size_bytes)
             self._disk.later(upload.discard)
@@ -105,13 +117,12 @@ class Files:
         self, source: Path, file_id: str, tenant: str, name: str, size_bytes: int, kept_s: int
     ) -> None:
         """Stores a file that the server wrote itself and that is already durable at `source`."""
-        await self._disk.do(_move, source, self.path_of(file_id))
-        await self._save(file_id, tenant, name, WRITTEN, size_bytes, kept_s)
+        move = partial(_move, source)
+        await self._store(move, file_id, tenant, name, WRITTEN, size_bytes, kept_s)
 
     async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
         """The response, once the file is gone. Raises Refusal."""
-        file = self.get(tenant, file_id)
-        await self._disk.whole(self._remove(file))
+        await self._disk.whole(self._remove(self.get(tenant, file_id)))
         return deleted_object(file_id)
 
     async def listed(self, exchange: Exchange, tenant: str) -> object:
@@ -125,8 +136,9 @@ class Files:
             if file.expires_s > now_s and purpose in (None, file.purpose)
         )
         page = page_of(ids, query, most=_MOST_LISTED, usual=_MOST_LISTED)
-        shown = [files[file_id].shown() for file_id in page.ids]
-        return page_object(shown, page.ids, has_more=page.has_more)
+        return page_object(
+            [files[file_id].shown() for file_id in page.ids], page.ids, has_more=page.has_more
+        )
 
     async def send(self, exchange: Exchange, tenant: str, file_id: str) -> None:
         """Answers with the content, as fast as the client reads. Raises Refusal."""
@@ -150,22 +162,18 @@ class Files:
         for file in [file for file in self._shelf.all() if file.expires_s <= now_s]:
             await self._remove(file)
 
-    def _stored(self, tenant: str) -> int:
-        return sum(file.size_bytes for file in self._shelf.of(tenant).values())
-
-    async def _keep(
-        self, upload: Upload, form: tuple[str, int], tenant: str, place: Path
-    ) -> FileObject:
-        name, kept_s = form
-        # The folder is synced with the record.
-        await self._disk.do(upload.keep, place)
-        file = await self._save(place.name, tenant, name, UPLOADED, upload.size_bytes, kept_s)
-        return file.shown()
-
-    async def _save(
-        self, file_id: str, tenant: str, name: str, purpose: str, size_bytes: int, kept_s: int
+    async def _store(
+        self,
+        put: Callable[[Path], None],
+        file_id: str,
+        tenant: str,
+        name: str,
+        purpose: str,
+        size_bytes: int,
+        kept_s: int,
     ) -> StoredFile:
-        """The record of a file that is at its place, once the record is durable."""
+        """The record of a file, once both are durable. put: puts the file at its place."""
+        await self._disk.do(put, self.path_of(file_id))
         now_s = int(self._clock.wall_s())
         file = StoredFile(
             id=file_id,
@@ -211,5 +219,9 @@ def _move(source: Path, place: Path) -> None:
 
 
 def _full(bound: str) -> Refusal:
-    what = f"No more can be stored: the quota is {bound}. Delete files that are not needed."
-    return Refusal(what, status=413, code="quota_exceeded", param="file")
+    return Refusal(
+        f"No more can be stored: the quota is {bound}. Delete files that are not needed.",
+        status=413,
+        code="quota_exceeded",
+        param="file",
+    )

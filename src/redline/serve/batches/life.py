@@ -93,7 +93,7 @@ class Life:
 
     async def cancel(self) -> None:
         """Returns once the cancellation is durable. The batch must not be finalizing."""
-        self.record.become("cancelling", self._world.clock.wall_s())
+        self.record.become("cancelling", self._wall_s)
         self._interrupt()
         await self._save()
 
@@ -111,9 +111,9 @@ class Life:
         if not record.is_over and record.outputs is None:
             ending = await self._ending()
             if not record.is_over:
-                ids = new_id("file-"), new_id("file-")
-                outputs = Outputs(ending=ending, output_id=ids[0], error_id=ids[1])
-                record.finalize(outputs, self._world.clock.wall_s())
+                output_id, error_id = new_id("file-"), new_id("file-")
+                outputs = Outputs(ending=ending, output_id=output_id, error_id=error_id)
+                record.finalize(outputs, self._wall_s)
                 await self._saved()
         if not record.is_over:
             await self._write()
@@ -133,9 +133,10 @@ class Life:
             # The batch was cancelled meanwhile.
             return
         if checked.problems:
-            record.fail(checked.problems, world.clock.wall_s())
+            record.fail(checked.problems, self._wall_s)
         else:
-            record.checked(checked.lines)
+            record.is_checked = True
+            record.count(checked.lines, 0, 0)
         await self._saved()
 
     async def _ending(self) -> str:
@@ -147,7 +148,7 @@ class Life:
             return self._cut_short()
         try:
             if record.status == "validating":
-                record.become("in_progress", self._world.clock.wall_s())
+                record.become("in_progress", self._wall_s)
                 await self._saved()
             return await self._run()
         finally:
@@ -195,11 +196,12 @@ class Life:
 
     def _job(self) -> Job:
         record, settings = self.record, self._world.settings
-        lines = max(1, record.shown.request_counts["total"])
         return Job(
             rows=self.folder.input,
             output=self.folder.results,
-            limits=Limits(concurrency=min(lines, settings.in_flight)),
+            limits=Limits(
+                concurrency=min(max(1, record.shown.request_counts["total"]), settings.in_flight)
+            ),
             retry=settings.retry,
             deadline_s=max(self._left_s, 1e-3),
             alerts=AlertSettings(rules=()),
@@ -209,7 +211,7 @@ class Life:
 
     async def _fail(self, why: str) -> None:
         problem = Problem("internal_error", f"The batch cannot continue: {why}.")
-        self.record.fail([problem], self._world.clock.wall_s())
+        self.record.fail([problem], self._wall_s)
         await self._saved()
 
     async def _write(self) -> None:
@@ -218,13 +220,16 @@ class Life:
         assert outputs is not None
         self._go_on()
         written = await self._insist(lambda: self._store(outputs))
-        total = max(record.shown.request_counts["total"], written.completed + written.failed)
-        record.count(total, written.completed, written.failed)
+        record.count(
+            max(record.shown.request_counts["total"], written.completed + written.failed),
+            written.completed,
+            written.failed,
+        )
         ids = (
             outputs.output_id if written.output_bytes else None,
             outputs.error_id if written.error_bytes else None,
         )
-        record.end(ids, written.usage, self._world.clock.wall_s())
+        record.end(ids, written.usage, self._wall_s)
         await self._saved()
 
     async def _store(self, outputs: Outputs) -> Written:
@@ -236,9 +241,13 @@ class Life:
             (folder.errors, outputs.error_id, "error", written.error_bytes),
         ):
             if size_bytes:
-                name = f"{record.id}_{what}.jsonl"
                 await self._world.files.adopt(
-                    source, file_id, record.tenant, name, size_bytes, record.output_s
+                    source,
+                    file_id,
+                    record.tenant,
+                    f"{record.id}_{what}.jsonl",
+                    size_bytes,
+                    record.output_s,
                 )
         return written
 
@@ -249,9 +258,13 @@ class Life:
         return self.record.status == "cancelling"
 
     @property
+    def _wall_s(self) -> float:
+        return self._world.clock.wall_s()
+
+    @property
     def _left_s(self) -> float:
         """Seconds until the completion window ends."""
-        return self.record.shown.expires_at - self._world.clock.wall_s()
+        return self.record.shown.expires_at - self._wall_s
 
     def _cut_short(self) -> str:
         """The status of a batch whose job was cut short. Raises _StoppedError."""
@@ -269,10 +282,6 @@ class Life:
     async def _in_time(self, waiting: Awaitable[object]) -> bool:
         """Whether `waiting` completed before the window ended or an interrupt came."""
         return await self._within(0.0 if self._is_interrupted else self._left_s, waiting)
-
-    async def _pause(self, pause_s: float) -> None:
-        """Waits, unless an interrupt comes. The window may be over: files are still to come."""
-        await self._within(pause_s, asyncio.Event().wait())
 
     async def _within(self, most_s: float, waiting: Awaitable[object]) -> bool:
         """Whether `waiting` completed within this time, before an interrupt came."""
@@ -300,8 +309,9 @@ class Life:
             if self._abort is not None:
                 self._abort.cancel()
             settings = self._world.settings
-            within_s = settings.grace_s if self._is_stopping else settings.cancel_s
-            self._abort = asyncio.get_running_loop().call_later(within_s, self._runner.abort)
+            self._abort = asyncio.get_running_loop().call_later(
+                settings.grace_s if self._is_stopping else settings.cancel_s, self._runner.abort
+            )
 
     async def _save(self) -> None:
         await self._world.disk.whole(self._world.shelf.save(self.record))
@@ -319,6 +329,7 @@ class Life:
                 return result
             except (JournalError, OSError) as error:
                 self.trouble = f"its files cannot be written: {error}"
-            await self._pause(pause_s)
+            # Even after the window: files are still to come.
+            await self._within(pause_s, asyncio.Event().wait())
             self._go_on()
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

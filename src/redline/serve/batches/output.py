@@ -92,8 +92,12 @@ class Folder:
                 done.add(found.custom_id)
                 _add(used, found.response.body)
                 answer = found.response
-                response = answer_object(answer.status_code, answer.request_id, answer.body)
-                _put(output, found.hash, found.custom_id, response)
+                _put(
+                    output,
+                    found.hash,
+                    found.custom_id,
+                    answer_object(answer.status_code, answer.request_id, answer.body),
+                )
             output_bytes = _synced(output)
         completed = len(done)
         with self.errors.open("wb", _BUFFER_BYTES) as errors:
@@ -123,15 +127,17 @@ def _why(failure: _Failure) -> tuple[dict[str, Any] | None, dict[str, Any] | Non
     if answer is not None:
         return answer_object(answer.status_code, answer.request_id, answer.body), None
     if error.status is not None and error.status >= 400:
-        kind = "server_error" if error.status >= 500 else "invalid_request_error"
-        body = error_body(error.message, kind, code=error.kind)
+        body = error_body(
+            error.message,
+            "server_error" if error.status >= 500 else "invalid_request_error",
+            code=error.kind,
+        )
         return answer_object(error.status, None, body), None
     return None, {"code": error.kind, "message": error.message}
 
 
 def _put(file: BinaryIO, name: str, custom_id: str, response: Any, error: Any = None) -> None:
-    line = result_object(f"batch_req_{name}", custom_id, response, error)
-    file.write(_encode(line) + b"\n")
+    file.write(_encode(result_object(f"batch_req_{name}", custom_id, response, error)) + b"\n")
 
 
 def _add(used: list[int], body: msgspec.Raw) -> None:

@@ -94,11 +94,6 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         """Changes the status."""
         self._change(status=status, **{f"{status}_at": int(wall_s)})
 
-    def checked(self, lines: int) -> None:
-        """Records the number of requests in its file."""
-        self.is_checked = True
-        self.count(lines, 0, 0)
-
     def count(self, total: int, completed: int, failed: int) -> None:
         """Updates the counts of lines."""
         self._change(request_counts=counts_object(total, completed, failed))

@@ -70,8 +70,7 @@ def parse_batches(table: object, file: str) -> BatchSettings:
 
     file: its name, for errors. Raises ConfigError that names the file and the table.
     """
-    stated = fields_in(table, "serve.batches", file, BATCH_OPTIONS)
-    return BatchSettings(**stated)
+    return BatchSettings(**fields_in(table, "serve.batches", file, BATCH_OPTIONS))
 
 
 def _size(text: str, name: str) -> int:
@@ -83,15 +82,18 @@ def _size(text: str, name: str) -> int:
 
 _number = partial(values.whole, least=1, most=_MOST_NUMBER)
 _time = partial(values.duration, most_s=_MOST_KEPT_S)
-BATCH_OPTIONS = (
-    Option(key="file_size", field="most_file_bytes", read=_size),
-    Option(key="stored", field="tenant_bytes", read=_size),
-    Option(key="lines", field="most_lines", read=_number),
-    Option(key="files", field="tenant_files", read=_number),
-    Option(key="queued", field="tenant_batches", read=_number),
-    Option(key="uploads", field="tenant_uploads", read=_number),
-    Option(key="running", read=_number),
-    Option(key="running_each", field="tenant_running", read=_number),
-    Option(key="kept", field="kept_s", read=_time),
-    Option(key="longest_window", field="most_window_s", read=_time),
+BATCH_OPTIONS = tuple(
+    Option(key=key, field=field, read=read)
+    for key, field, read in (
+        ("file_size", "most_file_bytes", _size),
+        ("stored", "tenant_bytes", _size),
+        ("lines", "most_lines", _number),
+        ("files", "tenant_files", _number),
+        ("queued", "tenant_batches", _number),
+        ("uploads", "tenant_uploads", _number),
+        ("running", "running", _number),
+        ("running_each", "tenant_running", _number),
+        ("kept", "kept_s", _time),
+        ("longest_window", "most_window_s", _time),
+    )
 )

@@ -10,7 +10,7 @@ import os
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -78,16 +78,13 @@ class Shelf(Generic[R]):
         """The records of a tenant, by id."""
         return self._records.get(tenant, {})
 
-    def all(self) -> Iterator[R]:
-        return (
-            record for records in list(self._records.values()) for record in [*records.values()]
-        )
+    def all(self) -> list[R]:
+        return [record for records in self._records.values() for record in records.values()]
 
     async def save(self, record: R) -> None:
         """Returns once the present state of the record is durable. Raises JournalError."""
         data = msgspec.json.encode(record)
-        path = self._path(record.id)
-        await self._disk.do(replace_file, path, lambda fd: write_all(fd, [data]))
+        await self._disk.do(replace_file, self._path(record.id), lambda fd: write_all(fd, [data]))
         self._records[record.tenant][record.id] = record
 
     async def drop(self, record: R) -> None:

@@ -8,6 +8,8 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
 
+import msgspec
+
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
 
@@ -36,7 +38,7 @@ class Turns:
         if is_free and self.held < self._most():
             self._take(tenant)
             return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        turn = asyncio.Future[None]()
         self._waiting.setdefault(tenant, deque()).append(turn)
         self.look()
         try:
@@ -100,14 +102,12 @@ class _Group:
         now_s = self._clock.now_s()
         if now_s - self._room_s >= _FRESH_S:
             self._room_s = now_s
-            slots = self._backend.load(now_s, self._request).slots
-            self._room = min(self._most, slots + max(_LEAST_AHEAD, slots // 2))
-            if not slots:
-                self._room = self._most
+            slots = self._backend.load(now_s, self._request).slots or math.inf
+            self._room = int(min(self._most, slots + max(_LEAST_AHEAD, slots // 2)))
         return self._room
 
 
-class Shared:
+class Shared(msgspec.Struct, eq=False):
     """The backend of all batches, which passes on a few calls more than can be answered at once.
 
     The bound is for each tenant and model. most: calls of a tenant to a model, at most. The backend
@@ -116,11 +116,10 @@ class Shared:
     up other calls.
     """
 
-    def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
-        self._backend = backend
-        self._most = most
-        self._clock = clock
-        self._groups: dict[tuple[str, str], _Group] = {}
+    _backend: Backend
+    _most: int
+    _clock: Clock = SYSTEM
+    _groups: dict[tuple[str, str], _Group] = {}
 
     @property
     def held(self) -> int:

@@ -7,6 +7,8 @@ from functools import partial
 from io import FileIO
 from pathlib import Path
 
+import msgspec
+
 from redline.apis import ExpiresAfter
 from redline.httpserver import BodyError, Exchange, FormPart, read_form
 from redline.process import write_all
@@ -21,20 +23,19 @@ _LEAST_KEPT_S = 3600
 _ANCHOR, _SECONDS = "expires_after[anchor]", "expires_after[seconds]"
 
 
-class Upload:
+class Upload(msgspec.Struct, eq=False):
     """The file of one upload, written beside its later place until it is complete.
 
     most_bytes: maximum size. path: of the incomplete file.
     """
 
-    def __init__(self, path: Path, most_bytes: int, disk: Disk) -> None:
-        self._path = path
-        self._most_bytes = most_bytes
-        self._disk = disk
-        self._file: FileIO | None = None
-        self._part: FormPart | None = None
-        self._waiting = bytearray()
-        self.size_bytes = 0
+    _path: Path
+    _most_bytes: int
+    _disk: Disk
+    _file: FileIO | None = None
+    _part: FormPart | None = None
+    _waiting: bytearray = bytearray()
+    size_bytes: int = 0
 
     async def receive(self, exchange: Exchange, usual_s: float) -> tuple[str, int]:
         """The name of the file, and for how many seconds it is kept; `usual_s` if not stated.
@@ -45,14 +46,15 @@ class Upload:
             parts = await read_form(exchange, self._take)
         except BodyError as error:
             status = 400 if error.status == 415 else error.status
-            reason = f"The upload could not be read: {error.reason}."
-            raise Refusal(reason, status=status) from None
+            raise Refusal(f"The upload could not be read: {error.reason}.", status=status) from None
         purpose = _text(parts, "purpose")
         if not purpose:
             raise Refusal("Missing required parameter: 'purpose'.", param="purpose")
         if purpose != UPLOADED:
-            what = f"The purpose of a file must be '{UPLOADED}' here, not '{purpose[:40]}'."
-            raise Refusal(what, param="purpose")
+            raise Refusal(
+                f"The purpose of a file must be '{UPLOADED}' here, not '{purpose[:40]}'.",
+                param="purpose",
+            )
         if self._part is None:
             raise Refusal("Missing required parameter: 'file'.", param="file")
         kept_s = kept_for(_stated_expiry(parts), usual_s, "expires_after")
@@ -82,8 +84,12 @@ class Upload:
             raise Refusal("The form must have one file, named 'file'.", param="file")
         self.size_bytes += len(data)
         if self.size_bytes > self._most_bytes:
-            what = f"The file is larger than {self._most_bytes:,} bytes, the most that is stored."
-            raise Refusal(what, status=413, code="file_too_large", param="file")
+            raise Refusal(
+                f"The file is larger than {self._most_bytes:,} bytes, the most that is stored.",
+                status=413,
+                code="file_too_large",
+                param="file",
+            )
         self._waiting += data
         if len(self._waiting) >= _PIECE_BYTES:
             await self._write()
@@ -109,8 +115,10 @@ def kept_for(given: ExpiresAfter | None, usual_s: float, param: str) -> int:
         raise Refusal("The anchor must be 'created_at'.", param=f"{param}.anchor")
     most_s = max(usual_s, _LEAST_KEPT_S)
     if not _LEAST_KEPT_S <= given.seconds <= most_s:
-        what = f"The seconds must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}."
-        raise Refusal(what, param=f"{param}.seconds")
+        raise Refusal(
+            f"The seconds must be {_LEAST_KEPT_S:,} to {most_s:,.0f}, not {given.seconds:,}.",
+            param=f"{param}.seconds",
+        )
     return given.seconds
 
 

@@ -11,23 +11,20 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TypeVar
 
 import msgspec
 
 from redline.calls import Health, Retry
 from redline.clock import SYSTEM
 from redline.errors import RedlineError
-from redline.process import counted, end_at_once, on_signals, run_until_told
+from redline.process import counted, end_at_second, run_until_told
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
 from redline.serve.fleet.settings import FleetSettings
 from redline.serve.http import Bounds, Refusal, Relay, busy
-
-T = TypeVar("T")
 
 PAGE = "/fleet"
 # After this many failed starts in a row, clients are refused instead of kept waiting.
@@ -106,8 +103,7 @@ class ServedFleet:
         self._on_url = on_url
         self._on_event = on_event
         self._on_status = on_status
-        strategy = strategy_of(settings.balance, random.Random())
-        self._pool = Pool([], strategy, may_be_empty=True)
+        self._pool = Pool([], strategy_of(settings.balance, random.Random()), may_be_empty=True)
         self._fleet = Fleet(self._pool, LocalLauncher(settings.replica), settings.scale)
         front = settings.front
         self._relay = Relay(
@@ -151,8 +147,8 @@ class ServedFleet:
             waiting=max(0, self._relay.in_flight - in_flight),
             answered=pool.traffic.answered,
             replicas=replicas,
-            changes=[_event(one.at_s, str(one)) for one in _last(fleet.history)],
-            failures=[_event(one.at_s, str(one)) for one in _last(fleet.failures)],
+            changes=_last(fleet.history),
+            failures=_last(fleet.failures),
         )
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -167,7 +163,8 @@ class ServedFleet:
                 self._on_url(relay.base_url)
                 while not stop.is_set():
                     self._look()
-                    await _first(stop.wait(), _LOOK_S)
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), _LOOK_S)
                 if in_flight := relay.in_flight:
                     calls = counted(in_flight, "call")
                     self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")
@@ -203,8 +200,11 @@ class ServedFleet:
         if not self._is_over and (fleet.ready or fleet.failed_starts < HOPELESS):
             return None
         starts = counted(fleet.failed_starts, "start has", "starts have")
-        message = f"No replica can be started: {starts} failed."
-        return busy(message, "no_replica", wait_s=fleet.again_s - SYSTEM.now_s())
+        return busy(
+            f"No replica can be started: {starts} failed.",
+            "no_replica",
+            wait_s=fleet.again_s - SYSTEM.now_s(),
+        )
 
 
 def serve_fleet(
@@ -220,29 +220,21 @@ def serve_fleet(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        def close(_: int) -> None:
-            # If a second signal ends the process at once, the guardians end the replicas.
-            on_signals(end_at_once)
-            stop.set()
-
-        on_signals(close)
+        # After a second signal, the guardians end the replicas.
+        end_at_second(stop)
         served = ServedFleet(settings, on_url=on_url, on_event=on_event, on_status=on_status)
         await served.run(stop)
 
     run_until_told(main)
 
 
-async def _first(waiting: Coroutine[Any, Any, object], most_s: float) -> None:
-    """Waits for `waiting`, at most this long."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(most_s):
-            await waiting
-
-
-def _last(events: Sequence[T]) -> list[T]:
-    return [*events][-_SHOWN:]
-
-
-def _event(at_s: float, what: str) -> Event:
-    wall_s = SYSTEM.wall_s() - (SYSTEM.now_s() - at_s)
-    return Event(at=datetime.fromtimestamp(wall_s, UTC).isoformat(timespec="seconds"), what=what)
+def _last(events: Sequence[Change | Failure]) -> list[Event]:
+    """The last events, with the times of the clock on the wall."""
+    begun_s = SYSTEM.wall_s() - SYSTEM.now_s()
+    return [
+        Event(
+            at=datetime.fromtimestamp(begun_s + one.at_s, UTC).isoformat(timespec="seconds"),
+            what=str(one),
+        )
+        for one in [*events][-_SHOWN:]
+    ]

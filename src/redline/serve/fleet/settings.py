@@ -17,6 +17,7 @@ from redline.job.settings import (
     Environment,
     Kind,
     endpoint_of,
+    errors_in,
     kinds_of,
     options_in,
     read_toml,
@@ -96,11 +97,8 @@ def read_fleet(path: Path) -> FleetSettings:
         raise ConfigError(
             "model is missing", where=where, hint='write it like model = "qwen3-8b", first of all'
         )
-    try:
+    with errors_in(f"{where}, balance"):
         check_balance(top.balance)
-    except ConfigError as error:
-        error.where = f"{where}, balance"
-        raise
     return FleetSettings(
         model=top.model,
         balance=top.balance,

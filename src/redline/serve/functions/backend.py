@@ -33,6 +33,14 @@ _EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
 _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
+class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A function of a list: `module:name`. See DynamicBatcher for the rest."""
+
+    spec: str
+    max_batch_size: int = 32
+    max_wait_s: float = 0.01
+
+
 class ServedFunction:
     """A backend that answers requests in OpenAI's form with a function of a list.
 
@@ -86,8 +94,12 @@ class ServedFunction:
             return own
         if sink is not None and sink.relays:
             await _stream(question, reply, call, sink)
-        latency_s = max(outcome.latency_s for outcome in outcomes)
-        return Outcome(status="succeeded", reply=reply, endpoint=self.name, latency_s=latency_s)
+        return Outcome(
+            status="succeeded",
+            reply=reply,
+            endpoint=self.name,
+            latency_s=max(outcome.latency_s for outcome in outcomes),
+        )
 
     async def aclose(self) -> None:
         await self._batcher.aclose()
@@ -124,13 +136,12 @@ class ServedFunction:
             call.sent_s = None
 
 
-def function_backend(
-    spec: str, *, max_batch_size: int = 32, max_wait_s: float = 0.01
-) -> ServedFunction:
-    """The backend for the function `module:name`, served under the function's name.
+def function_backend(settings: FunctionSettings) -> ServedFunction:
+    """The backend for a function, served under the function's name.
 
     Raises ConfigError if it cannot be loaded or is not a function of a list.
     """
+    spec = settings.spec
     function = load_object(spec)
     name = spec.rpartition(":")[2].rpartition(".")[2]
     if isinstance(function, type):
@@ -143,7 +154,9 @@ def function_backend(
             f"{spec} cannot be called: its type is {type(function).__name__}",
             hint="name a function that takes a list and returns a list of the same length",
         )
-    return ServedFunction(function, name, max_batch_size=max_batch_size, max_wait_s=max_wait_s)
+    return ServedFunction(
+        function, name, max_batch_size=settings.max_batch_size, max_wait_s=settings.max_wait_s
+    )
 
 
 def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | None:
@@ -176,8 +189,7 @@ def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
     replies = []
     for index, outcome in enumerate(outcomes):
         if outcome.error is not None:
-            where = f"{form.items}[{index}]" if len(outcomes) > 1 else ""
-            raise _for_client(outcome.error, where)
+            raise _for_client(outcome.error, f"{form.items}[{index}]" if len(outcomes) > 1 else "")
         assert outcome.reply is not None
         replies.append(outcome.reply)
     body = form.write(question.asked, replies)
@@ -215,5 +227,4 @@ async def _stream(question: Question, reply: Reply, call: Call, sink: Sink) -> N
     events = events_of(msgspec.json.decode(reply.body), wants_usage=question.asked.wants_usage)
     call.committed = True
     await sink.begin(200, _EVENTS)
-    raw = b"".join(map(event_bytes, events)) + DONE_EVENT
-    await sink.put(Chunk("", None, raw))
+    await sink.put(Chunk("", None, b"".join(map(event_bytes, events)) + DONE_EVENT))

@@ -138,8 +138,9 @@ def _packed(vector: list[float]) -> str:
     try:
         floats = array("f", vector)
     except OverflowError as error:
-        what = f"the function's answer is not a vector of 32-bit floats: {error}"
-        raise BadReply(what) from error
+        raise BadReply(
+            f"the function's answer is not a vector of 32-bit floats: {error}"
+        ) from error
     if sys.byteorder == "big":
         floats.byteswap()
     return base64.b64encode(floats.tobytes()).decode()

@@ -87,9 +87,8 @@ def _full(facts: Facts) -> Binding:
             advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
         )
     # What has asked to wait, or does not work, is held by no limit.
-    asked = [one for one in facts.working if one.parked_until_s <= facts.now_s]
-    nearest = sorted(asked, key=lambda one: one.room_s)
-    binds = next((one.binds for one in nearest if one.binds), "")
+    held = [one for one in facts.working if one.binds and one.parked_until_s <= facts.now_s]
+    binds = min(held, key=lambda one: one.room_s).binds if held else ""
     if binds and not binds.endswith(_SLOTS):
         return Binding(
             cause="limit",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from redline.calls.client import RetryBudget, RetryPolicy
 from redline.clock import SYSTEM
 from redline.errors import Retryable, Withdrawn
-from redline.route import Pool
+from redline.route import MOVED, Pool
 from redline.waist import Call, Load, Outcome, Request, Sink, failed
 
 MOST = 2
@@ -46,7 +46,7 @@ class Failover:
                 break
             tried = outcome.tried
             if moves != self.pool.moves:
-                outcome = failed(Withdrawn("the endpoints have changed"))
+                outcome = failed(Withdrawn(MOVED))
             else:
                 self.failovers += 1
                 call.attempts += 1

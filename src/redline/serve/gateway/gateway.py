@@ -34,7 +34,7 @@ from redline.serve.http import (
     busy,
     count_tokens,
     pass_on,
-    read_part,
+    read_of,
     status_of,
 )
 from redline.serve.keys import Keyring, Refused, Started, Tenant
@@ -127,8 +127,11 @@ class Gateway(Door):
         """Raises Refusal for a request whose tenant may not see the state of other tenants."""
         tenant = self.tenant_of(exchange)
         if self.keyring.is_asked and not tenant.settings.is_admin:
-            message = f"Tenant {tenant.name} may not see this: it needs admin = true."
-            raise Refusal(message, status=403, code="not_an_admin")
+            raise Refusal(
+                f"Tenant {tenant.name} may not see this: it needs admin = true.",
+                status=403,
+                code="not_an_admin",
+            )
 
     async def _answer_other(self, exchange: Exchange) -> None:
         if exchange.path in self._dashboard.paths:
@@ -219,7 +222,7 @@ class Gateway(Door):
         """The complete body. Received bytes count as held. Raises Refusal."""
         parts, size = list[bytes](), 0
         try:
-            while part := await read_part(exchange):
+            while part := await read_of(exchange.part()):
                 self._held.take(tenant.name, len(part), size)
                 size += len(part)
                 parts.append(part)
@@ -275,8 +278,9 @@ class Gateway(Door):
         """The caller of a request, read from its head. Raises Refusal without a known key."""
         header, keyring = exchange.header, self.keyring
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
-        klass = header(b"x-redline-class")
-        caller = Caller(known.tenant, keyring.readings, klass, _asks_anew(exchange))
+        asked = (header(b"cache-control") or "").lower()
+        is_anew = any(word in asked for word in ("no-cache", "no-store", "max-age=0"))
+        caller = Caller(known.tenant, keyring.readings, header(b"x-redline-class"), is_anew)
         if known.until_s == math.inf:
             exchange.keep(caller)
         return caller
@@ -332,11 +336,3 @@ def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
     if asked is None and facts.service_tier is not None:
         asked = _TIERS.get(facts.service_tier)
     return asked if asked in settings.classes else settings.default_class
-
-
-def _asks_anew(exchange: Exchange) -> bool:
-    """Whether its client wants no stored answer (RFC 9111, 5.2.1)."""
-    asked = exchange.header(b"cache-control")
-    if asked is None:
-        return False
-    return any(word in asked.lower() for word in ("no-cache", "no-store", "max-age=0"))

@@ -38,8 +38,9 @@ class Lines:
             target = self._lineup.target(read_request(request)[0].model)
             backends = [] if target is None else [target.lines]
         loads = [backend.load(now_s, request) for backend in backends]
-        gone = Load(state=Health.GONE, room_s=math.inf)
-        return min(loads, key=lambda load: load.room_s, default=gone)
+        return min(
+            loads, key=lambda load: load.room_s, default=Load(state=Health.GONE, room_s=math.inf)
+        )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         facts, raw = read_request(request)

@@ -8,7 +8,6 @@ so that a call goes to the one that can take it first.
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from functools import partial
@@ -16,9 +15,10 @@ from itertools import chain, count
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.calls import Backend, Call, Endpoint, Outcome, Request, Shared, Stores
-from redline.calls.cache import AnswerStore, Cached, identity
+from redline.calls.cache import Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.limits import Slots
@@ -116,24 +116,17 @@ def _group(endpoints: Sequence[Endpoint]) -> Group:
     return Group(endpoints=tuple(endpoints), barred=barred, is_open=not barred, name=name)
 
 
-class Answers(msgspec.Struct, frozen=True, kw_only=True):
-    """Where answers are kept, and which ones: see `Cached`. use: counts lookups."""
-
-    store: AnswerStore
-    use: CacheUse
-    includes_sampled: bool = False
-    ttl_s: float = math.inf
-
-
 class Lineup:
     """The pools of a gateway, and the way from a model's name to one of them.
 
     gates: decide when calls start. balance: how a pool chooses among its endpoints. most: calls at
     all endpoints of a pool together, at most; None for the sum of what each allows. worker: if
     there are several, whose endpoints keep to their slots and to `most` together. stores: where
-    limits of endpoints are kept beyond the process. answers: the cache of interactive calls; closed
-    by its owner.
+    limits of endpoints are kept beyond the process. remembered: puts the cache of interactive calls
+    before a backend. cache_use: counts its lookups. paths: of calls.
     """
+
+    paths: Sequence[str] = CALLS
 
     def __init__(
         self,
@@ -144,7 +137,7 @@ class Lineup:
         most: int | None = None,
         worker: Worker | None = None,
         stores: Stores | None = None,
-        answers: Answers | None = None,
+        remembered: partial[Cached] | None = None,
     ) -> None:
         self.gates = gates
         self._balance = balance
@@ -155,7 +148,8 @@ class Lineup:
             intake=intake_of(endpoints) if endpoints else None,
             outbox=Outbox(do_nothing),
         )
-        self.answers = answers
+        self.remembered = remembered
+        self.cache_use = CacheUse()
         self._ending = set[Pool]()
         # Changes that are not complete, each with the `_keys` of its endpoint.
         self._changes: dict[asyncio.Task[None], frozenset[tuple[str, str]]] = {}
@@ -164,16 +158,8 @@ class Lineup:
         self._slots: dict[str, Slots] = {}
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
-        self.ways = [
-            self._way(group, [self._seat(one, group) for one in group.endpoints])
-            for group in grouped(endpoints)
-        ]
-        self._aim()
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The paths of calls."""
-        return CALLS
+        self.ways: list[Way] = []
+        self.change(endpoints)
 
     @property
     def pools(self) -> list[Pool]:
@@ -264,20 +250,25 @@ class Lineup:
         for pool in [*self._ending, *self.pools]:
             await pool.aclose()
 
-    def _way(self, group: Group, seats: Sequence[Seat] = ()) -> Way:
-        """Makes a pool of these seats, and what is in front of it."""
-        strategy = strategy_of(self._balance, random.Random())
-        most = self._most if self._sharer is None else None
-        pool = Pool(seats, strategy, most=most, may_be_empty=True)
+    def _way(self, group: Group) -> Way:
+        """Makes an empty pool, and what is in front of it."""
+        pool = Pool(
+            [],
+            strategy_of(self._balance, random.Random()),
+            most=self._most if self._sharer is None else None,
+            may_be_empty=True,
+        )
         gate = self.gates.gate(pool, group.name, lambda: self._want(pool, gate))
         return Way(group, pool, gate, Failover(pool))
 
     def _seat(self, endpoint: Endpoint, group: Group) -> Seat:
         """Makes the seat of an endpoint. group: of its pool."""
         attempts = self.attempts.setdefault(endpoint.label, Attempts())
-        slots = None if self._sharer is None else partial(self._shared_slots, group.name)
-        shared = msgspec.structs.replace(self._shared, slots=slots)
-        return seat_of(endpoint, price=_price(endpoint), shared=shared, attempts=attempts)
+        shared = replace(
+            self._shared,
+            slots=None if self._sharer is None else partial(self._shared_slots, group.name),
+        )
+        return seat_of(endpoint, shared=shared, attempts=attempts)
 
     def _shared_slots(self, pool: str, endpoint: Endpoint, count: int) -> Slots:
         assert self._sharer is not None
@@ -297,11 +288,16 @@ class Lineup:
             self._gate_of.update((one.label, gate) for one in group.endpoints)
             anew = self.gates.gated(failover, gate)
             lines = self.gates.gated(pool, gate)
-            backend = self._remembering(anew, group)
+            backend: Backend = anew
+            if self.remembered is not None:
+                backend = self.remembered(
+                    anew, identity=identity(*group.endpoints), use=self.cache_use
+                )
+            target = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
             for name, barred in group.barred.items():
-                self._targets[name] = Target(backend, anew, lines, barred, gate.waits_for_slots)
+                self._targets[name] = replace(target, barred=barred)
             if group.is_open:
-                self._open = Target(backend, anew, lines, waits_for_slots=gate.waits_for_slots)
+                self._open = target
         self._slots = {name: one for name, one in self._slots.items() if name in self._gate_of}
 
     def _want(self, pool: Pool, gate: Gate) -> None:
@@ -311,20 +307,6 @@ class Lineup:
             is_usable = not member.is_out and member.breaker.is_working
             if slots is not None and is_usable and gate.waits_for(member.name):
                 slots.want()
-
-    def _remembering(self, inner: Backend, group: Group) -> Backend:
-        """The backend behind the cache, if there is one."""
-        answers = self.answers
-        if answers is None:
-            return inner
-        return Cached(
-            inner,
-            answers.store,
-            identity(*group.endpoints),
-            includes_sampled=answers.includes_sampled,
-            use=answers.use,
-            ttl_s=answers.ttl_s,
-        )
 
     def _join(self, pool: Pool, endpoint: Endpoint, group: Group) -> None:
         """Adds an endpoint to a pool: at once, or after the changes that it must wait for."""
@@ -379,11 +361,8 @@ class FunctionLineup(Lineup):
 
     def __init__(self, function: ServedFunction, gates: Gates) -> None:
         self.function = function
+        self.paths = function.paths
         super().__init__([], gates)
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return self.function.paths
 
     async def aclose(self) -> None:
         await super().aclose()
@@ -407,17 +386,14 @@ def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group,
             left.remove(old)
         followed.append((group, old))
     taken = {old.group.name for _, old in followed if old is not None}
-    named = list[tuple[Group, Way | None]]()
-    for group, old in followed:
-        if old is not None:
-            name = old.group.name
-        else:
-            others = (f"{group.name} {number}" for number in count(2))
-            names = chain([group.name], sorted(group.barred), others)
-            name = next(name for name in names if name not in taken)
-            taken.add(name)
-        named.append((msgspec.structs.replace(group, name=name), old))
-    return named
+    for index, (group, old) in enumerate(followed):
+        others = (f"{group.name} {number}" for number in count(2))
+        names = chain([group.name], sorted(group.barred), others)
+        free = (name for name in names if name not in taken)
+        name = next(free) if old is None else old.group.name
+        taken.add(name)
+        followed[index] = msgspec.structs.replace(group, name=name), old
+    return followed
 
 
 def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
@@ -438,9 +414,3 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
 def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:
     """What only one endpoint may have at a time: its name, and its server under its key."""
     return frozenset({("name", endpoint.label), ("account", account_of(endpoint))})
-
-
-def _price(endpoint: Endpoint) -> float:
-    """The highest price of an input and an output token together there; 0 if it is unknown."""
-    costs = [price.input + price.output for price in endpoint.tariff.values()]
-    return float(max(costs, default=0))

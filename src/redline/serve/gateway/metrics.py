@@ -7,7 +7,10 @@ Label values for models are the names in the settings, and `other`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
 
 from redline._version import __version__
 from redline.clock import SYSTEM
@@ -21,14 +24,13 @@ from redline.serve.workers import Fellows
 from redline.waist import Health
 
 
-class GatewayMetrics:
+class GatewayMetrics(msgspec.Struct, eq=False):
     """The metrics page of a gateway, built only when requested: most gateways are not monitored."""
 
-    def __init__(self, lineup: Lineup, totals: Totals, fellows: Fellows | None) -> None:
-        self._fellows = fellows
-        self._lineup = lineup
-        self._totals = totals
-        self._page: MetricsPage | None = None
+    _lineup: Lineup
+    _totals: Totals
+    _fellows: Fellows | None
+    _page: MetricsPage | None = None
 
     def page(self) -> bytes:
         """The page in Prometheus' text format. Raises Refusal without prometheus-client."""
@@ -36,8 +38,9 @@ class GatewayMetrics:
             try:
                 self._page = MetricsPage("the page /metrics")
             except ConfigError as error:
-                message = f"{error.what}: {error.hint}"
-                raise Refusal(message, status=501, code="not_installed") from error
+                raise Refusal(
+                    f"{error.what}: {error.hint}", status=501, code="not_installed"
+                ) from error
         found = self.families()
         if self._fellows is not None:
             found = self._fellows.added_to(found)
@@ -53,18 +56,12 @@ class GatewayMetrics:
         yield counter(
             "redline_serve_requests",
             "Finished calls, by the status of the answer.",
-            [
-                ({"model": model, "class": klass, "kind": status}, count)
-                for (model, klass, status), count in totals.answers.items()
-            ],
+            _by("model", "class", "kind", of=totals.answers),
         )
         yield counter(
             "redline_serve_tokens",
             "Tokens that answers report, by direction.",
-            [
-                ({"model": model, "kind": kind}, count)
-                for (model, kind), count in totals.tokens.items()
-            ],
+            _by("model", "kind", of=totals.tokens),
         )
         yield Family(
             name="redline_serve_duration_seconds",
@@ -85,20 +82,12 @@ class GatewayMetrics:
             counts = Counter[str]()
             for one in classes:
                 counts[one.name] += getattr(one, name)
-            yield gauge(
-                f"redline_serve_{name}",
-                about,
-                [({"class": klass}, count) for klass, count in counts.items()],
-            )
+            yield gauge(f"redline_serve_{name}", about, _by("class", of=counts))
         refused = Counter[tuple[str, str]]()
         for one in classes:
-            for reason, count in one.refused.items():
-                refused[one.name, reason] += count
-        yield counter(
-            "redline_serve_refused",
-            "Calls refused admission, by reason.",
-            [({"class": k, "kind": reason}, n) for (k, reason), n in refused.items()],
-        )
+            refused.update({(one.name, reason): n for reason, n in one.refused.items()})
+        about = "Calls refused admission, by reason."
+        yield counter("redline_serve_refused", about, _by("class", "kind", of=refused))
 
     def _about_batching(self) -> Iterator[Family]:
         if not isinstance(self._lineup, FunctionLineup):
@@ -116,7 +105,6 @@ class GatewayMetrics:
         )
 
     def _about_endpoints(self) -> Iterator[Family]:
-        now_s = SYSTEM.now_s()
         attempts = self._lineup.attempts.items()
         yield counter(
             "redline_requests",
@@ -137,13 +125,13 @@ class GatewayMetrics:
             "Requests in flight.",
             [({"endpoint": name}, one.in_flight) for name, one in attempts],
         )
+        states = {one.name: one.health(SYSTEM.now_s()) for one in self._lineup.members}
         yield gauge(
             "redline_endpoint_state",
             "1 for the state of each endpoint, 0 for the others.",
             [
-                ({"endpoint": member.name, "kind": state.value}, float(found is state))
-                for member in self._lineup.members
-                for found in (member.health(now_s),)
+                ({"endpoint": name, "kind": state.value}, float(found is state))
+                for name, found in states.items()
                 for state in Health
             ],
         )
@@ -154,15 +142,24 @@ class GatewayMetrics:
         )
         yield from self._about_classes()
         yield from self._about_batching()
-        if (answers := self._lineup.answers) is not None:
-            found = ("hits", "hit"), ("shared", "shared"), ("misses", "miss"), ("passed", "passed")
+        if self._lineup.remembered is not None:
+            use = self._lineup.cache_use
             yield counter(
                 "redline_cache_lookups",
                 "Calls looked up in the answer cache.",
-                [({"kind": kind}, getattr(answers.use, name)) for name, kind in found],
+                [
+                    ({"kind": "hit"}, use.hits),
+                    ({"kind": "shared"}, use.shared),
+                    ({"kind": "miss"}, use.misses),
+                    ({"kind": "passed"}, use.passed),
+                ],
             )
-        yield gauge(
-            "redline_build_info",
-            "1, with the version.",
-            [({"version": __version__}, 1)],
-        )
+        yield gauge("redline_build_info", "1, with the version.", [({"version": __version__}, 1)])
+
+
+def _by(*labels: str, of: Mapping[Any, float]) -> list[tuple[dict[str, str], float]]:
+    """Samples of values by their labels: a text, or a tuple for several labels."""
+    return [
+        (dict(zip(labels, (key,) if isinstance(key, str) else key, strict=True)), value)
+        for key, value in of.items()
+    ]

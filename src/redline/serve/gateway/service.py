@@ -17,25 +17,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from redline.calls import Endpoint, Stores
-from redline.calls.cache import AnswerStore
-from redline.errors import ConfigError, RedlineError
+from redline.calls.cache import AnswerStore, Cached
+from redline.errors import ConfigError
 from redline.httpserver import Address
 from redline.job.settings import Flags
-from redline.process import counted, end_at_once, on_signals, raise_limit_fully, run_until_told
+from redline.process import counted, end_at_second, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
 from redline.serve.gateway.gates import Gates
 from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lines import Lines
-from redline.serve.gateway.lineup import Answers, FunctionLineup, Lineup
+from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.metering import Meter
 from redline.serve.gateway.settings import GatewaySettings
 from redline.serve.http import Bounds
 from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants, spending_path
 from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
-from redline.waist import CacheUse
 
 _LOOK_S = 1.0
 # More than the waiting calls of all classes, so that refusals come from a class.
@@ -57,11 +57,18 @@ async def gateway_of(
     """
     async with AsyncExitStack() as stack:
         endpoints = await stack.enter_async_context(_answering(settings, worker))
-        answers = await _answers(settings, stack)
-        store = OWN if worker is None else SharedStore(worker.table, worker.number)
-        tenants = Tenants(settings.tenants, store=store)
-        gates = Gates(settings.classes, tenants, Meter(settings.price_table), worker)
-        lineup = _lineup(settings, endpoints, gates, answers, worker)
+        remembered = await _remembered(settings, stack)
+        tenants = Tenants(
+            settings.tenants,
+            store=OWN if worker is None else SharedStore(worker.table, worker.number),
+        )
+        lineup = _lineup(
+            settings,
+            endpoints,
+            Gates(settings.classes, tenants, Meter(settings.price_table), worker),
+            remembered,
+            worker,
+        )
         stack.push_async_callback(lineup.aclose)
         batches: Batches | Elsewhere | None = None
         if settings.state is not None:
@@ -76,13 +83,24 @@ async def gateway_of(
             batches,
             None if worker is None else Fellows(worker),
             address=_address(settings, worker),
-            bounds=_bounds(settings),
+            bounds=Bounds(
+                most_requests=_MOST_REQUESTS,
+                grace_s=settings.drain_s,
+                most_body_bytes=settings.most_body_bytes,
+                most_held_bytes=settings.most_held_bytes,
+            ),
             ssl=None if certificate is None else certificate.context(),
         )
         if settings.keys is not None:
             await stack.enter_async_context(_beside_it(_follow_keys(gateway)))
             if worker is None or worker.is_first:
-                keeper = _keeper(settings.keys, gateway)
+                keeper = SpendingKeeper(
+                    spending_path(settings.keys),
+                    tenants,
+                    lambda error: gateway.watch.note(f"spending cannot be saved: {error.what}"),
+                )
+                # What was spent before this start.
+                keeper.keep()
                 await stack.enter_async_context(_beside_it(keeper.run()))
         ending = [gateway.aclose]
         if isinstance(batches, Batches):
@@ -97,32 +115,26 @@ async def gateway_of(
 def _address(settings: GatewaySettings, worker: Worker | None) -> Address:
     if worker is None:
         return Address(settings.host, settings.port)
-    door = str(worker.door) if worker.is_first else ""
-    return Address(settings.host, settings.port, is_shared=True, door=door)
-
-
-def _bounds(settings: GatewaySettings) -> Bounds:
-    return Bounds(
-        most_requests=_MOST_REQUESTS,
-        grace_s=settings.drain_s,
-        most_body_bytes=settings.most_body_bytes,
-        most_held_bytes=settings.most_held_bytes,
+    return Address(
+        settings.host,
+        settings.port,
+        is_shared=True,
+        door=str(worker.door) if worker.is_first else "",
     )
 
 
-class Served:
+class Served(msgspec.Struct, eq=False):
     """A serving gateway, and its present settings."""
 
-    def __init__(self, settings: GatewaySettings, gateway: Gateway) -> None:
-        self._settings = settings
-        self.gateway = gateway
+    settings: GatewaySettings
+    gateway: Gateway
 
     def change(self, settings: GatewaySettings) -> list[str]:
         """Applies other settings; returns notes about them.
 
         Raises ConfigError, and then changes nothing.
         """
-        before, gateway = self._settings, self.gateway
+        before, gateway = self.settings, self.gateway
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
@@ -131,9 +143,7 @@ class Served:
             gateway.lineup.change(settings.endpoints)
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
-        self._settings = msgspec.structs.replace(
-            settings, **{name: getattr(before, name) for name in _FIXED}
-        )
+        self.settings = replace(settings, **{name: getattr(before, name) for name in _FIXED})
         notes = [f"{name} changes only at a restart" for name in fixed]
         if come := [one.label for one in new if one not in old]:
             notes.append(f"new: {', '.join(come)}")
@@ -171,11 +181,7 @@ def serve_gateway(
     """
 
     async def main(stop: asyncio.Event) -> None:
-        def close(_: int) -> None:
-            on_signals(end_at_once)
-            stop.set()
-
-        on_signals(close)
+        end_at_second(stop)
         is_outdated = asyncio.Event()
         _on_hangup(is_outdated.set)
         if worker is not None:
@@ -212,22 +218,16 @@ def serve_workers(
 
     flags: of the command line, from which each process makes its settings.
     """
-    status = 0
-
-    async def main(stop: asyncio.Event) -> None:
-        nonlocal status
-        status = await supervise(
-            stop,
-            on_url,
-            on_note,
-            workers=settings.workers,
-            address=(settings.host, settings.port),
-            embedded=settings.embedded,
-            flags=dict(flags),
-        )
-
-    run_until_told(main)
-    return status
+    supervised = partial(
+        supervise,
+        on_url=on_url,
+        on_note=on_note,
+        workers=settings.workers,
+        address=(settings.host, settings.port),
+        embedded=settings.embedded,
+        flags=dict(flags),
+    )
+    return run_until_told(supervised)
 
 
 def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings:
@@ -236,7 +236,7 @@ def _worked(settings: GatewaySettings, worker: Worker | None) -> GatewaySettings
         return settings
     state = settings.state or Path(worker.folder)
     endpoints = tuple(worker.sharing(one, state / "limits") for one in settings.endpoints)
-    return msgspec.structs.replace(settings, port=worker.port, endpoints=endpoints)
+    return replace(settings, port=worker.port, endpoints=endpoints)
 
 
 def _reread(
@@ -272,13 +272,13 @@ async def _answering(
     inside = None if worker is None else worker.inside
     async with nullcontext(inside) if inside else embedded.open() as base_url:
         # Its port differs at each start; cached answers are identified by the group.
-        whose = embedded.identity()
-        stated = settings.endpoints[0]
-        yield (msgspec.structs.replace(stated, base_url=base_url, proxy="", group=whose),)
+        yield (
+            replace(settings.endpoints[0], base_url=base_url, proxy="", group=embedded.identity()),
+        )
 
 
-async def _answers(settings: GatewaySettings, stack: AsyncExitStack) -> Answers | None:
-    """The cache of answers, open until the stack is closed; None if no cache is configured."""
+async def _remembered(settings: GatewaySettings, stack: AsyncExitStack) -> partial[Cached] | None:
+    """Puts the cache, open until the stack is closed, before a backend; None without one."""
     cache = settings.cache
     if cache is None:
         return None
@@ -286,23 +286,9 @@ async def _answers(settings: GatewaySettings, stack: AsyncExitStack) -> Answers 
     store = AnswerStore(Path(cache.folder), cache.max_bytes)
     await asyncio.to_thread(store.open)
     stack.push_async_callback(store.aclose)
-    return Answers(
-        store=store,
-        use=CacheUse(),
-        includes_sampled=cache.includes_sampled,
-        ttl_s=settings.cache_ttl_s,
+    return partial(
+        Cached, store=store, includes_sampled=cache.includes_sampled, ttl_s=settings.cache_ttl_s
     )
-
-
-def _keeper(keys: Path, gateway: Gateway) -> SpendingKeeper:
-    """Saves tenants' spending beside the key file for the next start; reads it now."""
-
-    def on_error(error: RedlineError) -> None:
-        gateway.watch.note(f"spending cannot be saved: {error.what}")
-
-    keeper = SpendingKeeper(spending_path(keys), gateway.gates.tenants, on_error)
-    keeper.keep()
-    return keeper
 
 
 @asynccontextmanager
@@ -335,16 +321,12 @@ def _lineup(
     settings: GatewaySettings,
     endpoints: tuple[Endpoint, ...],
     gates: Gates,
-    answers: Answers | None,
+    remembered: partial[Cached] | None,
     worker: Worker | None,
 ) -> Lineup:
     """The lineup of endpoints. Raises ConfigError for a function that cannot be loaded."""
-    function = settings.function
-    if function is not None:
-        served = function_backend(
-            function.spec, max_batch_size=function.max_batch_size, max_wait_s=function.max_wait_s
-        )
-        return FunctionLineup(served, gates)
+    if settings.function is not None:
+        return FunctionLineup(function_backend(settings.function), gates)
     # These files record the sends of this process; workers share a ledger instead.
     state = settings.state
     stores = None if state is None or worker is not None else Stores(recent=state / "limits")
@@ -355,5 +337,5 @@ def _lineup(
         most=settings.most,
         worker=worker,
         stores=stores,
-        answers=answers,
+        remembered=remembered,
     )

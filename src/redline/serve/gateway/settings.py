@@ -17,7 +17,7 @@ from redline.job.settings import Embedded, Option, errors_in, fields_in, table_i
 from redline.process import MOST_PROCESSES
 from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.batches import BatchSettings
-from redline.serve.functions import function_backend
+from redline.serve.functions import FunctionSettings, function_backend
 from redline.serve.gateway.lineup import grouped
 from redline.serve.keys import Keyring, Tenants, TenantSettings
 
@@ -49,14 +49,6 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
                 hint="both are PEM files; the key has no passphrase",
             ) from error
         return context
-
-
-class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """A function of a list: `module:name`. See DynamicBatcher for the rest."""
-
-    spec: str
-    max_batch_size: int = 32
-    max_wait_s: float = 0.01
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +108,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             self.certificate.context()
         Keyring(self.keys, Tenants(self.tenants))
         if self.function is not None:
-            function_backend(self.function.spec)
+            function_backend(self.function)
         if self.state is not None:
             _check_folder(self.state)
 

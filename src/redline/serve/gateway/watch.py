@@ -53,6 +53,11 @@ class _Look(msgspec.Struct, frozen=True):
     answered: dict[str, int]
     buckets: tuple[int, ...]
 
+    def rates_since(self, before: _Look) -> tuple[float, float]:
+        """Answers per second and tokens per second."""
+        took_s = max(_LEAST_S, self.at_s - before.at_s)
+        return (self.answers - before.answers) / took_s, (self.tokens - before.tokens) / took_s
+
 
 class GatewayWatch:
     """The state of a gateway, which `run` samples and publishes to the other workers.
@@ -158,17 +163,9 @@ class GatewayWatch:
             totals.buckets(),
         )
         if self._looks:
-            before = self._looks[-1]
-            took_s = max(_LEAST_S, look.at_s - before.at_s)
-            self._history.append(
-                Second(
-                    SYSTEM.wall_s(),
-                    (look.answers - before.answers) / took_s,
-                    (look.tokens - before.tokens) / took_s,
-                    sum(member.in_flight for member in members),
-                    self._waits(),
-                )
-            )
+            answers, tokens = look.rates_since(self._looks[-1])
+            running = sum(member.in_flight for member in members)
+            self._history.append(Second(SYSTEM.wall_s(), answers, tokens, running, self._waits()))
         self._looks.append(look)
         self._note_states(self._endpoints(look.at_s))
         self._bound(look.at_s)
@@ -217,9 +214,7 @@ class GatewayWatch:
 
     def _rates(self) -> tuple[float, float]:
         """Answers per second and tokens per second."""
-        before, now = self._before(_MEAN_S), self._looks[-1]
-        took_s = max(_LEAST_S, now.at_s - before.at_s)
-        return (now.answers - before.answers) / took_s, (now.tokens - before.tokens) / took_s
+        return self._looks[-1].rates_since(self._before(_MEAN_S))
 
     def _busy(self) -> float:
         before, now = self._before(1), self._looks[-1]

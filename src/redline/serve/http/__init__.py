@@ -15,8 +15,7 @@ from redline.serve.http.requests import (
     malformed,
     names_one_model,
     not_json,
-    read_body,
     read_call,
-    read_part,
+    read_of,
 )
 from redline.serve.http.routes import Answer, Route, Routes, wrong_method

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,8 +23,8 @@ from redline.errors import nearest
 from redline.httpserver import JSON, PROMETHEUS, Address, Exchange, HttpServer, State
 from redline.process import counted
 from redline.serve.http.refusals import Refusal, busy, hinted, no_model, shortened
-from redline.serve.http.requests import CALLS, Bounds, read_body
-from redline.serve.http.routes import Answer, Found, Routes, wrong_method
+from redline.serve.http.requests import CALLS, Bounds, read_of
+from redline.serve.http.routes import Answer, Routes, wrong_method
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -91,11 +92,8 @@ class Door(HttpServer):
 
     async def _emptied(self, within_s: float) -> None:
         """Returns once nothing is in flight, or the time is up."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._is_empty.wait()
-        except TimeoutError:
-            pass
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_empty.wait(), within_s)
 
     async def _handle(self, exchange: Exchange) -> None:
         try:
@@ -104,7 +102,7 @@ class Door(HttpServer):
                     raise wrong_method(exchange, "POST")
                 await self._take(exchange, self._answer)
             elif (found := self._routes.find(exchange)) is not None:
-                await self._take(exchange, self._answer_route, found)
+                await self._take(exchange, self._answer_route, *found)
             else:
                 await self._answer_other(exchange)
         except Refusal as refusal:
@@ -113,9 +111,8 @@ class Door(HttpServer):
             else:
                 exchange.break_off()
 
-    async def _answer_route(self, exchange: Exchange, found: Found) -> None:
-        tenant = self._routes.tenant_of(exchange)
-        await self._until_closed(found.answer(exchange, tenant, *found.ids))
+    async def _answer_route(self, exchange: Exchange, answer: Answer, ids: tuple[str, ...]) -> None:
+        await self._until_closed(answer(exchange, self._routes.tenant_of(exchange), *ids))
 
     def _request_id(self) -> str:
         """The request id for an answer without one of its endpoint's; empty for none."""
@@ -128,14 +125,16 @@ class Door(HttpServer):
         if page is None and (name := path.removeprefix(_ONE_MODEL)) != path:
             page = partial(self._show_model, name)
         if page is None:
-            near = nearest(path, [*self._calls, *self._routes.paths, *self._pages])
-            message = hinted(f"Unknown URL: {exchange.method} {shortened(path)}", near)
+            message = hinted(
+                f"Unknown URL: {exchange.method} {shortened(path)}",
+                nearest(path, [*self._calls, *self._routes.paths, *self._pages]),
+            )
             raise Refusal(message, status=404, code="unknown_url")
         if exchange.method not in ("GET", "HEAD"):
             raise wrong_method(exchange, "GET, HEAD")
         exchange.respond(200, page(), PROMETHEUS if path == "/metrics" else JSON)
 
-    async def _take(self, exchange: Exchange, answer: Answer, *asked: Found) -> None:
+    async def _take(self, exchange: Exchange, answer: Answer, *asked: object) -> None:
         """Answers one request, if there is room for it. asked: further arguments of `answer`."""
         if self.is_draining:
             raise _closing()
@@ -178,10 +177,10 @@ class Door(HttpServer):
         return is_shut_out
 
     async def _body(self, exchange: Exchange) -> bytes:
-        """The complete body. Raises Refusal as `read_body` does, or if the front closes first."""
+        """The complete body. Raises Refusal as `read_of` does, or if the front closes first."""
         if exchange.is_complete and exchange.error is None:
             return exchange.received()
-        return await self._until_closed(read_body(exchange))
+        return await self._until_closed(read_of(exchange.body()))
 
     def _list_models(self) -> bytes:
         models = [model_entry(name, self._since) for name in self._models]

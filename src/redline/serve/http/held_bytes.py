@@ -28,8 +28,12 @@ class HeldBytes:
             raise busy("The requests in flight are as large as is allowed.", "overloaded")
         before = self._of.get(tenant, 0)
         if self._has_tenants and before > held and before + more > free:
-            what = f"The requests of tenant {tenant} in flight are as large as is allowed."
-            raise Refusal(what, status=429, code="too_many_bytes", headers=come_back(None))
+            raise Refusal(
+                f"The requests of tenant {tenant} in flight are as large as is allowed.",
+                status=429,
+                code="too_many_bytes",
+                headers=come_back(None),
+            )
         self._all += more
         self._of[tenant] = before + more
 

@@ -6,7 +6,6 @@ shape of the Messages API: those of the endpoint keep their status and their tex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -25,10 +24,16 @@ from redline.apis.messages import (
 )
 from redline.calls import Chunk, Outcome, Reply, Request, Sink
 from redline.calls.tokens import TokenEstimator
-from redline.errors import CallError, NoEndpoint, Retryable
+from redline.errors import CallError, NoEndpoint
 from redline.httpserver import JSON, Exchange, header_lines
 from redline.serve.http.event_stream import STREAM_HEADERS, ClientStream
-from redline.serve.http.refusals import Refusal, new_request_id, own_status, refusal_of
+from redline.serve.http.refusals import (
+    Refusal,
+    new_request_id,
+    own_status,
+    refusal_of,
+    stated_wait,
+)
 from redline.serve.http.replies import CACHED, body_of
 from redline.serve.http.requests import Asked
 
@@ -49,14 +54,35 @@ async def answer_messages(
     if exchange.path == COUNT_TOKENS:
         count_tokens(exchange, raw, request_id=request_id)
         return
-    answer = _Answer(exchange, _translated(raw, chat_of), request_id or new_request_id())
+    body = _translated(raw, chat_of)
     del raw
+    request = Request(body=body, url=chat.API.path)
+    request_id = request_id or new_request_id()
+    said = {"model": body["model"], "stop_sequences": body.get("stop", [])}
+    stream = _Stream(exchange, MessageStream(**said), request_id) if body.get("stream") else None
     try:
-        await answer.finish(await send(answer.request, answer.stream))
+        outcome = await send(request, stream)
+        if outcome.error is not None:
+            raise _refusal(outcome.error)
+        reply = outcome.reply
+        assert reply is not None
+        try:
+            if stream is not None:
+                await stream.finish(None if stream.has_begun else _whole(request, reply))
+                return
+            message = message_of(_whole(request, reply), **said)
+        except CallError as error:
+            raise refusal_of(error) from error
+        fields = JSON + header_lines({"request-id": _id_of(reply.headers, request_id)})
+        if outcome.is_cached:
+            fields += CACHED
+        exchange.respond(200, msgspec.json.encode(message), fields)
+        # In flight until its client has taken it.
+        await exchange.drained()
     except Refusal as refusal:
-        if answer.stream is None or not answer.stream.has_begun:
+        if stream is None or not stream.has_begun:
             raise
-        await answer.stream.fail(refusal)
+        await stream.fail(refusal)
 
 
 def count_tokens(exchange: Exchange, raw: bytes, *, request_id: str = "") -> None:
@@ -79,54 +105,15 @@ def _translated(raw: bytes, translate: Callable[[Any], dict[str, Any]]) -> dict[
         raise Refusal(f"The body of the request could not be read as JSON: {error}") from None
 
 
-class _Answer:
-    """The answer to one request. stream: None for a message that comes whole."""
-
-    def __init__(self, exchange: Exchange, body: dict[str, Any], request_id: str) -> None:
-        self._exchange = exchange
-        self._request_id = request_id
-        self._model: str = body["model"]
-        self._stop_sequences: list[str] = body.get("stop", [])
-        self.request = Request(body=body, url=chat.API.path)
-        self.stream: _Stream | None = None
-        if body.get("stream"):
-            translation = MessageStream(model=self._model, stop_sequences=self._stop_sequences)
-            self.stream = _Stream(exchange, translation, request_id)
-
-    async def finish(self, outcome: Outcome) -> None:
-        """Answers with the outcome. Raises Refusal for a failure."""
-        if outcome.error is not None:
-            raise _refusal(outcome.error)
-        reply = outcome.reply
-        assert reply is not None
-        try:
-            if self.stream is None:
-                await self._respond(reply, is_cached=outcome.is_cached)
-            else:
-                await self.stream.finish(None if self.stream.has_begun else self._whole(reply))
-        except CallError as error:
-            raise refusal_of(error) from error
-
-    async def _respond(self, reply: Reply, *, is_cached: bool) -> None:
-        message = message_of(
-            self._whole(reply), model=self._model, stop_sequences=self._stop_sequences
-        )
-        fields = JSON + header_lines({"request-id": _id_of(reply.headers, self._request_id)})
-        if is_cached:
-            fields += CACHED
-        self._exchange.respond(200, msgspec.json.encode(message), fields)
-        # In flight until its client has taken it.
-        await self._exchange.drained()
-
-    def _whole(self, reply: Reply) -> Any:
-        """The chat that answers. Raises Refusal if there is none."""
-        asked = Asked(
-            request=self.request, model=self._model, priority=0, is_stream=False, wants_usage=True
-        )
-        try:
-            return loose_json.decoded(body_of(asked, reply))
-        except (ValueError, RecursionError) as error:
-            raise Refusal(f"the answer is not JSON: {error}", status=502) from error
+def _whole(request: Request, reply: Reply) -> Any:
+    """The chat that answers. Raises Refusal if there is none."""
+    asked = Asked(
+        request=request, model=request.body["model"], priority=0, is_stream=False, wants_usage=True
+    )
+    try:
+        return loose_json.decoded(body_of(asked, reply))
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"the answer is not JSON: {error}", status=502) from error
 
 
 class _Stream(ClientStream):
@@ -184,7 +171,4 @@ def _refusal(error: CallError | NoEndpoint) -> Refusal:
     status = own_status(error)
     if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)
-    headers = {}
-    if isinstance(error, Retryable) and error.retry_after_s:
-        headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    return Refusal(read_error(error.body).message, status=status, headers=headers)
+    return Refusal(read_error(error.body).message, status=status, headers=stated_wait(error))

@@ -81,8 +81,9 @@ class Refusal(Exception):
             fields += header_lines({"request-id": request_id})
         elif request_id:
             fields += header_lines({"x-request-id": request_id})
-        body = msgspec.json.encode(error)
-        exchange.respond(self.status, body, fields, is_last=self.status in _CLOSING)
+        exchange.respond(
+            self.status, msgspec.json.encode(error), fields, is_last=self.status in _CLOSING
+        )
 
 
 def new_request_id() -> str:
@@ -107,8 +108,12 @@ def busy(message: str, code: str, *, wait_s: float | None = None) -> Refusal:
 
 def no_model(name: str, known: Collection[str]) -> Refusal:
     """Refuses a model that is none of those `known`."""
-    message = hinted(f"The model `{shortened(name)}` does not exist", nearest(name, known))
-    return Refusal(message, status=404, code="model_not_found", param="model")
+    return Refusal(
+        hinted(f"The model `{shortened(name)}` does not exist", nearest(name, known)),
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
 
 
 def own_status(error: CallError | NoEndpoint) -> int | None:
@@ -116,6 +121,13 @@ def own_status(error: CallError | NoEndpoint) -> int | None:
     if isinstance(error, NoEndpoint | Refused | Unpaid) or not error.body:
         return None
     return error.status if error.status is not None and error.status >= 400 else None
+
+
+def stated_wait(error: CallError) -> dict[str, str]:
+    """The header Retry-After of an answer with the endpoint's own status, if it stated a time."""
+    if isinstance(error, Retryable) and error.retry_after_s:
+        return {"retry-after": str(math.ceil(error.retry_after_s))}
+    return {}
 
 
 def refusal_of(error: CallError | NoEndpoint) -> Refusal:
@@ -133,8 +145,13 @@ def refusal_of(error: CallError | NoEndpoint) -> Refusal:
             param = found[1] if found else None
     elif status in (429, 503):
         headers = come_back(error.retry_after_s if isinstance(error, Retryable) else None)
-    code = "rate_limit_exceeded" if status == 429 else error.kind
-    return Refusal(message, status=status, code=code, param=param, headers=headers)
+    return Refusal(
+        message,
+        status=status,
+        code="rate_limit_exceeded" if status == 429 else error.kind,
+        param=param,
+        headers=headers,
+    )
 
 
 def _status(error: CallError | NoEndpoint) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -13,12 +12,12 @@ import msgspec
 from redline.apis import EventParser, is_usage_event, responses
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
 from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
-from redline.errors import CallError, NoEndpoint, Retryable
+from redline.errors import CallError, NoEndpoint
 from redline.httpserver import JSON, TEXT, Exchange, header_lines
 from redline.serve.http.door import Door, Page
 from redline.serve.http.event_stream import AT_ONCE, ClientStream
 from redline.serve.http.messages import Send, answer_messages
-from redline.serve.http.refusals import Refusal, own_status, refusal_of
+from redline.serve.http.refusals import Refusal, own_status, refusal_of, stated_wait
 from redline.serve.http.replies import CACHED
 from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
 from redline.serve.http.routes import Routes
@@ -201,12 +200,11 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
     status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)
-    fields = JSON if error.body[:1] in b"{[" else TEXT
-    if isinstance(error, Retryable) and error.retry_after_s:
-        fields += header_lines({"retry-after": str(math.ceil(error.retry_after_s))})
+    headers = stated_wait(error)
     if stream.request_id:
-        fields += header_lines({"x-request-id": stream.request_id})
-    exchange.respond(status, error.body, fields)
+        headers["x-request-id"] = stream.request_id
+    fields = JSON if error.body[:1] in b"{[" else TEXT
+    exchange.respond(status, error.body, fields + header_lines(headers))
 
 
 def status_of(outcome: Outcome) -> int:

@@ -70,10 +70,10 @@ def _made(form: Form, asked: Asked, reply: Reply) -> dict[str, Any]:
         # One for all, if a backend of the user's own states one for several texts.
         reason = reasons[index] if index < len(reasons) else reasons[0]
         reason = "stop" if reason in _STOPS else reason
-        tool_calls = None if index else reply.tool_calls
-        choices.append(form.choice(index, text, reason, tool_calls=tool_calls))
-    model = reply.model or asked.model
-    writer = ChoicesWriter(form, uuid.uuid4().hex, int(SYSTEM.wall_s()), model)
+        choices.append(
+            form.choice(index, text, reason, tool_calls=None if index else reply.tool_calls)
+        )
+    writer = ChoicesWriter(form, uuid.uuid4().hex, int(SYSTEM.wall_s()), reply.model or asked.model)
     return writer.whole(choices, _usage(reply))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from typing import Annotated, Any
 
 import msgspec
@@ -13,7 +13,7 @@ from msgspec import Meta
 from redline.apis import APIS, StreamOptions, api_of
 from redline.apis.messages import COUNT_TOKENS, MESSAGES
 from redline.calls import Request
-from redline.httpserver import BodyError, Exchange, HttpBounds
+from redline.httpserver import BodyError, HttpBounds
 from redline.serve.http.refusals import Refusal, no_model
 from redline.waist import replacing_halves
 
@@ -59,20 +59,16 @@ _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
 _BODY_CODES = {408: "timed_out", 413: "too_large"}
 
 
-async def read_body(exchange: Exchange) -> bytes:
-    """The complete body. Raises Refusal if it is too large, malformed or late."""
+async def read_of(body: Awaitable[bytes]) -> bytes:
+    """What is read of a body. Raises Refusal if the body is too large, malformed or late."""
     try:
-        return await exchange.body()
+        return await body
     except BodyError as error:
-        raise _refused(error) from None
-
-
-async def read_part(exchange: Exchange) -> bytes:
-    """The next part of the body; empty at its end. Raises Refusal as `read_body` does."""
-    try:
-        return await exchange.part()
-    except BodyError as error:
-        raise _refused(error) from None
+        raise Refusal(
+            f"{error.reason[:1].upper()}{error.reason[1:]}.",
+            status=error.status,
+            code=_BODY_CODES.get(error.status),
+        ) from None
 
 
 def malformed(error: Exception) -> Refusal:
@@ -80,13 +76,10 @@ def malformed(error: Exception) -> Refusal:
     if not isinstance(error, msgspec.ValidationError):
         return Refusal(f"The body of the request could not be read as JSON: {error}")
     field = _FIELD.search(str(error))
-    param = (field[1] or field[2]) if field else None
-    return Refusal(f"The body of the request is not valid: {error}", param=param)
-
-
-def _refused(error: BodyError) -> Refusal:
-    message = f"{error.reason[:1].upper()}{error.reason[1:]}."
-    return Refusal(message, status=error.status, code=_BODY_CODES.get(error.status))
+    return Refusal(
+        f"The body of the request is not valid: {error}",
+        param=(field[1] or field[2]) if field else None,
+    )
 
 
 def read_call(path: str, raw: bytes, models: Collection[str]) -> Asked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -33,13 +32,6 @@ class Route(msgspec.Struct, frozen=True):
     most_body_bytes: int = 0
 
 
-class Found(NamedTuple):
-    """The answer to a request, and the ids in its path."""
-
-    answer: Answer
-    ids: tuple[str, ...]
-
-
 def one_tenant(exchange: Exchange) -> str:
     """`default` for every request."""
     return "default"
@@ -53,16 +45,17 @@ class Routes:
         # By the expression of a path, whose groups are the ids, and by method.
         self._table: dict[re.Pattern[str], dict[str, Answer]] = {}
         for route in table:
-            path = re.compile(_ID.sub("([^/]+)", route.pattern))
-            self._table.setdefault(path, {})[route.method] = route.answer
+            self._table.setdefault(re.compile(_ID.sub("([^/]+)", route.pattern)), {})[
+                route.method
+            ] = route.answer
         # Paths without ids, for hints.
         self.paths = tuple(dict.fromkeys(r.pattern for r in table if "{" not in r.pattern))
         self.bodies_by_path: Mapping[str, int] = {
             route.pattern: route.most_body_bytes for route in table if route.most_body_bytes
         }
 
-    def find(self, exchange: Exchange) -> Found | None:
-        """The route of the request; None for an unknown path.
+    def find(self, exchange: Exchange) -> tuple[Answer, tuple[str, ...]] | None:
+        """The answer to the request, and the ids in its path; None for an unknown path.
 
         Raises Refusal for a method that the path does not take.
         """
@@ -71,11 +64,15 @@ class Routes:
                 answer = methods.get(exchange.method)
                 if answer is None:
                     raise wrong_method(exchange, ", ".join(methods))
-                return Found(answer, match.groups())
+                return answer, match.groups()
         return None
 
 
 def wrong_method(exchange: Exchange, right: str) -> Refusal:
     """Refuses a method. right: those that the path takes."""
-    message = f"{shortened(exchange.path)} takes {right}, not {exchange.method}."
-    return Refusal(message, status=405, code="method_not_allowed", headers={"allow": right})
+    return Refusal(
+        f"{shortened(exchange.path)} takes {right}, not {exchange.method}.",
+        status=405,
+        code="method_not_allowed",
+        headers={"allow": right},
+    )

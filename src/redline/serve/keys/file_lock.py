@@ -32,7 +32,7 @@ def locked(path: Path) -> closing[LockedFile]:
             ) from error
         try:
             # The file was replaced meanwhile: its lock protects nothing.
-            if file.try_lock() and _is_at(file.fd, path):
+            if file.try_lock() and file.is_at(path):
                 return closing(file)
         except OSError as error:
             file.close()
@@ -45,10 +45,3 @@ def locked(path: Path) -> closing[LockedFile]:
                 f"{path} is being changed by another redline", hint="wait for it, or stop it"
             )
         time.sleep(_EVERY_S)
-
-
-def _is_at(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False

@@ -102,9 +102,8 @@ def add_key(
     now = _now()
     with locked(path):
         lines, keys = _read(path)
-        taken = {key.id for key in keys.values()}
         key = Key(
-            id=_free_id(taken),
+            id=_free_id({key.id for key in keys.values()}),
             tenant=tenant,
             starts=secret[:_SHOWN],
             sha256=digest_of(secret.encode()).hex(),
@@ -145,8 +144,11 @@ def _no_key(path: Path, key_id: str, keys: Iterable[Key]) -> ConfigError:
     if key_id.startswith(_PREFIX):
         digest = digest_of(key_id.encode("utf-8", "surrogateescape")).hex()
         ids = [key.id for key in keys if key.sha256 == digest]
-        hint = f"its id is {ids[0]}" if ids else "redline keys list shows the ids"
-        return ConfigError("that is a key, not the id of a key", where=str(path), hint=hint)
+        return ConfigError(
+            "that is a key, not the id of a key",
+            where=str(path),
+            hint=f"its id is {ids[0]}" if ids else "redline keys list shows the ids",
+        )
     return ConfigError(
         f"no key has the id {printable(key_id)[:100]}",
         where=str(path),

@@ -22,8 +22,9 @@ class InvalidKey(Refusal):
     """The request has no key, or one that is not accepted: 401."""
 
     def __init__(self, message: str) -> None:
-        headers = {"www-authenticate": "Bearer"}
-        super().__init__(message, status=401, code="invalid_api_key", headers=headers)
+        super().__init__(
+            message, status=401, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+        )
 
 
 class Known(msgspec.Struct, frozen=True, gc=False):
@@ -109,8 +110,11 @@ class Keyring:
         if key.revoked is not None:
             return Known(tenant, -math.inf, f"The API key {key.id} has been revoked.")
         if key.expires is not None:
-            reason = f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC."
-            return Known(tenant, key.expires.timestamp(), reason)
+            return Known(
+                tenant,
+                key.expires.timestamp(),
+                f"The API key {key.id} has expired on {key.expires:%Y-%m-%d %H:%M} UTC.",
+            )
         return Known(tenant)
 
 

@@ -44,11 +44,10 @@ def spending_path(keys: Path) -> Path:
     return keys.with_name(f"{keys.stem}.spent.json")
 
 
-class SpendingFile:
+class SpendingFile(msgspec.Struct, frozen=True):
     """The file at `path`. Blocks; for one thread at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def add(self, day: int, amounts: Mapping[str, int]) -> dict[str, int]:
         """Adds these picodollars by tenant; what all have committed on that day.

@@ -53,30 +53,17 @@ class Refused(msgspec.Struct, frozen=True):
         return Refusal(self.what, status=429, code=self.code, headers=headers)
 
 
-class Started:
+class Started(msgspec.Struct, eq=False):
     """A call that has started. It ends once: by `settle`, `cancel`, or with a `with` block."""
 
-    __slots__ = (
-        *("_day", "_is_over", "_limits", "_of_requests", "_of_tokens", "_picodollars", "_since_s"),
-        "_tokens",
-    )
-
-    def __init__(
-        self,
-        limits: TenantLimits,
-        records: tuple[list[GiveBack], list[GiveBack]],
-        since_s: float,
-        tokens: int,
-        picodollars: int,
-        day: int,
-    ) -> None:
-        self._limits = limits
-        self._of_requests, self._of_tokens = records
-        self._since_s = since_s
-        self._tokens = tokens
-        self._picodollars = picodollars
-        self._day = day
-        self._is_over = False
+    _limits: TenantLimits
+    _of_requests: list[GiveBack]
+    _of_tokens: list[GiveBack]
+    _since_s: float
+    _tokens: int
+    _picodollars: int
+    _day: int
+    _is_over: bool = False
 
     def settle(
         self, now_s: float, tokens: int | None = None, picodollars: int | None = None
@@ -91,7 +78,8 @@ class Started:
             limits.ended(now_s - self._since_s)
             if tokens is not None:
                 if tokens > self._tokens:
-                    limits.use_tokens(tokens - self._tokens, now_s)
+                    for window in limits.of_tokens:
+                        window.take(tokens - self._tokens, now_s)
                 elif tokens < self._tokens:
                     for give_back in self._of_tokens:
                         give_back(self._tokens - tokens)
@@ -123,7 +111,7 @@ class TenantLimits:
     """The limits of `settings`, and what counts against them. For one event loop.
 
     store: where it is counted. alone: to be entered before anything is changed; it keeps other
-    processes out if a limit is set.
+    processes out if a limit is set. of_tokens: the windows that count tokens.
     """
 
     def __init__(
@@ -141,7 +129,7 @@ class TenantLimits:
         self.flights = store.flights(tenant)
         self.money = store.money(tenant)
         self._requests: tuple[CountedWindow, ...] = ()
-        self._tokens: tuple[CountedWindow, ...] = ()
+        self.of_tokens: tuple[CountedWindow, ...] = ()
         self.reshape(settings)
 
     @property
@@ -153,10 +141,13 @@ class TenantLimits:
         """Replaces the limits. Started calls still count."""
         self._most = settings.concurrency
         self._requests = self._windows("requests", settings.requests, self._requests)
-        self._tokens = self._windows("tokens", settings.tokens, self._tokens)
+        self.of_tokens = self._windows("tokens", settings.tokens, self.of_tokens)
         self._allowance = settings.picodollars_per_day
-        limits = (settings.requests, settings.tokens, self._most, self._allowance)
-        self.alone = self._store.alone if any(limits) else OWN.alone
+        self.alone = (
+            self._store.alone
+            if any((settings.requests, settings.tokens, self._most, self._allowance))
+            else OWN.alone
+        )
 
     def try_start(
         self, now_s: float, tokens: int = 0, picodollars: int | None = 0
@@ -175,7 +166,7 @@ class TenantLimits:
             has_room = self._most is None or self.flights.count < self._most
             for window in self._requests:
                 has_room = window.has_room(1, now_s) and has_room
-            for window in self._tokens:
+            for window in self.of_tokens:
                 has_room = window.has_room(tokens, now_s) and has_room
             if self._allowance is not None:
                 has_room = has_room and self._can_pay(picodollars)
@@ -183,31 +174,28 @@ class TenantLimits:
                 return self._refused(now_s, tokens, picodollars)
             self.flights.add(1)
             money.reserve(cost)
-            records = (
-                [window.take(1, now_s) for window in self._requests],
-                [window.take(tokens, now_s) for window in self._tokens],
-            )
-        return Started(self, records, now_s, tokens, cost, day)
+            of_requests = [window.take(1, now_s) for window in self._requests]
+            of_tokens = [window.take(tokens, now_s) for window in self.of_tokens]
+        return Started(self, of_requests, of_tokens, now_s, tokens, cost, day)
 
     def ended(self, took_s: float) -> None:
         """Counts the end of a call."""
         self.flights.add(-1)
         self._call_s += (took_s - self._call_s) / _RECENT_CALLS
 
-    def use_tokens(self, amount: int, now_s: float) -> None:
-        """Charges tokens that a call used beyond its reservation."""
-        for window in self._tokens:
-            window.take(amount, now_s)
-
     def _refused(self, now_s: float, tokens: int, picodollars: int | None) -> Refused:
         reasons = [
             *self._window_refusals("requests", self._requests, 1, now_s),
-            *self._window_refusals("tokens", self._tokens, tokens, now_s),
+            *self._window_refusals("tokens", self.of_tokens, tokens, now_s),
             *self._money_refusals(picodollars),
         ]
         if self._most is not None and self.in_flight >= self._most:
-            what = f"it has {counted(self._most, 'call')} in flight, the most allowed"
-            reasons.append(self._because(what, self._call_s / self._most))
+            reasons.append(
+                self._because(
+                    f"it has {counted(self._most, 'call')} in flight, the most allowed",
+                    self._call_s / self._most,
+                )
+            )
         return max(reasons, key=lambda reason: reason.retry_after_s)
 
     def _window_refusals(
@@ -217,8 +205,11 @@ class TenantLimits:
             wait_s = window.wait_s(amount, now_s)
             limit = limit_text(kind, window.rate)
             if wait_s == math.inf:
-                what = f"the call may use {amount:,} {kind}, more than its limit of {limit} grants"
-                yield self._because(what, wait_s, "over_limit")
+                yield self._because(
+                    f"the call may use {amount:,} {kind}, more than its limit of {limit} grants",
+                    wait_s,
+                    "over_limit",
+                )
             elif wait_s > 0:
                 yield self._because(f"it has reached its limit of {limit}", wait_s)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from redline.clock import SYSTEM, Clock
 from redline.serve.keys.day_money import DAY_S
@@ -54,9 +54,6 @@ class Tenants:
         self._tenants: dict[str, Tenant] = {}
         # The amounts that others have committed, by tenant, on a day.
         self._totals: tuple[int, Mapping[str, int]] = (0, {})
-
-    def __iter__(self) -> Iterator[Tenant]:
-        return iter(self._tenants.values())
 
     def of(self, name: str) -> Tenant:
         """The tenant with this name, created if it does not exist."""

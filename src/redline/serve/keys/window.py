@@ -10,6 +10,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from redline.limits import Rate
 
 # Up to this many records are exact. Beyond them, amounts admitted within this part of a window
@@ -20,15 +22,13 @@ EXACT = 256
 GiveBack = Callable[[int], None]
 
 
-class Admitted:
+class Admitted(msgspec.Struct, eq=False):
     """The amount admitted from `first_s` to `last_s`. left: how much of it counts."""
 
-    __slots__ = ("_window", "first_s", "last_s", "left")
-
-    def __init__(self, window: SlidingWindow, now_s: float, amount: int) -> None:
-        self._window = window
-        self.first_s = self.last_s = now_s
-        self.left = amount
+    _window: SlidingWindow
+    first_s: float
+    last_s: float
+    left: int
 
     def give_back(self, amount: int) -> None:
         """Gives back an amount that was not used."""
@@ -97,6 +97,6 @@ class SlidingWindow:
                 last.last_s = now_s
                 last.left += amount
                 return last.give_back
-        record = Admitted(self, now_s, amount)
+        record = Admitted(self, now_s, now_s, amount)
         records.append(record)
         return record.give_back

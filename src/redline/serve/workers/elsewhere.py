@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httptools
+import msgspec
 
 from redline.errors import Disconnected
 from redline.httpserver import BodyError, Exchange, State
@@ -50,19 +51,16 @@ def _away() -> Refusal:
     return busy("The worker that has files and batches is being started.", "overloaded")
 
 
-class _Passing:
+class _Passing(msgspec.Struct, eq=False):
     """One request, forwarded as it arrives, and its response."""
 
-    def __init__(
-        self, exchange: Exchange, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
-        self._exchange = exchange
-        self._reader = reader
-        self._writer = writer
-        self._fields: list[bytes] = []
-        self._data = bytearray()
-        self._is_head = self._is_over = False
-        self._parser = httptools.HttpResponseParser(self)
+    _exchange: Exchange
+    _reader: asyncio.StreamReader
+    _writer: asyncio.StreamWriter
+    _fields: list[bytes] = []
+    _data: bytearray = bytearray()
+    _is_head: bool = False
+    _is_over: bool = False
 
     async def run(self) -> None:
         """Returns when the client has the response.
@@ -108,14 +106,14 @@ class _Passing:
         await writer.drain()
 
     async def _pass_back(self) -> None:
-        exchange = self._exchange
+        exchange, parser = self._exchange, httptools.HttpResponseParser(self)
         while not self._is_over:
             data = await self._reader.read(_PIECE_BYTES)
             if not data:
                 raise Disconnected("the worker has closed the connection")
-            self._parser.feed_data(data)
+            parser.feed_data(data)
             if self._is_head and exchange.state is State.WAITING:
-                await exchange.begin(self._parser.get_status_code(), b"".join(self._fields))
+                await exchange.begin(parser.get_status_code(), b"".join(self._fields))
             if self._data:
                 part, self._data = bytes(self._data), bytearray()
                 await exchange.write(part)

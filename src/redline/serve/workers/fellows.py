@@ -50,8 +50,9 @@ class Fellows:
 
     def publish(self, published: Published) -> None:
         """Publishes this worker's figures."""
-        families = added([self._before, published.families])
-        published = msgspec.structs.replace(published, families=families)
+        published = msgspec.structs.replace(
+            published, families=added([self._before, published.families])
+        )
         beside = self._own.with_suffix(".new")
         try:
             beside.write_bytes(_ENCODE(published))

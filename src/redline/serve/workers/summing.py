@@ -5,10 +5,11 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
-from operator import attrgetter
+from itertools import chain
+from operator import add, attrgetter
 from typing import TypeVar
 
-import msgspec
+from msgspec.structs import astuple, replace
 
 from redline.job.monitor import Family, Histogram
 from redline.serve.dashboard import (
@@ -20,7 +21,6 @@ from redline.serve.dashboard import (
     TenantView,
 )
 
-T = TypeVar("T")
 V = TypeVar("V", ClassView, EndpointView, TenantView)
 
 # Values that hold for all if they hold in one worker.
@@ -32,6 +32,8 @@ _HIGHEST_OF: dict[type, set[str]] = {
     EndpointView: {"slots"},
     TenantView: {"running", "spent_usd"},
 }
+# Numbers of snapshots that are added.
+_ADDED = ("answers_per_s", "tokens_per_s", "running", "waiting")
 _KEPT_EVENTS = 50
 # Each worker samples its seconds at moments of its own, slightly more than a second apart.
 _NEAR_S = 1.5
@@ -50,9 +52,7 @@ def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
                 before = samples.get(key)
                 samples[key] = value if before is None else _sum(family.name, before, value)
     return [
-        msgspec.structs.replace(
-            family, samples=[(dict(key), value) for key, value in sums[name].items()]
-        )
+        replace(family, samples=[(dict(key), value) for key, value in sums[name].items()])
         for name, family in found.items()
     ]
 
@@ -60,8 +60,9 @@ def added(parts: Iterable[Sequence[Family]]) -> list[Family]:
 def _sum(name: str, one: float | Histogram, other: float | Histogram) -> float | Histogram:
     if isinstance(one, Histogram):
         assert isinstance(other, Histogram)
-        counts = tuple(map(sum, zip(one.counts, other.counts, strict=True)))
-        return Histogram(counts, one.sum_s + other.sum_s)
+        return Histogram(
+            tuple(map(sum, zip(one.counts, other.counts, strict=True))), one.sum_s + other.sum_s
+        )
     assert not isinstance(other, Histogram)
     return max(one, other) if name in _HIGHEST else one + other
 
@@ -70,14 +71,11 @@ def together(snapshots: Sequence[Snapshot]) -> Snapshot:
     """The first snapshot, with the figures of all added. Its latencies are its own."""
     own = snapshots[0]
     bound = max(snapshots, key=lambda one: (one.binding.cause != "nothing", one.waiting))
-    return msgspec.structs.replace(
+    return replace(
         own,
         binding=bound.binding,
         up_s=max(one.up_s for one in snapshots),
-        answers_per_s=sum(one.answers_per_s for one in snapshots),
-        tokens_per_s=sum(one.tokens_per_s for one in snapshots),
-        running=sum(one.running for one in snapshots),
-        waiting=sum(one.waiting for one in snapshots),
+        **{name: sum(getattr(one, name) for one in snapshots) for name in _ADDED},
         classes=joined_classes(one.classes for one in snapshots),
         endpoints=_joined([one.endpoints for one in snapshots], _endpoint),
         tenants=_joined([one.tenants for one in snapshots], _summed),
@@ -93,15 +91,13 @@ def joined_classes(parts: Iterable[Sequence[ClassView]]) -> list[ClassView]:
     return _joined(parts, _summed)
 
 
-def _joined(parts: Iterable[Sequence[T]], join: Callable[[T, T], T]) -> list[T]:
+def _joined(parts: Iterable[Sequence[V]], join: Callable[[V, V], V]) -> list[V]:
     """The parts, with those of the same name joined."""
-    name = attrgetter("name")
-    found: dict[str, T] = {}
-    for part in parts:
-        for one in part:
-            before = found.get(name(one))
-            found[name(one)] = one if before is None else join(before, one)
-    return [*found.values()]
+    found: dict[str, V] = {}
+    for one in chain.from_iterable(parts):
+        before = found.get(one.name)
+        found[one.name] = one if before is None else join(before, one)
+    return list(found.values())
 
 
 def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
@@ -109,8 +105,9 @@ def _endpoint(one: EndpointView, other: EndpointView) -> EndpointView:
     if other.reason and not one.reason:
         one, other = other, one
     latencies = [each.latency_s for each in (one, other) if each.latency_s]
-    latency_s = sum(latencies) / len(latencies) if latencies else 0.0
-    return msgspec.structs.replace(_summed(one, other), latency_s=latency_s)
+    return replace(
+        _summed(one, other), latency_s=sum(latencies) / len(latencies) if latencies else 0.0
+    )
 
 
 def _summed(one: V, other: V) -> V:
@@ -121,12 +118,11 @@ def _summed(one: V, other: V) -> V:
         numbers = [value for value in values if isinstance(value, int | float)]
         if numbers:
             sums[name] = max(numbers) if name in highest else sum(numbers)
-    return msgspec.structs.replace(one, **sums)
+    return replace(one, **sums)
 
 
 def _latest(parts: Iterable[Sequence[Event]]) -> list[Event]:
-    events = sorted((event for part in parts for event in part), key=lambda event: event.at_s)
-    return events[-_KEPT_EVENTS:]
+    return sorted(chain.from_iterable(parts), key=attrgetter("at_s"))[-_KEPT_EVENTS:]
 
 
 def _history(snapshots: Sequence[Snapshot]) -> list[Second]:
@@ -142,10 +138,4 @@ def _with_nearest(second: Second, others: Sequence[Second]) -> Second:
     if not near:
         return second
     other = min(near, key=lambda one: abs(one.at_s - second.at_s))
-    return Second(
-        second.at_s,
-        second.answers + other.answers,
-        second.tokens + other.tokens,
-        second.running + other.running,
-        second.waiting + other.waiting,
-    )
+    return Second(second.at_s, *map(add, astuple(second)[1:], astuple(other)[1:]))

@@ -145,7 +145,6 @@ class _Supervisor:
         on_note: Callable[[str], None],
     ) -> None:
         self._children = [_Child(worker) for worker in workers]
-        self._folder = workers[0].folder
         self._table = table
         self._stop = stop
         self._on_note = on_note
@@ -210,7 +209,7 @@ class _Supervisor:
         if self._stop.is_set():
             for child in self._children:
                 child.tell(signal.SIGKILL)
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._children[0].worker.folder, ignore_errors=True)
             os._exit(128 + number)
         self._stop.set()
         for child in self._children:

@@ -93,9 +93,8 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         words = f"{account_of(endpoint)} {described(limits)}"
         name = blake2b(words.encode(), digest_size=8).hexdigest()
         state.mkdir(parents=True, exist_ok=True)
-        share = str(state / f"{name}.ledger")
         return msgspec.structs.replace(
-            endpoint, limits=msgspec.structs.replace(limits, share=share)
+            endpoint, limits=msgspec.structs.replace(limits, share=str(state / f"{name}.ledger"))
         )
 
     def on_orphaned(self, told: Callable[[], object]) -> None:
