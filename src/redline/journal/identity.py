@@ -238,6 +238,49 @@ def _slots_for(count: int, least: int) -> int:
     return least
 
 
+class _Taken:
+    """The keys that rows have taken so far. done: those of rows that are done."""
+
+    def __init__(self, done: KeySet) -> None:
+        self._done = done._slots
+        self._marks = done._marks
+        self._has_done = len(done) > 0
+        # For each slot of `done`, whether its key is taken.
+        self._claimed = bytearray(len(self._done) if self._has_done else 0)
+        self.others = KeySet()
+        # Places of the rows that were just taken and are done, and the marks of their lines.
+        self.marked: list[tuple[int, int]] = []
+
+    def take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
+        """Takes the keys from the place `start` on, up to the first that was taken before.
+
+        Returns the place of that key; the number of keys if there is none. Adds the places of taken
+        keys that are not done to `undone`.
+        """
+        if not self._has_done:
+            end = self.others.add_all(keys, start)
+            undone += range(start, end)
+            return end
+        slots, claimed, marks = self._done, self._claimed, self._marks
+        mask = len(slots) - 1
+        for place in range(start, len(keys)):
+            key = keys[place] or 1
+            at = key & mask
+            while (found := slots[at]) and found != key:
+                at = (at + 1) & mask
+            if not found:
+                if not self.others.add(key):
+                    return place
+                undone.append(place)
+            elif claimed[at]:
+                return place
+            else:
+                claimed[at] = 1
+                if marks is not None and marks[at]:
+                    self.marked.append((place, marks[at]))
+        return len(keys)
+
+
 class Identified(NamedTuple):
     """The keys and names of some rows, and the places of duplicates and undone rows.
 
@@ -259,68 +302,39 @@ class Identifier:
     """
 
     def __init__(self, done: KeySet | None = None) -> None:
-        done = done or KeySet()
-        self._done, self._marks = done._slots, done._marks
-        # For each slot of `done`, whether its key is taken by a row.
-        self._claimed = bytearray(len(self._done) if done else 0)
-        self._others = KeySet()
-        # Places of the rows that were just seen and are done, and the marks of their lines.
-        self._marked: list[tuple[int, int]] = []
+        self._taken = _Taken(done if done is not None else KeySet())
         self._copies: dict[int, int] = {}
 
     def foresee(self, share: float) -> None:
         """Announces that the rows so far are about this share, above 0 to 1, of the input."""
-        self._others.foresee(share)
+        self._taken.others.foresee(share)
 
     def keys(self, rows: Sequence[Row]) -> Identified:
         """Returns the rows' keys, and which of the rows are duplicates or undone."""
         names = _names_of(rows)
-        keys = array("Q", _digests(rows, names))
+        digests = _digests(rows, names)
+        keys = array("Q", digests)
         if sys.byteorder == "little":
             keys.byteswap()
         duplicates: list[int] = []
         undone: list[int] = []
         place = 0
-        while (place := self._take(keys, place, undone)) < len(keys):
+        while (place := self._taken.take(keys, place, undone)) < len(keys):
             keys[place] = self._key_of_copy(rows[place], place, undone)
             if names[place] is not None:
                 duplicates.append(place)
             place += 1
-        # Those whose content has changed since their lines were written are done again.
-        if self._marked:
-            undone += [at for at, mark in self._marked if is_other(mark_of(rows[at]), mark)]
-            undone.sort()
-            self._marked.clear()
+        self._undo_changed(rows, undone)
         return Identified(keys, duplicates, undone, names)
 
-    def _take(self, keys: Sequence[int], start: int, undone: list[int]) -> int:
-        """Takes the keys from the place `start` on, up to the first that was taken before.
-
-        Returns the place of that key; the number of keys if there is none. Adds the places of taken
-        keys that are not done to `undone`.
-        """
-        if not self._claimed:
-            end = self._others.add_all(keys, start)
-            undone += range(start, end)
-            return end
-        slots, claimed, marks = self._done, self._claimed, self._marks
-        mask = len(slots) - 1
-        for place in range(start, len(keys)):
-            key = keys[place] or 1
-            at = key & mask
-            while (found := slots[at]) and found != key:
-                at = (at + 1) & mask
-            if not found:
-                if not self._others.add(key):
-                    return place
-                undone.append(place)
-            elif claimed[at]:
-                return place
-            else:
-                claimed[at] = 1
-                if marks is not None and marks[at]:
-                    self._marked.append((place, marks[at]))
-        return len(keys)
+    def _undo_changed(self, rows: Sequence[Row], undone: list[int]) -> None:
+        """Adds the rows to `undone` whose content has changed since their lines were written."""
+        marked = self._taken.marked
+        changed = [place for place, mark in marked if is_other(mark_of(rows[place]), mark)]
+        marked.clear()
+        if changed:
+            undone += changed
+            undone.sort()
 
     def _key_of_copy(self, row: Row, place: int, undone: list[int]) -> int:
         """Returns the key of a row whose first key is taken: by its content, or as the n-th copy.
@@ -329,7 +343,7 @@ class Identifier:
         """
         key = first = _hash(b"content:" + row.content)
         is_undone: list[int] = []
-        while not self._take((key,), 0, is_undone):
+        while not self._taken.take((key,), 0, is_undone):
             copy = self._copies[first] = self._copies.get(first, 0) + 1
             key = _hash(b"copy %d:" % copy + row.content)
         if is_undone:

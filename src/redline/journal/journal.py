@@ -96,6 +96,7 @@ class Journal:
         self.sync_s = 0.0  # seconds of fsyncs, in their thread
         self._is_flush_due = False  # in this turn of the loop
         self._has_lines = False  # to be flushed
+        self._has_woken = False  # the syncer, for the present group
         self._syncer: asyncio.Task[None] | None = None
         self._failures: ResultsFile | None = None
         self._has_mended = False  # failures of rows that were done again
@@ -204,8 +205,11 @@ class Journal:
     def _flush_turn(self) -> None:
         """Writes the lines of a turn of the loop that no send has flushed."""
         self._is_flush_due = False
-        self.flush()
-        self._wake.set()
+        if self._has_lines:
+            self.flush()
+        if not self._has_woken:
+            self._has_woken = True
+            self._wake.set()
 
     async def saved(self) -> None:
         """Waits until all rows that were taken are acknowledged. Raises JournalError."""
@@ -279,6 +283,7 @@ class Journal:
             self._wake.clear()
             self.flush()
             was_behind = self.is_behind
+            self._has_woken = False
             group, self._group = self._group, _Group(self._written_bytes())
             if group.rows:
                 self._syncing = group

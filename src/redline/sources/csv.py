@@ -18,9 +18,11 @@ import msgspec
 from redline.errors import ConfigError
 from redline.process import counted
 from redline.sources.jsonl import LongLine, split_lines
-from redline.sources.row import MAX_ROW_BYTES, Row, check_names, long_row, no_rows
+from redline.sources.row import Row, check_names, long_row, no_rows
 from redline.sources.text import ByteStream, StreamRows
 
+# csv keeps its limit in a C long, which has 32 bits on some systems.
+_MAX_FIELD = 2**31 - 1
 _COUNTED_AT_ONCE = 500
 
 
@@ -31,9 +33,10 @@ class _TooLong(csv.Error):
 class _Feed:
     """The text lines that csv.reader reads, and those that it took for the current record."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        self._chunks = split_lines(stream)
+    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
+        self._chunks = split_lines(stream, max_row_bytes)
         self._lines: deque[bytes | LongLine] = deque()
+        self._max_row_bytes = max_row_bytes
         self.line = 0
         # The line at which the last record with an open quote failed, and why.
         self._failed_line = 0
@@ -99,7 +102,7 @@ class _Feed:
             self.taken_bytes += line.size_bytes + between
             raise _TooLong
         self.taken_bytes += len(line) + between
-        if self.taken_bytes > MAX_ROW_BYTES:
+        if self.taken_bytes > self._max_row_bytes:
             raise _TooLong
         try:
             return line.decode() + "\n"
@@ -117,8 +120,8 @@ class CsvRows(StreamRows):
 
     _when_empty = "it holds a header and nothing below it"
 
-    def __init__(self, stream: ByteStream, delimiter: str) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: ByteStream, delimiter: str, max_row_bytes: int) -> None:
+        super().__init__(stream, max_row_bytes)
         self._delimiter = delimiter
         self._is_tsv = delimiter == "\t"
 
@@ -151,8 +154,8 @@ class CsvRows(StreamRows):
     def _feed(self) -> _Feed:
         """The lines of the input, and `_reader` over them."""
         # The limit applies to the whole process: it may be raised here, but not lowered for others.
-        csv.field_size_limit(max(csv.field_size_limit(), MAX_ROW_BYTES))
-        feed = _Feed(self._stream)
+        csv.field_size_limit(max(csv.field_size_limit(), min(self._max_row_bytes, _MAX_FIELD)))
+        feed = _Feed(self._stream, self._max_row_bytes)
         self._reader = csv.reader(
             feed,
             delimiter=self._delimiter,
@@ -203,7 +206,7 @@ class CsvRows(StreamRows):
         except _TooLong:
             if len(feed.taken) == 1:
                 raise
-            problem = f"a quote is opened and not closed within {MAX_ROW_BYTES:,} bytes"
+            problem = f"a quote is opened and not closed within {self._max_row_bytes:,} bytes"
         except csv.Error:
             if len(feed.taken) == 1 and (fields := self._loose(*feed.texts)):
                 return fields
@@ -260,7 +263,8 @@ class CsvRows(StreamRows):
     def _row(self, feed: _Feed, line: int, header: list[str], record: list[str] | csv.Error) -> Row:
         """The row of a record, good or bad."""
         if isinstance(record, _TooLong):
-            return long_row(self._number, line, feed.content, feed.taken_bytes)
+            size = feed.taken_bytes
+            return long_row(self._number, line, feed.content, size, self._max_row_bytes)
         if not feed.is_utf8:
             problem = "not UTF-8"
         elif isinstance(record, csv.Error):

@@ -186,8 +186,9 @@ class FollowedRows(LineRows):
     `line` counts from 1 in each file that has had the name; `number` continues.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(ByteStream(FollowedFile(path)))
+    def __init__(self, path: Path, max_row_bytes: int) -> None:
+        self._file = FollowedFile(path)
+        super().__init__(ByteStream(self._file), max_row_bytes)
 
     def batches(self) -> Iterator[list[Row]]:
         """Lists of 1 to 256 rows, each as soon as its line is whole."""
@@ -195,4 +196,4 @@ class FollowedRows(LineRows):
             yield from self._read()
             # The next file of that name.
             self._line = 0
-            self._stream = ByteStream(self._stream.blocks)
+            self._stream = ByteStream(self._file)

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sized
 from typing import Generic, TypeVar
 
-from redline.sources.row import BlockingRows, Row, Rows, row_of
+from redline.sources.row import MAX_ROW_BYTES, BlockingRows, Row, Rows, row_of
 
 _PATIENCE_S = 0.05
 
@@ -16,15 +16,15 @@ Items = TypeVar("Items")
 class _ItemRows(Rows, Generic[Items]):
     """The common part of both kinds of iterables, which still belong to their owner."""
 
-    def __init__(self, name: str, items: Items) -> None:
-        super().__init__(name, len(items) if isinstance(items, Sized) else None)
+    def __init__(self, name: str, items: Items, max_row_bytes: int = MAX_ROW_BYTES) -> None:
+        super().__init__(name, len(items) if isinstance(items, Sized) else None, max_row_bytes)
         self._items = items
 
     def _next_row(self, value: object) -> Row:
         """The next row; a string is a prompt."""
         self._number += 1
         item = {"prompt": value} if isinstance(value, str) else value
-        return row_of(item, self._number)
+        return row_of(item, self._number, self._max_row_bytes)
 
 
 class IterableRows(_ItemRows[Iterable[object]], BlockingRows):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from redline.errors import ConfigError
-from redline.sources.row import BATCH_ROWS, MAX_ROW_BYTES, Row, digest, long_row, not_an_object
+from redline.sources.row import BATCH_ROWS, Row, digest, long_row, not_an_object
 from redline.sources.text import ByteStream, StreamRows
 
 _POSITION = re.compile(r" \(byte (\d+)\)$")
@@ -29,9 +29,10 @@ class LongLine(NamedTuple):
 
 
 class _PartialLine:
-    """A line whose end has not come yet. Above MAX_ROW_BYTES only its digest is kept."""
+    """A line whose end has not come yet. Above `max_bytes` only its digest is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._kept = bytearray()
         self._digest: hashlib.blake2b | None = None
         self.size_bytes = 0
@@ -42,7 +43,7 @@ class _PartialLine:
             self._digest.update(piece)
             return
         self._kept += piece
-        if self.size_bytes > MAX_ROW_BYTES:
+        if self.size_bytes > self._max_bytes:
             self._digest = hashlib.blake2b(self._kept)
             self._kept = bytearray()
 
@@ -53,13 +54,13 @@ class _PartialLine:
         return LongLine(self._digest.hexdigest().encode(), self.size_bytes)
 
 
-def split_lines(stream: ByteStream) -> Iterator[list[bytes | LongLine]]:
+def split_lines(stream: ByteStream, max_line_bytes: int) -> Iterator[list[bytes | LongLine]]:
     """The lines of each chunk as it comes, without their newline; a CR before it stays.
 
-    A line may have MAX_ROW_BYTES; a longer one becomes a LongLine. Memory holds one chunk and
+    A line may have `max_line_bytes`; a longer one becomes a LongLine. Memory holds one chunk and
     one such line.
     """
-    partial = _PartialLine()
+    partial = _PartialLine(max_line_bytes)
     for chunk in stream.chunks():
         # Faster than bytes.split, which looks at one byte after the other.
         ended = list(BytesIO(chunk))
@@ -67,18 +68,18 @@ def split_lines(stream: ByteStream) -> Iterator[list[bytes | LongLine]]:
         if ended:
             lines: list[bytes | LongLine] = list(map(_without_newline, ended))
             partial.add(ended[0][:-1])
-            if max(map(len, ended)) > MAX_ROW_BYTES:
-                lines = [_bounded(line[:-1]) for line in ended]
+            if max(map(len, ended)) > max_line_bytes:
+                lines = [_bounded(line[:-1], max_line_bytes) for line in ended]
             lines[0] = partial.whole()
-            partial = _PartialLine()
+            partial = _PartialLine(max_line_bytes)
             yield lines
         partial.add(last)
     if partial.size_bytes and not stream.is_closed:
         yield [partial.whole()]
 
 
-def _bounded(line: bytes) -> bytes | LongLine:
-    return line if len(line) <= MAX_ROW_BYTES else LongLine(digest(line), len(line))
+def _bounded(line: bytes, max_bytes: int) -> bytes | LongLine:
+    return line if len(line) <= max_bytes else LongLine(digest(line), len(line))
 
 
 class LineRows(StreamRows):
@@ -88,8 +89,8 @@ class LineRows(StreamRows):
     JSON array or one object over many lines, is cut short, or holds no row.
     """
 
-    def __init__(self, stream: ByteStream) -> None:
-        super().__init__(stream)
+    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
+        super().__init__(stream, max_row_bytes)
         self._line = 0
 
     def open(self) -> None:
@@ -114,7 +115,7 @@ class LineRows(StreamRows):
         Raises ConfigError as `batches` does.
         """
         try:
-            for lines in split_lines(self._stream):
+            for lines in split_lines(self._stream, self._max_row_bytes):
                 yield sum(
                     isinstance(line, LongLine) or not line.isspace() for line in lines if line
                 )
@@ -124,7 +125,7 @@ class LineRows(StreamRows):
     def _batches(self) -> Iterator[list[Row]]:
         """Lists of rows from one chunk of at most 1 MB and the line begun before it."""
         self.open()
-        for lines in split_lines(self._stream):
+        for lines in split_lines(self._stream, self._max_row_bytes):
             for start in range(0, len(lines), BATCH_ROWS):
                 batch = lines[start : start + BATCH_ROWS]
                 rows = self._plain_rows_of(batch)
@@ -149,13 +150,28 @@ class LineRows(StreamRows):
         return list(map(Row, numbers, places, values, texts))
 
     def _any_rows_of(self, lines: list[bytes | LongLine]) -> list[Row]:
+        number, at = self._number, self._line
         rows: list[Row] = []
         for line in lines:
-            self._line += 1
-            text = line if isinstance(line, LongLine) else line.strip()
-            if text:
-                self._number += 1
-                rows.append(_row(self._number, self._line, text))
+            at += 1
+            if isinstance(line, LongLine):
+                number += 1
+                rows.append(long_row(number, at, line.digest, line.size_bytes, self._max_row_bytes))
+                continue
+            text = line.strip()
+            if not text:
+                continue
+            number += 1
+            try:
+                data = _decode(text)
+            except (ValueError, RecursionError) as error:
+                rows.append(Row(number, at, None, text, _problem(text, error)))
+                continue
+            if type(data) is dict:
+                rows.append(Row(number, at, data, text))
+            else:
+                rows.append(Row(number, at, None, text, not_an_object(data)))
+        self._number, self._line = number, at
         return rows
 
     def _is_json_file(self) -> bool:
@@ -173,18 +189,6 @@ def _is_row_of_many(start: bytes) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
-
-
-def _row(number: int, line: int, text: bytes | LongLine) -> Row:
-    if isinstance(text, LongLine):
-        return long_row(number, line, text.digest, text.size_bytes)
-    try:
-        data = _decode(text)
-    except (ValueError, RecursionError) as error:
-        return Row(number, line, None, text, _problem(text, error))
-    if type(data) is dict:
-        return Row(number, line, data, text)
-    return Row(number, line, None, text, not_an_object(data))
 
 
 def _problem(text: bytes, error: Exception) -> str:

@@ -67,7 +67,7 @@ class ObjectReader:
         except StoreError as error:
             raise ConfigError(f"cannot read {url.name}: {error.reason}", hint=error.hint) from error
 
-    def read_at(self, offset: int, most_bytes: int) -> bytes:
+    def read(self, offset: int, most_bytes: int) -> bytes:
         """1 to `most_bytes` bytes from `offset` on; empty at the end, or once it is closed. Blocks.
 
         Raises CorruptInput if the store does not serve them, at once or after all retries.
@@ -133,29 +133,39 @@ class ObjectReader:
         return CorruptInput(what, where="after 0 rows", hint=error.hint)
 
 
-class ObjectBlocks(ObjectReader, Blocks):
+class ObjectBlocks(Blocks):
     """The bytes of an object in order."""
 
     def __init__(self, url: ObjectUrl) -> None:
-        super().__init__(url)
         self.path: PurePath | None = url.file
         self.name = url.name
+        self._reader = ObjectReader(url)
         self._ahead = memoryview(b"")
         self._range_bytes = _FIRST_BYTES
         self._fetched = 0
+        self._given = 0
+
+    def open(self) -> None:
+        """Raises ConfigError if the object does not exist, or the store refuses to serve it."""
+        self._reader.open()
 
     def read(self, most_bytes: int) -> bytes:
         """The next bytes; none at the end, or once it is closed. Raises CorruptInput."""
-        if not self._ahead:
-            self._ahead = memoryview(self.read_at(self._fetched, self._range_bytes))
+        if not self._ahead and not self._reader.is_closed:
+            self._ahead = memoryview(self._reader.read(self._fetched, self._range_bytes))
             self._fetched += len(self._ahead)
             self._range_bytes = min(2 * self._range_bytes, _MOST_BYTES)
         block, self._ahead = bytes(self._ahead[:most_bytes]), self._ahead[most_bytes:]
-        return b"" if self.is_closed else block
+        self._given += len(block)
+        return b"" if self._reader.is_closed else block
 
     def read_fraction(self) -> float | None:
         """Bytes read divided by the object's size, 0 to 1; None if the size is unknown."""
-        return share_of(self._fetched - len(self._ahead), self.size_bytes)
+        return share_of(self._given, self._reader.size_bytes)
+
+    def close(self) -> None:
+        """Ends `read` early."""
+        self._reader.close()
 
 
 class ObjectFile(io.RawIOBase):
@@ -190,7 +200,7 @@ class ObjectFile(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         wanted = min(len(view), max(0, self._size - self._at))
         done = 0
-        while done < wanted and (data := self._reader.read_at(self._at, wanted - done)):
+        while done < wanted and (data := self._reader.read(self._at, wanted - done)):
             view[done : done + len(data)] = data
             done += len(data)
             self._at += len(data)

@@ -18,7 +18,7 @@ from redline.sources.iterable import AsyncRows, IterableRows
 from redline.sources.jsonl import LineRows
 from redline.sources.parquet import open_dataset, open_parquet
 from redline.sources.repeated import sampled
-from redline.sources.row import Row, Source
+from redline.sources.row import MAX_ROW_BYTES, Row, Source
 from redline.sources.stream_url import stream_of
 from redline.sources.text import COMPRESSIONS, ByteStream
 from redline.store import ObjectUrl, OpenedObject, local_path, url_of
@@ -33,41 +33,43 @@ _FRAMES = {
 }
 
 
-def open_source(rows: object, *, is_followed: bool = False) -> Source | AsyncRows:
+def open_source(
+    rows: object, *, is_followed: bool = False, max_row_bytes: int = MAX_ROW_BYTES
+) -> Source | AsyncRows:
     """The source of `rows`: a path or URL, "-" for stdin, an iterable or an async iterable.
 
     A path is read by its suffix: JSON Lines (.jsonl, .ndjson, .json, .txt, none), .csv, .tsv,
     each also with .gz or .zst, .parquet, or a folder that Dataset.save_to_disk wrote. So is a URL,
     such as s3://bucket/rows.jsonl, but no folder. is_followed: the rows of a file never end, see
-    follow.py. Close the source when done.
+    follow.py. max_row_bytes: a longer row is a bad row. Close the source when done.
     Raises ConfigError if there is nothing that can be read. The beginning of a file or an
     object is read here; a pipe is first touched by `batches`.
     """
     if is_followed:
-        return _followed(rows)
+        return _followed(rows, max_row_bytes)
     if isinstance(rows, OpenedObject):
         opened: Source = rows.source
         return opened
     if isinstance(rows, (str, os.PathLike)):
         if os.fspath(rows) == "-":
-            return LineRows(ByteStream(FileBlocks(None)))
+            return LineRows(ByteStream(FileBlocks(None)), max_row_bytes)
         if (stream := stream_of(rows)) is not None:
             raise ConfigError(
                 f"the messages of {stream.name} are handed out once, to a run that answers them"
             )
         url = url_of(rows)
         if url is not None:
-            return _open_object(url)
-        return _open_path(local_path(rows))
+            return _open_object(url, max_row_bytes)
+        return _open_path(local_path(rows), max_row_bytes)
     if isinstance(rows, AsyncIterable):
-        return AsyncRows("<async iterable>", rows)
+        return AsyncRows("<async iterable>", rows, max_row_bytes=max_row_bytes)
     for method, hint in _FRAMES.items():
         if hasattr(rows, method):
             raise ConfigError(f"a {type(rows).__name__} is not an iterable of rows", hint=hint)
     if isinstance(rows, Mapping):
         raise ConfigError("one mapping is not an iterable of rows", hint="pass [row] for one row")
     if isinstance(rows, Iterable) and not isinstance(rows, (bytes, bytearray, memoryview)):
-        return IterableRows("<iterable>", rows)
+        return IterableRows("<iterable>", rows, max_row_bytes)
     raise ConfigError(
         f"rows cannot come from a value of type {type(rows).__name__}",
         hint="pass a path, or an iterable of dicts or strings",
@@ -107,7 +109,7 @@ def row_counts(rows: object) -> Iterator[int] | None:
         path = local_path(rows)
         if not path.is_file() or path.suffix.lower() == ".parquet":
             return None
-        return _text_rows(FileBlocks(path), path).counts()
+        return _text_rows(FileBlocks(path), path, MAX_ROW_BYTES).counts()
     except (ConfigError, OSError, ValueError):
         return None
 
@@ -117,7 +119,7 @@ def _stdin_counts() -> Iterator[int] | None:
     if sys.stdin is None or not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
         return None
     begins_at = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR)
-    return LineRows(ByteStream(FileBlocks(None, begins_at=begins_at))).counts()
+    return LineRows(ByteStream(FileBlocks(None, begins_at=begins_at)), MAX_ROW_BYTES).counts()
 
 
 def opened(rows: object) -> object:
@@ -128,16 +130,18 @@ def opened(rows: object) -> object:
     url = url_of(rows)
     if url is None or isinstance(rows, OpenedObject) or stream_of(rows) is not None:
         return rows
-    return OpenedObject(url, _open_object(url))
+    return OpenedObject(url, _open_object(url, MAX_ROW_BYTES))
 
 
-def _followed(rows: object) -> FollowedRows:
+def _followed(rows: object, max_row_bytes: int) -> FollowedRows:
     """The rows of a growing file. Raises ConfigError for an input that cannot be followed."""
     url = url_of(rows)
     if url is not None:
-        if stream_of(rows) is not None:
-            raise ConfigError(f"{url.name} need not be followed: a stream has no end")
-        raise ConfigError(f"{url.name} cannot be followed: an object does not grow")
+        is_stream = stream_of(rows) is not None
+        raise ConfigError(
+            f"{url.name} {'need ' if is_stream else 'can'}not be followed: "
+            + ("a stream has no end" if is_stream else "an object does not grow")
+        )
     if not isinstance(rows, (str, os.PathLike)):
         raise ConfigError("only a file can be followed", hint="an iterable may take its time")
     if os.fspath(rows) == "-":
@@ -153,48 +157,48 @@ def _followed(rows: object) -> FollowedRows:
         )
     # Existing content must consist of such lines.
     stream = ByteStream(FileBlocks(path))
-    beginning = LineRows(stream)
+    beginning = LineRows(stream, max_row_bytes)
     try:
         beginning.open()
         if stream.is_compressed:
             raise ConfigError(f"{path} is packed, so it cannot be followed")
     finally:
         beginning.close()
-    return FollowedRows(path)
+    return FollowedRows(path, max_row_bytes)
 
 
-def _open_path(path: Path) -> Source:
+def _open_path(path: Path, max_row_bytes: int) -> Source:
     mode = _mode(path)
     if stat.S_ISDIR(mode):
-        return open_dataset(path)
+        return open_dataset(path, max_row_bytes)
     if path.suffix.lower() == ".parquet":
-        return open_parquet(path, str(path))
-    source = _text_rows(FileBlocks(path), path)
+        return open_parquet(path, str(path), max_row_bytes)
+    source = _text_rows(FileBlocks(path), path, max_row_bytes)
     if stat.S_ISREG(mode):
         source.open()
     return source
 
 
-def _open_object(url: ObjectUrl) -> Source:
+def _open_object(url: ObjectUrl, max_row_bytes: int) -> Source:
     # Imported here, so that runs on local files do not load the store libraries.
     from redline.sources.object import ObjectBlocks, ObjectFile
 
     if url.file.suffix.lower() == ".parquet":
-        return open_parquet(ObjectFile(url), url.name)
-    source = _text_rows(ObjectBlocks(url), url.file)
+        return open_parquet(ObjectFile(url), url.name, max_row_bytes)
+    source = _text_rows(ObjectBlocks(url), url.file, max_row_bytes)
     source.open()
     return source
 
 
-def _text_rows(blocks: Blocks, path: PurePath) -> CsvRows | LineRows:
+def _text_rows(blocks: Blocks, path: PurePath, max_row_bytes: int) -> CsvRows | LineRows:
     """The rows of text in the format given by the suffix of `path`."""
     suffix = path.suffix.lower()
     if suffix in COMPRESSIONS:
         suffix = PurePath(path.stem).suffix.lower()
     if suffix in _DELIMITERS:
-        return CsvRows(ByteStream(blocks), _DELIMITERS[suffix])
+        return CsvRows(ByteStream(blocks), _DELIMITERS[suffix], max_row_bytes)
     if suffix in _LINES:
-        return LineRows(ByteStream(blocks))
+        return LineRows(ByteStream(blocks), max_row_bytes)
     raise ConfigError(
         f"{blocks.name} has a suffix that is not known: {suffix}",
         hint="known are .jsonl, .ndjson, .json, .csv, .tsv, these with .gz or .zst, and .parquet",

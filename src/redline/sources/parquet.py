@@ -38,9 +38,10 @@ class ArrowRows(BlockingRows):
         total_rows: int,
         tables: Iterator[_Table],
         arrow: Any,
+        max_row_bytes: int,
         files: Iterable[Path],
     ) -> None:
-        super().__init__(name, total_rows)
+        super().__init__(name, total_rows, max_row_bytes)
         self._tables = tables
         self._arrow = arrow
         self._seen = _stamps(files)
@@ -68,7 +69,7 @@ class ArrowRows(BlockingRows):
         if isinstance(value, Exception):
             problem = f"not readable: {value}"
             return Row(self._number, self._number, None, problem.encode(), problem)
-        return row_of(value, self._number)
+        return row_of(value, self._number, self._max_row_bytes)
 
     def _values(self, table: _Table) -> list[Any]:
         """The table's rows as dicts; in place of a row that has no Python form, the error."""
@@ -150,7 +151,7 @@ def _batch_rows(size_bytes: int, rows: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
 
-def open_parquet(place: Path | RawIOBase, name: str) -> ArrowRows:
+def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> ArrowRows:
     """The rows of a Parquet file, or of an open one. Raises ConfigError if it is not one."""
     arrow = extra("pyarrow", "parquet", f"reading {name}")
     parquet = extra("pyarrow.parquet", "parquet", f"reading {name}")
@@ -165,10 +166,10 @@ def open_parquet(place: Path | RawIOBase, name: str) -> ArrowRows:
     size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
     tables = file.iter_batches(batch_size=_batch_rows(size, meta.num_rows), use_threads=False)
     files = [place] if isinstance(place, Path) else []
-    return ArrowRows(name, meta.num_rows, tables, arrow, files)
+    return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes, files)
 
 
-def open_dataset(path: Path) -> ArrowRows:
+def open_dataset(path: Path, max_row_bytes: int) -> ArrowRows:
     """The rows of a folder that `Dataset.save_to_disk` wrote. Raises ConfigError for others."""
     name = str(path)
     _check_folder(path, name)
@@ -182,7 +183,7 @@ def open_dataset(path: Path) -> ArrowRows:
     batch_rows = _batch_rows(dataset.data.nbytes, rows)
     tables = dataset.with_format("arrow").iter(batch_size=batch_rows)
     files = [Path(file["filename"]) for file in dataset.cache_files]
-    return ArrowRows(name, rows, tables, arrow, files)
+    return ArrowRows(name, rows, tables, arrow, max_row_bytes, files)
 
 
 def _check_folder(path: Path, name: str) -> None:

@@ -97,7 +97,7 @@ def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
         yield batch
 
 
-def row_of(value: object, number: int) -> Row:
+def row_of(value: object, number: int, max_row_bytes: int) -> Row:
     """The row of a Python value; a bad row if it is not a JSON object.
 
     `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings.
@@ -108,12 +108,12 @@ def row_of(value: object, number: int) -> Row:
     except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
         problem = f"not JSON: {str(error) or type(error).__name__}"
         return Row(number, number, None, problem.encode("utf-8", "replace"), problem)
-    if len(content) > MAX_ROW_BYTES:
-        return long_row(number, number, digest(content), len(content))
+    if len(content) > max_row_bytes:
+        return long_row(number, number, digest(content), len(content), max_row_bytes)
     data = _decode(content)
-    if type(data) is dict:
-        return Row(number, number, data, content)
-    return Row(number, number, None, content, not_an_object(data))
+    if type(data) is not dict:
+        return Row(number, number, None, content, not_an_object(data))
+    return Row(number, number, data, content)
 
 
 def _encodable(value: object) -> object:
@@ -132,9 +132,9 @@ def _encodable(value: object) -> object:
     raise NotImplementedError(f"a key or value of type {type(value).__name__} has no JSON form")
 
 
-def long_row(number: int, line: int, content: bytes, size_bytes: int) -> Row:
+def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:
     """The bad row for a row above the size limit; `content` is its digest."""
-    problem = f"{_size(size_bytes, '.1f')} long, above the limit of {_size(MAX_ROW_BYTES, 'g')}"
+    problem = f"{_size(size_bytes, '.1f')} long, above the limit of {_size(limit_bytes, 'g')}"
     return Row(number, line, None, content, problem)
 
 
@@ -164,9 +164,10 @@ class Rows:
 
     _when_empty = ""  # the hint if there is no row
 
-    def __init__(self, name: str, total_rows: int | None) -> None:
+    def __init__(self, name: str, total_rows: int | None, max_row_bytes: int) -> None:
         self.name = name
         self.total_rows = total_rows
+        self._max_row_bytes = max_row_bytes
         self._number = 0
         self._is_closed = False
 

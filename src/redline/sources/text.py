@@ -92,7 +92,8 @@ class ByteStream:
         Raises ConfigError as `open` does, and CorruptInput if the input breaks off.
         """
         self.open()
-        yield from self._chunks or ()
+        if self._chunks is not None:
+            yield from self._chunks
 
     def close(self) -> None:
         """Ends `chunks` early, even while it waits. Leaves stdin open."""
@@ -183,8 +184,8 @@ class ByteStream:
 class StreamRows(BlockingRows):
     """The common part of sources that read a stream of bytes."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        super().__init__(stream.name, None)
+    def __init__(self, stream: ByteStream, max_row_bytes: int) -> None:
+        super().__init__(stream.name, None, max_row_bytes)
         self._stream = stream
 
     def read_fraction(self) -> float | None:

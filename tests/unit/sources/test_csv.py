@@ -18,32 +18,23 @@ import pytest
 
 from redline.errors import ConfigError
 from redline.sources import CorruptInput, Row, open_source, row_counts
-from redline.sources import csv as source_csv
-from redline.sources import jsonl as source_lines
-from redline.sources import row as source_row
 from redline.sources import text as source_bytes
 
 BANKING77 = Path(__file__).parents[4] / "shared" / "data" / "banking77" / "test.csv"
 
 
-def limit_rows(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
-    """Makes rows above this many bytes too long."""
-    for module in (source_row, source_lines, source_csv):
-        monkeypatch.setattr(module, "MAX_ROW_BYTES", most_bytes)
-
-
-def rows_of(path: Path) -> list[Row]:
-    source = open_source(path)
+def rows_of(path: Path, **options: int) -> list[Row]:
+    source = open_source(path, **options)
     try:
         return [row for batch in source.batches() for row in batch]
     finally:
         source.close()
 
 
-def rows_in(tmp_path: Path, content: bytes, name: str = "in.csv") -> list[Row]:
+def rows_in(tmp_path: Path, content: bytes, name: str = "in.csv", **options: int) -> list[Row]:
     path = tmp_path / name
     path.write_bytes(content)
-    return rows_of(path)
+    return rows_of(path, **options)
 
 
 def error_of(tmp_path: Path, content: bytes, name: str = "in.csv") -> ConfigError:
@@ -191,20 +182,18 @@ class TestBadCsvRows:
         assert sum(counts) == 4
         assert rows_in(tmp_path, b'a,b\n1,"x' + end) == [Row(1, 2, None, b'1,"x', problem)]
 
-    def test_a_long_row_is_skipped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        limit_rows(monkeypatch, 100)
+    def test_a_long_row_is_skipped(self, tmp_path: Path) -> None:
         long_line = b"1," + b"x" * 200
-        rows = rows_in(tmp_path, b"a,b\n" + long_line + b"\n2,y\n")
+        rows = rows_in(tmp_path, b"a,b\n" + long_line + b"\n2,y\n", max_row_bytes=100)
         assert rows[0].problem == "202 bytes long, above the limit of 100 bytes"
         assert rows[1].data == {"a": "2", "b": "y"}
 
     @pytest.mark.parametrize("second_bytes", [60, 200])
     def test_a_quote_that_is_open_for_too_long_fails_its_own_line_alone(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second_bytes: int
+        self, tmp_path: Path, second_bytes: int
     ) -> None:
-        limit_rows(monkeypatch, 100)
         content = b'a,b\n1,"' + b"x" * 60 + b"\n2," + b"y" * second_bytes + b"\n3,z\n"
-        rows = rows_in(tmp_path, content)
+        rows = rows_in(tmp_path, content, max_row_bytes=100)
         assert rows[0].problem == "not CSV: a quote is opened and not closed within 100 bytes"
         assert (rows[1].line, rows[1].data is None) == (3, second_bytes > 100)
         assert (rows[2].line, rows[2].data) == (4, {"a": "3", "b": "z"})
@@ -256,14 +245,11 @@ class TestBadCsvRows:
         rows_in(tmp_path, b"a\n1\n")
         assert csv.field_size_limit() == 2**31 - 1
 
-    def test_an_open_quote_does_not_fill_the_memory(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        limit_rows(monkeypatch, 2**20)
+    def test_an_open_quote_does_not_fill_the_memory(self, tmp_path: Path) -> None:
         content = b'a,b\n1,"' + b"x" * 99 + b"\n" + (b"2," + b"y" * 97 + b"\n") * 30_000
         tracemalloc.start()
         try:
-            rows = rows_in(tmp_path, content)
+            rows = rows_in(tmp_path, content, max_row_bytes=2**20)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
@@ -373,16 +359,13 @@ class TestParquet:
         assert [r.problem is None for r in rows] == [True, False, True]
         assert (rows[2].number, rows[2].data) == (3, {"day": "1970-01-03"})
 
-    def test_large_rows_come_in_small_batches(
-        self, pa: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_rows_come_in_small_batches(self, pa: Any, tmp_path: Path) -> None:
         texts = [os.urandom(500_000).hex() for _ in range(12)]
         path = parquet(pa, tmp_path / "in.parquet", {"t": texts})
-        batches = list(open_source(path).batches())
+        batches = list(open_source(path, max_row_bytes=2**21).batches())
         assert max(map(len, batches)) <= 4
         assert [r.data for b in batches for r in b] == [{"t": text} for text in texts]
-        limit_rows(monkeypatch, 1000)
-        problem = rows_of(path)[0].problem
+        problem = rows_of(path, max_row_bytes=1000)[0].problem
         assert problem == "1000008 bytes long, above the limit of 1000 bytes"
 
     def test_wrong_files(self, pa: Any, tmp_path: Path) -> None:

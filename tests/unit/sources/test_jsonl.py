@@ -24,30 +24,23 @@ from redline.sources import (
     split_lines,
 )
 from redline.sources import jsonl as lines_module
-from redline.sources import row as row_module
 from redline.sources import text as source_bytes
 
 GSM8K = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 
-def limit_rows(monkeypatch: pytest.MonkeyPatch, most_bytes: int) -> None:
-    """Makes rows above this many bytes too long."""
-    for module in (row_module, lines_module):
-        monkeypatch.setattr(module, "MAX_ROW_BYTES", most_bytes)
-
-
-def rows_of(path: Path) -> list[Row]:
-    source = open_source(path)
+def rows_of(path: Path, **options: int) -> list[Row]:
+    source = open_source(path, **options)
     try:
         return [row for batch in source.batches() for row in batch]
     finally:
         source.close()
 
 
-def rows_in(tmp_path: Path, content: bytes) -> list[Row]:
+def rows_in(tmp_path: Path, content: bytes, **options: int) -> list[Row]:
     path = tmp_path / "in.jsonl"
     path.write_bytes(content)
-    return rows_of(path)
+    return rows_of(path, **options)
 
 
 def error_of(tmp_path: Path, content: bytes, name: str = "in.jsonl") -> ConfigError:
@@ -127,26 +120,19 @@ class TestBadRows:
         assert bad == Row(2, 2, None, line, problem)
         assert (before.data, after.data, after.number) == ({"a": 0}, {"a": 2}, 3)
 
-    def test_a_long_line_is_known_by_its_digest_only(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        limit_rows(monkeypatch, 100)
+    def test_a_long_line_is_known_by_its_digest_only(self, tmp_path: Path) -> None:
         line = b'{"a":"' + b"x" * 200 + b'"}'
-        rows = rows_in(tmp_path, b'{"a":1}\n' + line + b'\n{"a":2}')
+        rows = rows_in(tmp_path, b'{"a":1}\n' + line + b'\n{"a":2}', max_row_bytes=100)
         assert rows[1].data is None
         assert rows[1].problem == "208 bytes long, above the limit of 100 bytes"
         assert rows[1].content == hashlib.blake2b(line).hexdigest().encode()
         assert [(r.number, r.line) for r in rows] == [(1, 1), (2, 2), (3, 3)]
 
-    def test_the_limit_itself_is_allowed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_limit_itself_is_allowed(self, tmp_path: Path) -> None:
         line = b'{"a":"' + b"x" * 92 + b'"}'
         assert len(line) == 100
-        limit_rows(monkeypatch, 100)
-        assert rows_in(tmp_path, line)[0].problem is None
-        limit_rows(monkeypatch, 99)
-        assert rows_in(tmp_path, line)[0].problem is not None
+        assert rows_in(tmp_path, line, max_row_bytes=100)[0].problem is None
+        assert rows_in(tmp_path, line, max_row_bytes=99)[0].problem is not None
 
     def test_a_50_mb_line_is_skipped_in_bounded_memory(self, tmp_path: Path) -> None:
         path = tmp_path / "in.jsonl"
@@ -189,10 +175,9 @@ def test_rows_do_not_depend_on_how_many_lines_are_looked_at_at_once(
     chance = random.Random(3)
     lines = [b'{"custom_id": "%d"}' % number for number in range(1000)] + odd * 3
     chance.shuffle(lines)
-    limit_rows(monkeypatch, 100)
-    rows = rows_in(tmp_path, b"\n".join(lines))
+    rows = rows_in(tmp_path, b"\n".join(lines), max_row_bytes=100)
     monkeypatch.setattr(lines_module, "BATCH_ROWS", 1)
-    assert rows == rows_in(tmp_path, b"\n".join(lines))
+    assert rows == rows_in(tmp_path, b"\n".join(lines), max_row_bytes=100)
     assert len(rows) == sum(1 for line in lines if line.strip())
 
 
@@ -405,12 +390,11 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int
 ) -> None:
     monkeypatch.setattr(source_bytes, "CHUNK_BYTES", chunk_bytes)
-    limit_rows(monkeypatch, 20)
     content = b"\xef\xbb\xbfone\n\ntwo\r\n" + b"x" * 21 + b"\n" + b"y" * 20 + b"\nlast"
     path = tmp_path / "in.txt"
     path.write_bytes(content)
     stream = ByteStream(FileBlocks(path))
-    lines = [line for lines in split_lines(stream) for line in lines]
+    lines = [line for lines in split_lines(stream, 20) for line in lines]
     stream.close()
     long = LongLine(hashlib.blake2b(b"x" * 21).hexdigest().encode(), 21)
     assert lines == [b"one", b"", b"two\r", long, b"y" * 20, b"last"]

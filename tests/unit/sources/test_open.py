@@ -22,11 +22,10 @@ from redline.errors import ConfigError
 from redline.sources import AsyncRows, Row, open_source
 from redline.sources import blocks as source_blocks
 from redline.sources import iterable as source_iterable
-from redline.sources import row as source_row
 
 
-def rows_of(rows: object) -> list[Row]:
-    source = open_source(rows)
+def rows_of(rows: object, **options: int) -> list[Row]:
+    source = open_source(rows, **options)
     assert not isinstance(source, AsyncRows)
     return [row for batch in source.batches() for row in batch]
 
@@ -158,9 +157,8 @@ class TestIterables:
             assert problem is not None
             assert problem.startswith("not JSON: ")
 
-    def test_a_long_item_is_a_bad_row(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source_row, "MAX_ROW_BYTES", 100)
-        row = rows_of([{"a": "x" * 200}])[0]
+    def test_a_long_item_is_a_bad_row(self) -> None:
+        row = rows_of([{"a": "x" * 200}], max_row_bytes=100)[0]
         assert row.problem == "208 bytes long, above the limit of 100 bytes"
         assert len(row.content) == 128
 

@@ -352,7 +352,7 @@ def _ranges(store: ObjectStore, url: ObjectUrl) -> Iterator[bytes]:
     reader = ObjectReader(url, store)
     reader.open()
     at = 0
-    while data := reader.read_at(at, _RANGE_BYTES):
+    while data := reader.read(at, _RANGE_BYTES):
         yield data
         at += len(data)
     reader.check_unchanged()

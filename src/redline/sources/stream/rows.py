@@ -31,7 +31,6 @@ from redline.sources.row import (
     BATCH_ROWS,
     MAX_ROW_BYTES,
     Row,
-    Rows,
     custom_id,
     digest,
     long_row,
@@ -67,7 +66,8 @@ class StreamRows(AsyncRows):
         limit: int | None,
         until_empty: bool,
     ) -> None:
-        Rows.__init__(self, url.name, None)
+        self.name = url.name
+        self.total_rows = None
         self.url = url
         self._consumer_path = consumer_path
         self._limit = limit
@@ -84,6 +84,8 @@ class StreamRows(AsyncRows):
         self._acknowledging = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._failure: ConfigError | None = None
+        self._number = 0
+        self._is_closed = False
 
     async def open(self) -> None:
         """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
@@ -280,7 +282,7 @@ class StreamRows(AsyncRows):
         number = self._number
         size_bytes = sum(map(len, message.fields)) + len(message.fields) - 1
         if size_bytes > MAX_ROW_BYTES:
-            return long_row(number, number, content, size_bytes)
+            return long_row(number, number, content, size_bytes, MAX_ROW_BYTES)
         data, problem = _columns(message.fields, self.url.field.encode())
         row = Row(number, number, data, content, problem)
         if data is not None and custom_id(row) is None:

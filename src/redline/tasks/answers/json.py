@@ -50,7 +50,7 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
     text = spoken(reply.removeprefix("\ufeff"))
     wanted = "{[" if kind is None else "{" if kind == "object" else "["
     found: list[tuple[bool, int, int]] = []  # whether it is in a fence, its start, its end
-    ends = _ends(text)
+    ends: dict[int, int] | None = None
     at = 0
     while opened := _OPEN.search(text, at):
         start = opened.start()
@@ -58,6 +58,7 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
         if is_whole and text[start] in wanted:
             found.append((_is_fenced(text, start, at), start, at))
         elif not is_whole and text[start + 1 : at].strip():  # broken JSON, no bracket of prose
+            ends = _ends(text) if ends is None else ends
             at = max(at, ends.get(start, at))
         at = max(at, start + 1)
     for _, start, end in sorted(found, reverse=True):

@@ -113,19 +113,22 @@ def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> P
     Agresti and Min (2005) for pairs: it adds two questions, half of one won by either run and one
     tied, so that a few questions without a difference prove nothing.
     """
-    total = sum(outcomes.values())
+    shares: Counter[tuple[Fraction, Fraction]] = Counter()
     differences: Counter[Fraction] = Counter()
     for (one, other), count in outcomes.items():
-        differences[Fraction(other) - one] += count
-    gained = sum(count for d, count in differences.items() if d > 0)
-    lost = sum(count for d, count in differences.items() if d < 0)
-    first = sum(Fraction(one) * count for (one, _), count in outcomes.items()) / total
-    change = sum(d * count for d, count in differences.items())
+        first, second = Fraction(one), Fraction(other)
+        shares[first, second] += count
+        differences[second - first] += count
+    total = shares.total()
+    gained, lost = (
+        sum(count for d, count in differences.items() if sign * d > 0) for sign in (1, -1)
+    )
+    middle = sum(d * count for d, count in differences.items()) / (total + 2)
     squares = sum(d * d * count for d, count in differences.items())
-    middle = change / (total + 2)
     variance = float((squares + 1) / (total + 2) - middle**2) / (total + 2)
     half = _Z * math.sqrt(variance)
-    difference = float(change / total)
+    means = [sum(pair[place] * count for pair, count in shares.items()) / total for place in (0, 1)]
+    difference = float(means[1] - means[0])
     interval = Interval(
         max(-1.0, min(difference, float(middle) - half)),
         min(1.0, max(difference, float(middle) + half)),
@@ -133,12 +136,12 @@ def paired(outcomes: Mapping[tuple[Fraction | bool, Fraction | bool], int]) -> P
     is_mcnemar = all(d in (-1, 0, 1) for d in differences)
     return Paired(
         questions=total,
-        first=float(first),
-        second=float(first + change / total),
-        both=outcomes.get((True, True), 0),
+        first=float(means[0]),
+        second=float(means[1]),
+        both=shares[Fraction(1), Fraction(1)],
         only_first=lost,
         only_second=gained,
-        neither=outcomes.get((False, False), 0),
+        neither=shares[Fraction(0), Fraction(0)],
         difference=difference,
         interval=interval,
         p=_binomial_p(min(lost, gained), lost + gained) if is_mcnemar else _flip_p(differences),
