@@ -96,7 +96,12 @@ class KeySet:
 
     def add_each(self, keys: Sequence[int]) -> list[int]:
         """Adds all the keys; returns the places of those that already existed."""
-        return self.add_marked(keys, [0] * len(keys))[0]
+        places = []
+        place = 0
+        while (place := self.add_all(keys, place)) < len(keys):
+            places.append(place)
+            place += 1
+        return places
 
     def add_marked(self, keys: Sequence[int], marks: Sequence[int]) -> tuple[list[int], list[int]]:
         """Adds all the keys with their marks; returns the places of those that already existed.
@@ -167,19 +172,29 @@ class KeySet:
 
     def _grow(self, size: int) -> None:
         larger = array("Q", [0]) * size
-        marks = array("I", [0]) * (0 if self._marks is None else size)
         mask = size - 1
-        for key, own in zip(self._slots, self._marks or repeat(0), strict=False):
-            if key:
-                at = key & mask
-                while larger[at]:
-                    at = (at + 1) & mask
-                larger[at] = key
-                if own:
-                    marks[at] = own
-        self._marks = marks or None
+        for key in filter(None, self._slots):
+            at = key & mask
+            while larger[at]:
+                at = (at + 1) & mask
+            larger[at] = key
+        if self._marks is not None:
+            self._marks = self._moved_marks(larger)
         # In one step: a row looked up in a half-filled array would be taken for one to do.
         self._slots = larger
+
+    def _moved_marks(self, larger: array[int]) -> array[int]:
+        """Returns the marks, each at its key's place in the larger array of slots."""
+        assert self._marks is not None
+        moved = array("I", [0]) * len(larger)
+        mask = len(larger) - 1
+        for key, mark in zip(self._slots, self._marks, strict=True):
+            if mark:
+                at = key & mask
+                while larger[at] != key:
+                    at = (at + 1) & mask
+                moved[at] = mark
+        return moved
 
 
 def is_other(mark: int, than: int) -> bool:
