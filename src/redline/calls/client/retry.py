@@ -181,8 +181,7 @@ class Retry:
         while True:
             attempts = call.attempts = call.attempts + 1
             outcome = await self._backend.send(request, call, sink)
-            if outcome.attempts != attempts:
-                outcome.attempts = attempts
+            outcome.attempts = attempts
             if history is not None:
                 outcome.tried = (history.tried + outcome.tried)[-_MOST_TRIED:]
             error = outcome.error

@@ -549,15 +549,15 @@ class HttpBackend:
             reply = reader.finish()
             reply.headers = headers
         else:
-            path, asked = request.output_path, request.asked
             try:
-                reply = apis.read(request.url, answer.body, path, asked, headers)
+                reply = apis.read(
+                    request.url, answer.body, request.output_path, request.asked, headers
+                )
             except (CallError, NoEndpoint):
                 reply = None
             if reply is None:
                 reply = self._read_faulty(request, answer)
-        if status != 200:
-            reply.status = status
+        reply.status = status
         if "x-request-id" in headers:
             reply.request_id = headers["x-request-id"] or reply.request_id
         return reply
