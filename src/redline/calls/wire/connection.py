@@ -173,8 +173,10 @@ class Connection(asyncio.Protocol):
             return
         assert transport is not None
         exchange.leave(self._alarm)
-        self.is_kept, self.is_used = self.is_used, True
-        self.is_done, self.status = False, 0
+        self.is_kept = self.is_used
+        self.is_used = True
+        self.is_done = False
+        self.status = 0
         body = exchange.body
         if len(body) <= WHOLE_BYTES:
             self.asked = body
@@ -385,7 +387,8 @@ class Connection(asyncio.Protocol):
             found = form.read(data)
             if found is not None:
                 self.headers, self.body = found
-                self.is_done, self.status = True, 200
+                self.is_done = True
+                self.status = 200
                 waiter = self._waiter
                 if waiter is not None and not waiter.done():
                     waiter.set_result(None)

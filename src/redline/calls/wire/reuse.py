@@ -92,7 +92,8 @@ class Reuse:
                 found = body if len(body) <= WHOLE_BYTES else trace_of(body)
                 if is_kept and connection.last_answer == found:
                     self._compare(connection, body)
-                connection.last_asked, connection.last_answer = connection.asked, found
+                connection.last_asked = connection.asked
+                connection.last_answer = found
             if exchange.failed is not None and exchange.doubted and exchange.doubted == body:
                 # The server gives answers to different requests one id.
                 self._repeats_itself = True
