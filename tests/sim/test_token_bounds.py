@@ -112,7 +112,7 @@ class Told(Transport):
             exchange.follow(alarm)
             await exchange.get_ready()
             await exchange.wait_for_grant()
-            exchange.leave(alarm, is_kept=False)
+            exchange.leave(alarm)
             await asyncio.sleep(0.01)
             exchange.headers_came()
             choice = {"message": {"content": "yes"}, "finish_reason": "stop"}

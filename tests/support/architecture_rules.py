@@ -18,7 +18,7 @@ from support.attribute_owners import Owners
 
 # Imports go to an earlier part only: the layers of docs/architecture.md, lowest first.
 LAYERS = (
-    "_version", "_start", "errors", "clock", "events", "inflate", "process",
+    "_version", "_start", "errors", "clock", "events", "inflate", "structs", "process",
     "limits", "httpserver",
     "waist", "apis", "calls",
     "testing", "sim", "store", "timeline",

@@ -227,7 +227,7 @@ class _Server(Transport):
             exchange.follow(alarm)
             await exchange.get_ready()
             await exchange.wait_for_grant()
-            exchange.leave(alarm, is_kept=False)
+            exchange.leave(alarm)
             most = body.get("max_tokens", usage[1])
             call = Sent(loop.time(), *usage, usage[0] + most)
             self._found.calls.append(call)

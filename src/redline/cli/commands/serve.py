@@ -207,7 +207,7 @@ def _settings(given: Flags) -> GatewaySettings:
         function = _function(flags, own)
     most = own.get("concurrency")
     if function is None:
-        calling = " ".join(FLAGS[name].key for name in _CALLING)
+        calling = [FLAGS[name].key for name in _CALLING]
         run = _among(configuration.run, calling)
         of_calls = replace(configuration, run=run)
         endpoints, embedded = resolve_endpoints(_among(given, calling), of_calls)

@@ -31,10 +31,8 @@ class SharedWindow:
     """
 
     def __init__(self, table: SharedTable, name: str, rate: Rate) -> None:
-        size = _FIRST + _RECORDS * _RECORD_WORDS
-        base = table.region(name, size)
-        self._words = table.words[base : base + size]
-        self._reals = table.reals[base : base + size]
+        self._words, self._reals = table.words, table.reals
+        self._base = table.region(name, _FIRST + _RECORDS * _RECORD_WORDS)
         self.reshape(rate)
 
     def reshape(self, rate: Rate) -> None:
@@ -45,18 +43,18 @@ class SharedWindow:
 
     def has_room(self, amount: int, now_s: float) -> bool:
         self._sweep(now_s)
-        return self._words[_USED] + amount <= self._count
+        return self._words[self._base + _USED] + amount <= self._count
 
     def wait_s(self, amount: int, now_s: float) -> float:
         if self.has_room(amount, now_s):
             return 0.0
         if amount > self._count:
             return math.inf
-        words, reals = self._words, self._reals
-        excess = words[_USED] + amount - self._count
+        words, reals, base = self._words, self._reals, self._base
+        excess = words[base + _USED] + amount - self._count
         last_s = now_s
-        for number in range(words[_HEAD], words[_TAIL]):
-            at = _at(number)
+        for number in range(words[base + _HEAD], words[base + _TAIL]):
+            at = self._at(number)
             excess -= words[at + _LEFT]
             last_s = reals[at + _LAST_S]
             if excess <= 0:
@@ -72,34 +70,34 @@ class SharedWindow:
 
         Does nothing once anything was admitted here: another worker has taken them over.
         """
-        if self._words[_TAIL]:
+        if self._words[self._base + _TAIL]:
             return
-        words, reals = older._words, older._reals
-        for number in range(words[_HEAD], words[_TAIL]):
-            at = _at(number)
+        words, reals, base = older._words, older._reals, older._base
+        for number in range(words[base + _HEAD], words[base + _TAIL]):
+            at = older._at(number)
             self._add(words[at + _LEFT], reals[at + _FIRST_S], reals[at + _LAST_S])
 
     def _give_back(self, number: int, amount: int) -> None:
         """Gives back an unused amount of a record; a record that has left the window is ignored."""
-        words = self._words
+        words, base = self._words, self._base
         self._mend()
-        if words[_HEAD] <= number:
-            at = _at(number)
-            words[_IS_CHANGING] = 1
+        if words[base + _HEAD] <= number:
+            at = self._at(number)
+            words[base + _IS_CHANGING] = 1
             amount = min(amount, words[at + _LEFT])
             words[at + _LEFT] -= amount
-            words[_USED] -= amount
-            words[_IS_CHANGING] = 0
+            words[base + _USED] -= amount
+            words[base + _IS_CHANGING] = 0
 
     def _add(self, amount: int, first_s: float, last_s: float) -> int:
         """The number of the record that counts it."""
-        words, reals = self._words, self._reals
-        head, tail = words[_HEAD], words[_TAIL]
+        words, reals, base = self._words, self._reals, self._base
+        head, tail = words[base + _HEAD], words[base + _TAIL]
         length, number = tail - head, tail
-        words[_IS_CHANGING] = 1
+        words[base + _IS_CHANGING] = 1
         if length:
             # Two workers may have read the clock in the other order.
-            at = _at(tail - 1)
+            at = self._at(tail - 1)
             last_s = max(last_s, reals[at + _LAST_S])
             if length >= _RECORDS or (
                 length >= EXACT and last_s - reals[at + _FIRST_S] < self._grain_s
@@ -108,43 +106,41 @@ class SharedWindow:
                 reals[at + _LAST_S] = last_s
                 words[at + _LEFT] += amount
         if number == tail:
-            at = _at(tail)
+            at = self._at(tail)
             reals[at + _FIRST_S], reals[at + _LAST_S] = first_s, last_s
             words[at + _LEFT] = amount
-            words[_TAIL] = tail + 1
-        words[_USED] += amount
-        words[_IS_CHANGING] = 0
+            words[base + _TAIL] = tail + 1
+        words[base + _USED] += amount
+        words[base + _IS_CHANGING] = 0
         return number
 
     def _sweep(self, now_s: float) -> None:
         """Removes records that have left the window."""
         self._mend()
-        words, reals = self._words, self._reals
-        head, tail = words[_HEAD], words[_TAIL]
-        horizon_s, used, number = now_s - self._window_s, words[_USED], head
+        words, reals, base = self._words, self._reals, self._base
+        head, tail = words[base + _HEAD], words[base + _TAIL]
+        horizon_s, used, number = now_s - self._window_s, words[base + _USED], head
         while number < tail:
-            at = _at(number)
+            at = self._at(number)
             if reals[at + _LAST_S] > horizon_s:
                 break
             used -= words[at + _LEFT]
             number += 1
         if number > head:
-            words[_IS_CHANGING] = 1
-            words[_HEAD], words[_USED] = number, used
-            words[_IS_CHANGING] = 0
+            words[base + _IS_CHANGING] = 1
+            words[base + _HEAD], words[base + _USED] = number, used
+            words[base + _IS_CHANGING] = 0
 
     def _mend(self) -> None:
         """Repairs the sum that a killed worker was changing."""
-        words = self._words
-        if words[_IS_CHANGING]:
-            numbers = range(words[_HEAD], words[_TAIL])
-            words[_USED] = sum(words[_at(number) + _LEFT] for number in numbers)
-            words[_IS_CHANGING] = 0
+        words, base = self._words, self._base
+        if words[base + _IS_CHANGING]:
+            numbers = range(words[base + _HEAD], words[base + _TAIL])
+            words[base + _USED] = sum(words[self._at(number) + _LEFT] for number in numbers)
+            words[base + _IS_CHANGING] = 0
 
-
-def _at(number: int) -> int:
-    """The first word of a record."""
-    return _FIRST + number % _RECORDS * _RECORD_WORDS
+    def _at(self, number: int) -> int:
+        return self._base + _FIRST + number % _RECORDS * _RECORD_WORDS
 
 
 class SharedMoney:
@@ -152,29 +148,29 @@ class SharedMoney:
 
     def __init__(self, table: SharedTable, name: str, worker: int) -> None:
         self._table = table
-        base, width = table.region(f"{name}/day", _MONEY_WORDS), 1 + table.processes
-        spent, reserved = table.amounts(f"{name}/spent"), table.amounts(f"{name}/reserved")
-        self._words = table.words[base : base + _MONEY_WORDS]
-        self._spent = table.words[spent : spent + width]
+        self._words = table.words
+        self._base = table.region(f"{name}/day", _MONEY_WORDS)
+        self._spent = table.amounts(f"{name}/spent")
         # The reservation of a lost worker is not given back.
-        self._reserved = table.words[reserved : reserved + width]
+        self._reserved = table.amounts(f"{name}/reserved")
+        self._width = 1 + table.processes
         self._own = 1 + worker
 
     @property
     def day(self) -> int:
-        return self._words[_DAY]
+        return self._words[self._base + _DAY]
 
     @property
     def spent(self) -> int:
-        return sum(self._spent)
+        return sum(self._words[self._spent : self._spent + self._width])
 
     @property
     def reserved(self) -> int:
-        return sum(self._reserved)
+        return sum(self._words[self._reserved : self._reserved + self._width])
 
     @property
     def others(self) -> int:
-        return self._words[_OTHERS]
+        return self._words[self._base + _OTHERS]
 
     @property
     def committed(self) -> int:
@@ -184,33 +180,34 @@ class SharedMoney:
         with self._table:
             if day == self.day:
                 return
-            for at in range(len(self._spent)):
-                self._spent[at] = self._reserved[at] = 0
-            words = self._words
-            words[_OTHERS] = words[_KEPT] = 0
-            words[_DAY] = day
+            words, base = self._words, self._base
+            for first in (self._spent, self._reserved):
+                for at in range(first, first + self._width):
+                    words[at] = 0
+            words[base + _OTHERS] = words[base + _KEPT] = 0
+            words[base + _DAY] = day
 
     def reserve(self, amount: int) -> None:
-        self._reserved[self._own] += amount
+        self._words[self._reserved + self._own] += amount
 
     def settle(self, day: int, reserved: int, actual: int) -> None:
         if day == self.day:
             # In this order: a worker that is killed in between has spent too much, and not nothing.
-            self._spent[self._own] += actual
-            self._reserved[self._own] -= reserved
+            self._words[self._spent + self._own] += actual
+            self._words[self._reserved + self._own] -= reserved
 
     def unkept(self) -> int:
-        return self.spent + self.reserved - self._words[_KEPT]
+        return self.spent + self.reserved - self._words[self._base + _KEPT]
 
     def kept(self, day: int, told: int, total: int) -> None:
-        words = self._words
-        others = max(0, total - words[_KEPT] - told)
-        if day != self.day or (not told and others == words[_OTHERS]):
+        words, base = self._words, self._base
+        others = max(0, total - words[base + _KEPT] - told)
+        if day != self.day or (not told and others == words[base + _OTHERS]):
             return
         with self._table:
             if day == self.day:
-                words[_KEPT] += told
-                words[_OTHERS] = others
+                words[base + _KEPT] += told
+                words[base + _OTHERS] = others
 
 
 class SharedStore:
