@@ -13,11 +13,13 @@ from redline.process.files import (
     telling,
     unwritable,
     write_all,
+    write_file,
 )
 from redline.process.loading import load_object
 from redline.process.open_files import raise_limit, raise_limit_fully
 from redline.process.output import (
     cells,
+    clipped,
     counted,
     duration,
     lasting,

@@ -153,6 +153,11 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
         sync_name(path)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Replaces the file at `path` by one with these bytes, as `replace_file` does."""
+    replace_file(path, lambda fd: write_all(fd, [data]))
+
+
 def drop_unfinished(path: Path) -> None:
     """Removes what a crash in `replace_file` left beside `path`. Raises JournalError."""
     with telling(path):

@@ -10,6 +10,7 @@ from redline.waist.backend import (
     Outlet,
     Request,
     Sink,
+    is_backend,
 )
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Health, Load

@@ -343,6 +343,12 @@ class Around:
         await self._inner.aclose()
 
 
+def is_backend(thing: object) -> bool:
+    """Whether it is a Backend, rather than a function or a class."""
+    parts = (getattr(thing, name, None) for name in ("send", "load", "aclose"))
+    return not isinstance(thing, type) and all(map(callable, parts))
+
+
 class Member(Backend, Protocol):
     """A backend that a pool holds.
 

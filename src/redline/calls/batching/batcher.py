@@ -21,7 +21,7 @@ from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, TimedOut
-from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed
+from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed, is_backend
 
 # Batches in flight to an endpoint or a coroutine function. A plain function is called by one thread
 # at a time unless the caller asks for more: few models support several threads.
@@ -261,16 +261,11 @@ def _function_of(answers: object) -> Callable[..., Any] | None:
 
     Raises ConfigError for any other object.
     """
-    if isinstance(answers, Endpoint | str) or _is_backend(answers):
+    if isinstance(answers, Endpoint | str) or is_backend(answers):
         return None
     if isinstance(answers, type) or not callable(answers):
         raise ConfigError(f"{answers!r:.100} cannot answer lists", hint=_FORM)
     return answers
-
-
-def _is_backend(answers: object) -> bool:
-    parts = (getattr(answers, name, None) for name in ("send", "load", "aclose"))
-    return not isinstance(answers, type) and all(map(callable, parts))
 
 
 def _backend_of(answers: Any) -> Backend:

@@ -17,7 +17,7 @@ from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
 from redline.cli.bench.target import Target, answering, target_of
-from redline.cli.session import load, save, say_json, say_lines, tell_line
+from redline.cli.session import load, say_json, say_lines, tell_line
 from redline.errors import ConfigError
 from redline.job.settings import Flags, flag_of, values
 from redline.limits import parse_rate
@@ -45,7 +45,7 @@ from redline.measure import (
     schedule_of,
     swept,
 )
-from redline.process import counted, duration
+from redline.process import counted, duration, write_file
 from redline.store import local_path
 
 DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
@@ -122,7 +122,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     finally:
         # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:
-            save(place, page)
+            write_file(place, page)
     return _status(found)
 
 

@@ -8,7 +8,6 @@ import select
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -17,7 +16,7 @@ from redline.apis import loose_json
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
-from redline.process import lasting, printable, printable_json, replace_file, write_all
+from redline.process import lasting, printable, printable_json
 
 # The most bytes written before the event loop has its turn again, for lines of 10 MB: about 1 ms.
 _TURN_BYTES = 256 * 1024
@@ -72,11 +71,6 @@ def say_json(data: bytes) -> None:
     data: one JSON value; a line feed follows it.
     """
     say(printable_json(data).decode().removesuffix("\n") + "\n")
-
-
-def save(path: Path, data: bytes) -> None:
-    """Replaces the file at `path` by these bytes. Raises JournalError."""
-    replace_file(path, lambda fd: write_all(fd, [data]))
 
 
 def lost_stdout(error: OSError) -> Exception:

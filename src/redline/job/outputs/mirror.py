@@ -29,7 +29,7 @@ import msgspec
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.journal import Output, OutputLock, check_place, has_old_names, names_of, stem_of
 from redline.journal import manifest as manifests
-from redline.process import free_name, replace_file, write_all
+from redline.process import free_name, replace_file, write_all, write_file
 from redline.sources import ObjectReader
 from redline.store import Found, ObjectStore, ObjectUrl, StoreError, store_of
 
@@ -283,9 +283,8 @@ class Mirror:
         self._state = state
 
     def _save(self) -> None:
-        data = msgspec.json.encode(self._state)
         try:
-            replace_file(self._state_path, lambda fd: write_all(fd, [data]))
+            write_file(self._state_path, msgspec.json.encode(self._state))
         except JournalError:
             # A full disk must not keep the results from being uploaded. What was seen is only a
             # short cut: the next run compares the file with the object.

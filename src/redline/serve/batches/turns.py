@@ -132,9 +132,7 @@ class Shared(Around):
             group.turns.look()
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        body = request.body
-        model = body.get("model") if isinstance(body, dict) else None
-        name = call.tenant, model if isinstance(model, str) else ""
+        name = call.tenant, request.model or ""
         group = self._groups.get(name)
         if group is None:
             group = _Group(self._inner, request, self._most, self._clock)

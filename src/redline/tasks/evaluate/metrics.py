@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, Rejected, nearest
+from redline.process import clipped
 from redline.tasks.answers import (
     Number,
     final_choice,
@@ -297,5 +298,4 @@ def _plain(text: str) -> str:
 
 
 def _shown(gold: Any) -> str:
-    text = " ".join(as_text(gold).split())
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+    return clipped(" ".join(as_text(gold).split()), _LONGEST_SHOWN)

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import msgspec
 
 from redline.errors import ConfigError
+from redline.process import clipped
 from redline.sources import extra
 from redline.tasks.answers import spoken
 
@@ -371,4 +372,4 @@ def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_PROBLEM else text[: _LONGEST_PROBLEM - 3] + "..."
+    return clipped(text, _LONGEST_PROBLEM)
