@@ -7,10 +7,20 @@ from os.path import expanduser
 from typing import Any
 from urllib.parse import unquote
 
-from redline.cli.flags.flags import choice, flag, switch, whole
 from redline.engine import DTYPES, LEAST, LONGEST_WAIT_S, EngineSettings
 from redline.errors import ConfigError, nearest
-from redline.job.settings import Flags, Kind, Option, flag_of, read, values
+from redline.job.settings import (
+    Flags,
+    Kind,
+    Option,
+    choice,
+    flag,
+    flag_of,
+    read,
+    switch,
+    values,
+    whole,
+)
 
 _FORM = "write it like engine:MODEL?max_batch_size=8&draft_model=DIR"
 _IS_ON = {"": True, "1": True, "true": True, "0": False, "false": False}

@@ -13,9 +13,14 @@ from redline.job.settings.options import (
     Kind,
     Option,
     Options,
+    choice,
+    flag,
     kinds_of,
     options_in,
     read,
+    switch,
+    time,
+    whole,
 )
 from redline.job.settings.otel_settings import OtelSettings, parse_otel
 from redline.job.settings.resolve import (
