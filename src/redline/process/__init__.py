@@ -1,6 +1,6 @@
 """The process and its files: signals, threads, locks, durable writes, safe printing."""
 
-from redline.process.changes import Changes
+from redline.process.changes import Changes, end_tasks
 from redline.process.files import (
     GONE,
     LockedFile,

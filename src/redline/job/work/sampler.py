@@ -23,6 +23,7 @@ from redline.job.work.runner import Runner
 from redline.job.work.tally import Tally
 from redline.journal import Journal
 from redline.observe import Setting, expected, setting_of
+from redline.process import end_tasks
 from redline.timeline import (
     NO_USE,
     WINDOW_S,
@@ -110,9 +111,8 @@ class Sampler:
         """
         if self._task is None:
             return
-        self._task.cancel()
         try:
-            await asyncio.wait([self._task])
+            await end_tasks(self._task)
             now_s = self.clock.now_s()
             self.gatherer.sample(self._state(now_s, 0.0))
             self._close(now_s)

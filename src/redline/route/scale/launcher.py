@@ -32,7 +32,7 @@ from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Outcome, Re
 from redline.calls.http import Mask
 from redline.clock import SYSTEM
 from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, check_known
-from redline.process import printable
+from redline.process import end_tasks, printable
 from redline.route.endpoints import intake_of, seat_of
 from redline.route.member import Seat
 from redline.route.scale.guardian import guarded
@@ -265,8 +265,7 @@ class _Process:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() and self.is_running else None
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await end_tasks(task)
 
     async def end(self) -> None:
         """Raises RedlineError if something is left of it."""

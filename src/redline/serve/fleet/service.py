@@ -20,7 +20,7 @@ import msgspec
 from redline.calls import Health, Retry
 from redline.clock import SYSTEM
 from redline.errors import RedlineError
-from redline.process import counted, end_at_second, run_until_told
+from redline.process import counted, end_at_second, end_tasks, run_until_told
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
 from redline.serve.fleet.settings import FleetSettings
@@ -169,8 +169,7 @@ class ServedFleet:
                     calls = counted(in_flight, "call")
                     self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")
         finally:
-            running.cancel()
-            await asyncio.wait([running])
+            await end_tasks(running)
             await self._pool.aclose()
         if not running.cancelled():
             running.result()

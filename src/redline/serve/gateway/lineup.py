@@ -23,6 +23,7 @@ from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.limits import Slots
 from redline.limits.shared import Demand
+from redline.process import end_tasks
 from redline.route import (
     Pool,
     PoolMember,
@@ -242,11 +243,7 @@ class Lineup:
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
-        changes = [*self._changes]
-        for task in changes:
-            task.cancel()
-        if changes:
-            await asyncio.wait(changes)
+        await end_tasks(*self._changes)
         for pool in [*self._ending, *self.pools]:
             await pool.aclose()
 
