@@ -15,7 +15,7 @@ from redline.calls.batching import functions, lists
 from redline.calls.batching.batch import Batch, ended_early
 from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.functions import ListFunction, is_async
-from redline.calls.batching.parts import Member, Part
+from redline.calls.batching.parts import Lists, Member, Part
 from redline.calls.batching.rule import BatchBounds, Queue, Rule, Why
 from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint
@@ -66,18 +66,17 @@ class DynamicBatcher:
         self._most = max_in_flight
         self._is_function = function is not None
         if function is not None:
-            inner = ListFunction(
+            self._inner: Backend = ListFunction(
                 function,
                 executor=executor,
                 threads=max_in_flight,
                 call_s=self._bounds.call_s,
                 clock=clock,
             )
-            self._inner: Backend = inner
-            self._lists = functions.lists_of(inner)
+            self._lists = Lists(self._inner, functions.part_of, functions.joined, functions.split)
         else:
             self._inner = _backend_of(answers)
-            self._lists = lists.lists_of(self._inner)
+            self._lists = Lists(self._inner, lists.part_of, lists.joined, lists.split)
         self.label = self.__name__ = getattr(self._inner, "label", type(self._inner).__name__)
         self._clock = clock
         self._queue = Queue(self._rule)

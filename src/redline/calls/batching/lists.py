@@ -20,10 +20,10 @@ import msgspec
 
 from redline.apis import api_of, chat, number, stated_tokens
 from redline.apis import replies as apis
-from redline.calls.batching.parts import Lists, Part
+from redline.calls.batching.parts import Part
 from redline.calls.batching.usage import added_usage, split_usage
 from redline.errors import BadReply, CallError, NoEndpoint
-from redline.waist import Backend, Call, Outcome, Reply, Request, failed
+from redline.waist import Call, Outcome, Reply, Request, failed
 
 Fields = dict[str, msgspec.Raw]
 
@@ -64,11 +64,6 @@ def form_of(url: str) -> ListForm | None:
         return None
     path = url.partition("?")[0].rstrip("/")
     return next((form for form in FORMS if path.endswith(form.ending)), None)
-
-
-def lists_of(backend: Backend) -> Lists:
-    """Returns the functions that join requests into lists for a backend of the APIs above."""
-    return Lists(backend=backend, part_of=part_of, joined=joined, split=split)
 
 
 def part_of(request: Request, call: Call) -> Part | None:

@@ -41,7 +41,7 @@ class Member(msgspec.Struct, eq=False):
     on_leave: Callable[[], None] | None = None
 
 
-class Lists(msgspec.Struct, frozen=True, kw_only=True):
+class Lists(msgspec.Struct, frozen=True):
     """A backend of lists, and the functions that join requests for it and split its answers.
 
     part_of: returns a request's part, None if it must be sent alone. joined: returns one request

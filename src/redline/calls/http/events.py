@@ -281,11 +281,7 @@ class StreamReader:
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
         """Returns the error that an event states."""
-        event = self._mask.body(event)
-        try:
-            found = loose_json.decoded(event)
-        except (ValueError, RecursionError):
-            found = event.decode("utf-8", "replace")
+        found = loose_json.decoded_or_text(self._mask.body(event))
         error = found.get("error") if isinstance(found, dict) else None
         is_begun = self._call.committed
         return judge_part("the stream broke off with an error", error or found, is_begun=is_begun)
