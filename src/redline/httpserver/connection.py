@@ -375,14 +375,13 @@ class Connection(asyncio.Protocol):
                     reason = " ".join(str(error).split())
                     self._refuse(Fault(400, f"the request is not HTTP: {reason}"))
             break
-        incoming = self._incoming
         if self._bare_bytes:
             if self._bare_bytes > self._most_head_bytes and not self._is_ending:
                 self._refuse(self._too_long_head())
-            elif incoming is None and not was_in_head:
+            elif self._incoming is None and not was_in_head:
                 self._begin_head()
         # Not within the parser: a body that is complete by now delays nothing.
-        if (incoming is not None and incoming.is_full) or len(self._queue) >= _MOST_WAITING:
+        if self._is_full():
             self._pause_reading()
 
     def _parse_body(self) -> None:
