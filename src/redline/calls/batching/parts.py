@@ -25,6 +25,11 @@ class Part(msgspec.Struct, frozen=True):
     items: tuple[Any, ...]
     answers: int = 1
 
+    @property
+    def asked(self) -> int:
+        """The number of answers to all of its items."""
+        return self.count * self.answers
+
 
 class Member(msgspec.Struct, eq=False):
     """A request that waits for its batch, or for the answer of it.
