@@ -37,7 +37,7 @@ def decoded(data: bytes) -> Any:
 
 
 def decoded_or_text(data: bytes) -> Any:
-    """The same; the data as a text if it is no JSON at all."""
+    """The same; the data as a text if it is not JSON at all."""
     try:
         return decoded(data)
     except (ValueError, RecursionError):
