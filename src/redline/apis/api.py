@@ -7,7 +7,27 @@ from typing import Any
 
 import msgspec
 
+from redline.apis.error_inside import judge_part
 from redline.waist import Reply
+
+
+class Envelope(msgspec.Struct, kw_only=True):
+    """The fields beside the choices, vectors or items of an answer."""
+
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    id: Any = None
+    error: Any = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The id that the answer names, if it is one."""
+        return self.id if isinstance(self.id, str) else None
+
+    def check(self, what: str) -> None:
+        """Raises the error that the answer contains. what: the claim, see `judge_part`."""
+        if self.error:
+            raise judge_part(what, self.error)
 
 
 def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:

@@ -9,9 +9,8 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.api import Api
+from redline.apis.api import Api, Envelope
 from redline.apis.choices import in_order
-from redline.apis.error_inside import judge_part
 from redline.apis.request_parts import Count, Inputs
 from redline.waist import Reply
 
@@ -30,11 +29,8 @@ class _Vector(msgspec.Struct):
     index: Any = None
 
 
-class _Reply(msgspec.Struct):
+class _Reply(Envelope, kw_only=True):
     data: list[_Vector]
-    usage: dict[str, Any] | None = None
-    model: str | None = None
-    error: Any = None
 
 
 _REPLY = msgspec.json.Decoder(_Reply)
@@ -54,8 +50,7 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     reply = _REPLY.decode(body)
     if not reply.data:
         raise msgspec.ValidationError("`data` is empty")
-    if reply.error:
-        raise judge_part("the answer broke off", reply.error)
+    reply.check("the answer broke off")
     found = in_order(reply.data, None if asked is None else inputs(asked), "embedding")
     vectors = [item.embedding for item in found]
     if not all(vectors):

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.api import Api
-from redline.apis.error_inside import judge_part
+from redline.apis.api import Api, Envelope
 from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
 from redline.waist import Reply
@@ -50,14 +49,10 @@ class _Item(msgspec.Struct):
     content: list[_Part] | None = None
 
 
-class _Reply(msgspec.Struct):
+class _Reply(Envelope, kw_only=True):
     output: list[msgspec.Raw]
     status: str | None = None
     incomplete_details: dict[str, Any] | None = None
-    error: Any = None
-    usage: dict[str, Any] | None = None
-    model: str | None = None
-    id: Any = None
 
 
 _REPLY = msgspec.json.Decoder(_Reply)
@@ -67,8 +62,7 @@ _ITEM = msgspec.json.Decoder(_Item)
 def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     """The reply of a body, see `Api.read`: its text, or its refusal."""
     reply = _REPLY.decode(body)
-    if reply.error:
-        raise judge_part("the response failed", reply.error)
+    reply.check("the response failed")
     if reply.status == "failed":
         raise BadReply("the response failed, and does not say why")
     if reply.status not in _ENDED:
@@ -101,7 +95,7 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
         finish_reason=reason,
         usage=reply.usage,
         model=reply.model,
-        request_id=reply.id if isinstance(reply.id, str) else None,
+        request_id=reply.request_id,
     )
 
 

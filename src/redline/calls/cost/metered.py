@@ -146,8 +146,7 @@ class Metered(Around):
 
     def _attempt(self, request: Request) -> _Attempt:
         """Returns an attempt with its worst case. Raises CallError if that is unknown."""
-        body = request.body
-        model = body.get("model") if isinstance(body, dict) else None
+        model = request.model
         price = self._prices.find(model)
         if price is None:
             if self.spending.allowance.picodollars is not None:
@@ -271,9 +270,7 @@ class Metered(Around):
             return attempt.worst
         hidden = usage.input_tokens - attempt.bound.input_tokens
         self._hidden_tokens = max(self._hidden_tokens, hidden)
-        body = request.body
-        model = body.get("model") if isinstance(body, dict) else None
-        price = self._prices.at(outcome.endpoint, model) or attempt.price
+        price = self._prices.at(outcome.endpoint, request.model) or attempt.price
         return Amount(price.of(usage), usage.tokens)
 
     def spent(self, worst: Amount) -> BudgetSpent:
