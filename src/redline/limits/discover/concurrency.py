@@ -23,8 +23,8 @@ cannot tell: a batching server gets slower with every call and still does more w
 from __future__ import annotations
 
 import math
-
-import msgspec
+from operator import add
+from typing import NamedTuple
 
 from redline.errors import ConfigError
 
@@ -71,10 +71,9 @@ _FIRST_HOLD = 20
 _MOST_HOLD = 320
 
 
-class _Round(msgspec.Struct, eq=False):
-    """The calls written since `began_s` that were answered: sums for a line latency = f(size)."""
+class _Round(NamedTuple):
+    """Calls that were answered at one limit: sums for a line latency = f(size)."""
 
-    began_s: float
     answers: int = 0
     in_flight: int = 0
     x: int = 0
@@ -83,19 +82,9 @@ class _Round(msgspec.Struct, eq=False):
     yy: float = 0.0
     xy: float = 0.0
 
-    def add(self, latency_s: float, size: int, in_flight: int) -> None:
-        self.answers += 1
-        self.in_flight += in_flight
-        self.x += size
-        self.xx += size * size
-        self.y += latency_s
-        self.yy += latency_s * latency_s
-        self.xy += latency_s * size
-
-    def join(self, other: _Round) -> None:
-        """Takes in another round at the same limit."""
-        for name in ("answers", "in_flight", "x", "xx", "y", "yy", "xy"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    def plus(self, other: _Round) -> _Round:
+        """These calls and those of another round at the same limit."""
+        return _Round(*map(add, self, other))
 
     def latency_at(self, size: float) -> tuple[float, float]:
         """Seconds that an answer of `size` took, and the variance of their logarithm.
@@ -148,16 +137,17 @@ class AdaptiveConcurrency:
         self._most = most
         self._level = self.limit
         self._stood: _Round | None = None
-        self._round = _Round(-math.inf)
+        self._round = _Round()
+        self._began_s = -math.inf  # of the round: calls written before it are left out
         self._latest_s = -math.inf
         self._settling = 0
         self._rest = self._rests = 1
-        self._is_trying = False
         self._is_up = True
         self._is_longer = False
         self._earlier_gain: float | None = None
         self._step = _FIRST_STEP
-        self._wins = self._losses = 0
+        self._wins = 0
+        self._has_turned = False
         self._wall = most + 1
         self._hold = _FIRST_HOLD
         self._held_answers = 0
@@ -200,9 +190,10 @@ class AdaptiveConcurrency:
         self._climb_to = 0
         if self._settling > 0:
             self._settling -= 1
-            self._round.began_s = now_s
-        elif written_s >= self._round.began_s:
-            self._round.add(latency_s, size, in_flight)
+            self._began_s = now_s
+        elif written_s >= self._began_s:
+            sums = size * size, latency_s, latency_s * latency_s, latency_s * size
+            self._round = self._round.plus(_Round(1, in_flight, size, *sums))
             if self._round.answers >= self._needed_answers():
                 self._judge(now_s)
 
@@ -222,7 +213,7 @@ class AdaptiveConcurrency:
             return
         if self.limit >= self._wall:
             self._wall, self._hold = self._most + 1, _FIRST_HOLD
-        if self._is_trying:
+        if self.limit != self._level:
             self._judge_try(done, now_s)
             return
         if self._stood is None:
@@ -233,10 +224,10 @@ class AdaptiveConcurrency:
             self._stand(now_s)
             return
         else:
-            self._stood.join(done)
+            self._stood = self._stood.plus(done)
         self._rest -= 1
         if self._rest > 0:
-            self._round = _Round(now_s)
+            self._begin(now_s)
         else:
             self._try(now_s)
 
@@ -261,7 +252,6 @@ class AdaptiveConcurrency:
             self._level = self.limit
             self._stood = tried
             self._wins += 1
-            self._losses = 0
             self._rests = 1
             if self._is_up and (self._wins > 1 or gain > _WHOLE_GAIN):
                 # Only upwards: a step too far down costs work, one too far up only latency.
@@ -309,17 +299,15 @@ class AdaptiveConcurrency:
             self._turn(now_s, 0.0, is_clear=True)
             return
         self.limit = target
-        self._is_trying = True
-        self._round = _Round(now_s)
+        self._begin(now_s)
         self._settling = max(0, math.ceil((target - level) * _SETTLING_SHARE))
 
     def _turn(self, now_s: float, noise: float, *, is_clear: bool) -> None:
         """Back to the level; the other way is tried next, in finer steps once both have lost."""
         self._is_up = not self._is_up
-        if self._wins or self._losses:
+        if self._wins or self._has_turned:
             self._step = math.sqrt(self._step)
-        self._wins = 0
-        self._losses += 1
+        self._wins, self._has_turned = 0, True
         finest = min(_COARSEST_STEP, max(_FINEST_STEP, math.exp(1.5 * noise)))
         self._step = max(self._step, finest)
         is_found = self._step < _SEARCH_STEP and is_clear
@@ -329,10 +317,13 @@ class AdaptiveConcurrency:
 
     def _stand(self, now_s: float) -> None:
         self.limit = self._level
-        self._is_trying = self._is_longer = False
+        self._is_longer = False
         self._stood = None
         self._settling = 0
-        self._round = _Round(now_s)
+        self._begin(now_s)
+
+    def _begin(self, now_s: float) -> None:
+        self._round, self._began_s = _Round(), now_s
 
     def _refused(self, now_s: float, in_flight: int) -> None:
         if self._has_answered:
@@ -340,8 +331,8 @@ class AdaptiveConcurrency:
             is_known = 0.9 * self._wall <= wall <= 1.1 * self._wall
             self._hold = min(2 * self._hold, _MOST_HOLD) if is_known else _FIRST_HOLD
             self._wall, self._held_answers = wall, self._hold * wall
-            is_fine = self._is_trying and self._step < _LARGE_STEP
-            if not (is_fine and self._level < wall):
+            is_fine = self.limit != self._level < wall and self._step < _LARGE_STEP
+            if not is_fine:
                 # Not our own small step beyond a level that was good: that one is too high too.
                 self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
@@ -351,7 +342,7 @@ class AdaptiveConcurrency:
         self._cut_s = now_s
         self._step = _FINEST_STEP
         self._is_up = True
-        self._wins = self._losses = 0
+        self._wins, self._has_turned = 0, False
         self._earlier_gain = None
         self._rest = self._rests = 1
         self._stand(now_s)
