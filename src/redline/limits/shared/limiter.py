@@ -83,23 +83,6 @@ class Slot(msgspec.Struct, eq=False):
     sent_s: float | None = None
     late_s: float | None = None  # how late it reached the server at most, once proved
 
-    def write(self, now_s: float) -> None:
-        """Its call was written at `now_s`, local."""
-        self.sent_s = now_s
-
-    def prove(self, late_s: float | None) -> None:
-        """Records that the call reached the server at most `late_s` late; None if unknown."""
-        self.late_s = late_s
-
-    def settle(self, used: _Amounts) -> None:
-        """Records the amounts that the call used."""
-        self.used = used
-
-    def restate(self, stamp_s: float) -> None:
-        """Reports to the ledger what was used, and that it was sent at `stamp_s`."""
-        self.stamp_s = stamp_s
-        self.amounts = self.used or self.amounts
-
     def fits(self, amounts: _Amounts) -> bool:
         return all(map(int.__le__, amounts, self.amounts))
 
@@ -205,15 +188,7 @@ class SharedLimiter(RateLimiter):
         while True:
             turn = queue.add(amounts, priority, number)
             self._pump()
-            try:
-                slot = await turn
-            except asyncio.CancelledError:
-                if turn.cancelled():
-                    queue.forget()
-                elif turn.exception() is None:
-                    # Granted in the same turn of the loop as the cancellation.
-                    self.give_back(turn.result())
-                raise
+            slot = await queue.wait(turn, self.give_back)
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
                 return Grant(self, slot, cost, now_s - asked_s)
@@ -222,7 +197,7 @@ class SharedLimiter(RateLimiter):
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
         """Records that a grant's call was written at `now_s`."""
-        taken.write(now_s)
+        taken.sent_s = now_s
         self._note(taken)
 
     def give_back(self, taken: Slot) -> None:
@@ -236,14 +211,14 @@ class SharedLimiter(RateLimiter):
         """Records that a grant's call used `used`."""
         # More than a whole window cannot be owed, or a server that counts wrongly would stop the
         # run.
-        taken.settle(tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated))
+        taken.used = tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated)
         self._note(taken)
 
     def replied(self, taken: Slot, took_s: float, sent_s: float, used: Cost | None) -> None:
         """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
         if self._limits.guard_s is None:
             self.jitter.replied(took_s, sent_s)
-            taken.prove(self.jitter.proved_s(took_s))
+            taken.late_s = self.jitter.proved_s(took_s)
             self._note(taken)
         if used is not None:
             self.settle(taken, used)
@@ -419,7 +394,8 @@ class SharedLimiter(RateLimiter):
             unused = (0,) * len(before)
             return Change(from_s, from_s, before, unused, slot.planned_s, was_sent=False)
         late_s = unproven_s if slot.late_s is None else slot.late_s
-        slot.restate(self._ledger.stamp_s(slot.sent_s) + late_s)
+        slot.stamp_s = self._ledger.stamp_s(slot.sent_s) + late_s
+        slot.amounts = slot.used or before
         return Change(from_s, slot.stamp_s, before, slot.amounts, slot.planned_s)
 
     def _book(

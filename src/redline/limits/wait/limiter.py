@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
-
-import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
@@ -50,19 +49,21 @@ class Limiter(RateLimiter):
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
 
-    def __call__(
-        self,
-        tokens: int = 0,
-        *,
-        output_tokens: int = 0,
-        priority: int = 0,
-    ) -> _Entry:
+    @asynccontextmanager
+    async def __call__(
+        self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
+    ) -> AsyncGenerator[Grant]:
         """A context that is entered when one call may be sent, which is then taken as sent.
 
         tokens: of the input, or of input and output together; 0 or more.
         priority: lower goes first. Entering raises OverLimit for what could never be granted.
         """
-        return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
+        grant = await self.acquire(Cost(tokens, output_tokens), priority)
+        sent_s = self._clock.now_s()
+        grant.sent(sent_s)
+        yield grant
+        # The call has been answered by now, so it must have reached the server.
+        grant.replied(self._clock.now_s() - sent_s)
 
     @property
     def easy_tokens(self) -> int:
@@ -146,14 +147,9 @@ class Limiter(RateLimiter):
         if queue.is_next(turn):
             self.pump()
         try:
-            bookings = await turn
+            bookings = await queue.wait(turn, self.give_back)
         except asyncio.CancelledError:
-            if turn.cancelled():
-                queue.forget()
-                self.pump()
-            elif turn.exception() is None:
-                # Granted in the same turn of the loop as the cancellation.
-                self.give_back(turn.result())
+            self.pump()
             raise
         return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
 
@@ -277,24 +273,3 @@ class Limiter(RateLimiter):
         self._timer = None
         self.rules.jitter.rang(max(0.0, self._clock.now_s() - self._due_s))
         self.pump()
-
-
-class _Entry(msgspec.Struct, eq=False):
-    """One call of a limiter's context."""
-
-    limiter: Limiter
-    clock: Clock
-    cost: Cost
-    priority: int
-    grant: Grant | None = None
-
-    async def __aenter__(self) -> Grant:
-        self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
-        grant.sent(self.clock.now_s())
-        return grant
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        # The call has been answered by now, so it must have reached the server.
-        grant = self.grant
-        if grant is not None and grant.sent_s is not None and error is None:
-            grant.replied(self.clock.now_s() - grant.sent_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from redline.limits.wait.queue import WaitQueue
@@ -59,16 +58,7 @@ class Slots:
         """Holds one slot on return; give it back with `release`."""
         if self.take_free():
             return
-        turn = self._queue.add(None, priority)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._queue.forget()
-            else:
-                # The slot was handed over in the same turn of the loop as the cancellation.
-                self.release()
-            raise
+        await self._queue.wait(self._queue.add(None, priority), lambda _: self.release())
 
     def release(self) -> None:
         """Hands the slot to the first waiter, or frees it."""
