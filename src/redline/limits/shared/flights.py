@@ -44,18 +44,22 @@ class SharedFlights:
     """
 
     def __init__(self, table: SharedTable, name: str, process: int) -> None:
-        self._words = table.words
-        self._first = table.counts(name)
-        self._end = self._first + table.processes
-        self._own = self._first + process
+        self._counts = table.words[row(table, name)]
+        self._process = process
 
     @property
     def count(self) -> int:
-        return sum(self._words[self._first : self._end])
+        return sum(self._counts)
 
     @property
     def own(self) -> int:
-        return self._words[self._own]
+        return self._counts[self._process]
 
     def add(self, more: int) -> None:
-        self._words[self._own] += more
+        self._counts[self._process] += more
+
+
+def row(table: SharedTable, name: str) -> slice:
+    """The table's words or reals of that name, one for each process."""
+    first = table.counts(name)
+    return slice(first, first + table.processes)
