@@ -59,19 +59,6 @@ class LimitLine(msgspec.Struct, eq=False):
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
 
-    def name_in_headers(self) -> None:
-        """Records that the server's headers mention this limit."""
-        self.is_headed = True
-
-    def saw_steady_refill(self, rate: float, now_s: float) -> None:
-        """Records a header by which it refills steadily. rate: its weight, up to 1."""
-        self.looked_s = now_s
-        self.steady += rate * (1 - self.steady)
-
-    def saw_odd_refill(self, rate: float) -> None:
-        """Records a header by which it does not. rate: its weight, up to 1."""
-        self.steady -= rate * self.steady
-
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount` as used by other clients."""
         self.others += amount

@@ -99,7 +99,7 @@ class Feedback:
                 if math.isclose(line.stated.window_s, one.window_s, rel_tol=0.01):
                     return line
             elif line.stated.count == one.limit:
-                line.name_in_headers()
+                line.is_headed = True
                 return line
         if one.window_s is not None:
             return None
@@ -129,7 +129,7 @@ class Feedback:
             return False
         self._rules.set_rates(one.kind, [*of_kind, Rate(one.limit, window_s_of(one))], now_s)
         if one.window_s is None:
-            self._rules.lines[-1].name_in_headers()
+            self._rules.lines[-1].is_headed = True
         return True
 
     def _yield(
@@ -171,9 +171,10 @@ class Feedback:
         if used * unit_s + 2 * slack_s > _TELLING * window_s:
             return
         if abs(one.reset_s - used * unit_s) > slack_s:
-            line.saw_odd_refill(3 * _STEADY_RATE)
+            line.steady -= 3 * _STEADY_RATE * line.steady
         elif now_s - line.looked_s >= window_s / _LOOKS:
-            line.saw_steady_refill(_STEADY_RATE, now_s)
+            line.looked_s = now_s
+            line.steady += _STEADY_RATE * (1 - line.steady)
 
 
 class _Look(msgspec.Struct):

@@ -57,12 +57,9 @@ def read_count(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        count = int(text)
-    except ValueError:
-        try:
-            count = int(float(text))
-        except (ValueError, OverflowError):
-            return None
+        count = int(float(text))
+    except (ValueError, OverflowError):
+        return None
     return count if 0 <= count <= MAX_COUNT else None
 
 
@@ -99,17 +96,8 @@ def read_duration_s(text: str) -> float | None:
     found = _DURATION.fullmatch(text)
     if found is None or not text:
         return None
-    days, hours, minutes, seconds, millis = found.groups()
-    duration_s = float(seconds) if seconds else 0.0
-    if millis:
-        duration_s += float(millis) / 1000
-    if minutes:
-        duration_s += 60 * float(minutes)
-    if hours:
-        duration_s += 3600 * float(hours)
-    if days:
-        duration_s += 86_400 * float(days)
-    return duration_s
+    days, hours, minutes, seconds, millis = map(float, found.groups("0"))
+    return seconds + millis / 1000 + 60 * minutes + 3600 * hours + 86_400 * days
 
 
 @lru_cache(maxsize=1024)  # a server repeats its resets, and reading one costs ten look-ups
