@@ -232,7 +232,11 @@ class AdaptiveConcurrency:
             self._try(now_s)
 
     def _judge_try(self, tried: _Round, now_s: float) -> None:
-        gain, doubt = self._gain_of(tried)
+        assert self._stood is not None
+        ratio = math.log(self.limit / self._level)
+        slower, doubt = tried.slower_than(self._stood)
+        # Of the step to `limit`, with its standard error.
+        gain, doubt = 1 - slower / ratio, doubt / abs(ratio)
         is_clear = abs(gain - _LEAST_GAIN) > doubt
         if self._is_up and self._earlier_gain is not None:
             gain = (gain + max(-0.5, self._earlier_gain)) / 2
@@ -258,15 +262,7 @@ class AdaptiveConcurrency:
                 self._step = min(_FIRST_STEP, self._step**_GROWTH)
             self._try(now_s)
         else:
-            noise = doubt * abs(math.log(self.limit / self._level))
-            self._turn(now_s, noise, is_clear=is_clear)
-
-    def _gain_of(self, tried: _Round) -> tuple[float, float]:
-        """The gain of the step to `limit`, and its standard error."""
-        assert self._stood is not None
-        ratio = math.log(self.limit / self._level)
-        slower, doubt = tried.slower_than(self._stood)
-        return 1 - slower / ratio, doubt / abs(ratio)
+            self._turn(now_s, doubt * abs(ratio), is_clear=is_clear)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
         """The server has become faster or slower at the same limit: tries the side of its knee."""

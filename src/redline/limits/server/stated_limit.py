@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -63,6 +64,15 @@ def read_count(text: str | None) -> int | None:
     return count if 0 <= count <= MAX_COUNT else None
 
 
+def read_number(text: str | None) -> float | None:
+    """A finite number, 0 or more; None for anything else."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if 0 <= number < math.inf else None
+
+
 @lru_cache(maxsize=256)  # a limit stays the same from reply to reply
 def read_limit(text: str | None) -> int | None:
     """A count of 1 to 10^12. A limit of 0 cannot be kept: some gateways mean `unenforced` by it."""
@@ -106,25 +116,19 @@ def _time_s(text: str) -> float | None:
     duration_s = read_duration_s(text)
     if duration_s is not None:
         return duration_s if duration_s < _FIRST_MOMENT_S else None
-    try:
-        number = float(text)
-    except ValueError:
+    number = read_number(text)
+    if number is None:
         return _moment_s(text)
-    if not 0 <= number < float("inf"):
-        return None
     return number if number < _FIRST_MOMENT_MS else number / 1000
 
 
 def _moment_s(text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    try:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
         return max(_FIRST_MOMENT_S, moment.timestamp())
-    except OverflowError:
+    except (ValueError, OverflowError):
         # A zone may lead out of the years 1 to 9999.
         return None
 
