@@ -145,7 +145,5 @@ def _policy(value: str, params: dict[str, str]) -> _Policy:
     # The unit alone decides: a policy's name may be "per-token" and mean the token of a user.
     unit = params.get("qu", "requests").strip('"').lower().replace("_", "-")
     window_s = read_window_s(params.get("w") or params.get("window"))
-    if "q" in params:
-        return _Policy(value, WRITTEN_KINDS.get(unit), read_limit(params["q"]), window_s)
-    name = params.get("name", value).strip('"')
-    return _Policy(name, WRITTEN_KINDS.get(unit), read_limit(value), window_s)
+    name = value if "q" in params else params.get("name", value).strip('"')
+    return _Policy(name, WRITTEN_KINDS.get(unit), read_limit(params.get("q", value)), window_s)

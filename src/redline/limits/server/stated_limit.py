@@ -180,5 +180,4 @@ def window_s_of(one: Stated) -> float:
 
 def _usual_s(reset_s: float) -> float:
     """The shortest usual window that may reset after reset_s, which some round up to seconds."""
-    longer = [usual_s for usual_s in _USUAL_S if usual_s >= reset_s - 1]
-    return longer[0] if longer else reset_s
+    return next((usual_s for usual_s in _USUAL_S if usual_s >= reset_s - 1), reset_s)

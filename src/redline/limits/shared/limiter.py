@@ -29,7 +29,6 @@ from redline.limits.shared.schedule import (
     Change,
     Lease,
     LeaseRequest,
-    Rule,
     described,
     lease_s_of,
     rated,
@@ -109,8 +108,6 @@ class SharedLimiter(RateLimiter):
         self._rated = rated(limits)
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
-        self._rules: tuple[Rule, ...] = ()
-        self._pace_guard_s = -1.0
         self._batch = [
             math.ceil(rate.count * max(_LEASE_SHARE, self._lease_s / rate.window_s))
             for _, rate in self._rated
@@ -366,9 +363,6 @@ class SharedLimiter(RateLimiter):
         # Without a hard rule, the pace must bear all that a call may reach the server late by.
         is_bucket = self._limits.profile == "bucket"
         pace_guard_s = slack_s + unproven_s if is_bucket else max(guard_s, slack_s)
-        if pace_guard_s != self._pace_guard_s:
-            self._pace_guard_s = pace_guard_s
-            self._rules = rules_of(self._limits, pace_guard_s)
         changes = [self._change(slot, unproven_s) for slot in self._changed]
         self._changed.clear()
         self._flush_s = math.inf
@@ -376,7 +370,7 @@ class SharedLimiter(RateLimiter):
         return LeaseRequest(
             owner=self._owner,
             limits=self._words,
-            rules=self._rules,
+            rules=rules_of(self._limits, pace_guard_s),
             wants=wants,
             changes=changes,
             guard_s=unproven_s,
