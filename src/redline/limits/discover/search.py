@@ -48,6 +48,7 @@ class RateSearch:
         self._round_trip_s = 0.0
         self._level = Level(math.inf, math.inf)  # until the first call, none
         self._per_s = _FIRST_PER_S
+        self._is_careful = False  # the server has refused something
         self._rest_s: float | None = None  # between single calls, while resting
         self._hold: Hold | None = None if start is None else Hold(start, 0.0, start.count)
         self._burst = 0  # calls admitted before the first refusal
@@ -112,7 +113,7 @@ class RateSearch:
 
     def _grow(self, now_s: float) -> bool:
         level = self._level
-        growth, least = (_CAREFUL_GROWTH, _CAREFUL_ROUND) if self._refusals else (_GROWTH, _ROUND)
+        growth, least = (_CAREFUL_GROWTH, _CAREFUL_ROUND) if self._is_careful else (_GROWTH, _ROUND)
         lasts_s = max(_SHORTEST_ROUND_S, _ROUND_TRIPS * self._round_trip_s)
         if level.admitted < least or now_s - level.measured_s < lasts_s:
             return False
@@ -215,6 +216,7 @@ class RateSearch:
     def _grow_from(self, per_s: float) -> None:
         self._rest_s = None
         self._per_s = max(min(per_s, 0.8 * self._per_s), _SLOWEST_PER_S)
+        self._is_careful = True
 
     def _change(self, now_s: float) -> bool:
         self._level = Level(now_s, now_s)
