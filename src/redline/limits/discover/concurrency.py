@@ -23,8 +23,8 @@ cannot tell: a batching server gets slower with every call and still does more w
 from __future__ import annotations
 
 import math
-from operator import add
-from typing import NamedTuple
+
+import msgspec
 
 from redline.errors import ConfigError
 
@@ -71,9 +71,10 @@ _FIRST_HOLD = 20
 _MOST_HOLD = 320
 
 
-class _Round(NamedTuple):
-    """Calls that were answered at one limit: sums for a line latency = f(size)."""
+class _Round(msgspec.Struct, eq=False):
+    """The calls written since `began_s` that were answered: sums for a line latency = f(size)."""
 
+    began_s: float
     answers: int = 0
     in_flight: int = 0
     x: int = 0
@@ -82,9 +83,19 @@ class _Round(NamedTuple):
     yy: float = 0.0
     xy: float = 0.0
 
-    def plus(self, other: _Round) -> _Round:
-        """These calls and those of another round at the same limit."""
-        return _Round(*map(add, self, other))
+    def add(self, latency_s: float, size: int, in_flight: int) -> None:
+        self.answers += 1
+        self.in_flight += in_flight
+        self.x += size
+        self.xx += size * size
+        self.y += latency_s
+        self.yy += latency_s * latency_s
+        self.xy += latency_s * size
+
+    def join(self, other: _Round) -> None:
+        """Takes in another round at the same limit."""
+        for name in ("answers", "in_flight", "x", "xx", "y", "yy", "xy"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def latency_at(self, size: float) -> tuple[float, float]:
         """Seconds that an answer of `size` took, and the variance of their logarithm.
@@ -137,8 +148,7 @@ class AdaptiveConcurrency:
         self._most = most
         self._level = self.limit
         self._stood: _Round | None = None
-        self._round = _Round()
-        self._began_s = -math.inf  # of the round: calls written before it are left out
+        self._round = _Round(-math.inf)
         self._latest_s = -math.inf
         self._settling = 0
         self._rest = self._rests = 1
@@ -190,10 +200,9 @@ class AdaptiveConcurrency:
         self._climb_to = 0
         if self._settling > 0:
             self._settling -= 1
-            self._began_s = now_s
-        elif written_s >= self._began_s:
-            sums = size * size, latency_s, latency_s * latency_s, latency_s * size
-            self._round = self._round.plus(_Round(1, in_flight, size, *sums))
+            self._round.began_s = now_s
+        elif written_s >= self._round.began_s:
+            self._round.add(latency_s, size, in_flight)
             if self._round.answers >= self._needed_answers():
                 self._judge(now_s)
 
@@ -224,10 +233,10 @@ class AdaptiveConcurrency:
             self._stand(now_s)
             return
         else:
-            self._stood = self._stood.plus(done)
+            self._stood.join(done)
         self._rest -= 1
         if self._rest > 0:
-            self._begin(now_s)
+            self._round = _Round(now_s)
         else:
             self._try(now_s)
 
@@ -295,7 +304,7 @@ class AdaptiveConcurrency:
             self._turn(now_s, 0.0, is_clear=True)
             return
         self.limit = target
-        self._begin(now_s)
+        self._round = _Round(now_s)
         self._settling = max(0, math.ceil((target - level) * _SETTLING_SHARE))
 
     def _turn(self, now_s: float, noise: float, *, is_clear: bool) -> None:
@@ -316,10 +325,7 @@ class AdaptiveConcurrency:
         self._is_longer = False
         self._stood = None
         self._settling = 0
-        self._begin(now_s)
-
-    def _begin(self, now_s: float) -> None:
-        self._round, self._began_s = _Round(), now_s
+        self._round = _Round(now_s)
 
     def _refused(self, now_s: float, in_flight: int) -> None:
         if self._has_answered:
