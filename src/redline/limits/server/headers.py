@@ -25,7 +25,6 @@ from redline.limits.server.stated_limit import (
     Stated,
     read_count,
     read_limit,
-    read_number,
     read_reset_s,
     read_window_s,
 )
@@ -222,7 +221,11 @@ class HeaderReader:
 def processing_s(headers: Mapping[str, str]) -> float | None:
     """Seconds the server itself spent on the call; None if it does not state them."""
     first, second = _PROCESSING
-    spent_ms = read_number(headers.get(first) or headers.get(second))
-    if spent_ms is None or spent_ms > 1000 * _LONGEST_PROCESSING_S:
+    text = headers.get(first) or headers.get(second)
+    if text is None:
         return None
-    return spent_ms / 1000
+    try:
+        spent_s = float(text) / 1000
+    except ValueError:
+        return None
+    return spent_s if 0 <= spent_s <= _LONGEST_PROCESSING_S else None

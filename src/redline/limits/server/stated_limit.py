@@ -58,9 +58,12 @@ def read_count(text: str | None) -> int | None:
     if text is None:
         return None
     try:
-        count = int(float(text))
-    except (ValueError, OverflowError):
-        return None
+        count = int(text)
+    except ValueError:
+        try:
+            count = int(float(text))
+        except (ValueError, OverflowError):
+            return None
     return count if 0 <= count <= MAX_COUNT else None
 
 
