@@ -185,7 +185,11 @@ class SharedLimiter(RateLimiter):
         while True:
             turn = queue.add(amounts, priority, number)
             self._pump()
-            slot = await queue.wait(turn, self.give_back)
+            try:
+                slot = await turn
+            except asyncio.CancelledError:
+                queue.leave(turn, self.give_back)
+                raise
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
                 return Grant(self, slot, cost, now_s - asked_s)

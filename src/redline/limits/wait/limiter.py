@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
+
+import msgspec
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import OverLimit
@@ -49,21 +50,13 @@ class Limiter(RateLimiter):
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
 
-    @asynccontextmanager
-    async def __call__(
-        self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0
-    ) -> AsyncGenerator[Grant]:
+    def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
         """A context that is entered when one call may be sent, which is then taken as sent.
 
         tokens: of the input, or of input and output together; 0 or more.
         priority: lower goes first. Entering raises OverLimit for what could never be granted.
         """
-        grant = await self.acquire(Cost(tokens, output_tokens), priority)
-        sent_s = self._clock.now_s()
-        grant.sent(sent_s)
-        yield grant
-        # The call has been answered by now, so it must have reached the server.
-        grant.replied(self._clock.now_s() - sent_s)
+        return _Entry(self, self._clock, Cost(tokens, output_tokens), priority)
 
     @property
     def easy_tokens(self) -> int:
@@ -147,8 +140,9 @@ class Limiter(RateLimiter):
         if queue.is_next(turn):
             self.pump()
         try:
-            bookings = await queue.wait(turn, self.give_back)
+            bookings = await turn
         except asyncio.CancelledError:
+            queue.leave(turn, self.give_back)
             self.pump()
             raise
         return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
@@ -273,3 +267,24 @@ class Limiter(RateLimiter):
         self._timer = None
         self.rules.jitter.rang(max(0.0, self._clock.now_s() - self._due_s))
         self.pump()
+
+
+class _Entry(msgspec.Struct, eq=False):
+    """One call of a limiter's context."""
+
+    limiter: Limiter
+    clock: Clock
+    cost: Cost
+    priority: int
+    grant: Grant | None = None
+
+    async def __aenter__(self) -> Grant:
+        self.grant = grant = await self.limiter.acquire(self.cost, self.priority)
+        grant.sent(self.clock.now_s())
+        return grant
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        # The call has been answered by now, so it must have reached the server.
+        grant = self.grant
+        if grant is not None and grant.sent_s is not None and error is None:
+            grant.replied(self.clock.now_s() - grant.sent_s)

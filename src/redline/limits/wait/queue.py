@@ -84,19 +84,15 @@ class WaitQueue(Generic[Want, Got]):
         head = self.head()
         return head is not None and head.future is future
 
-    async def wait(self, turn: asyncio.Future[Got], give_back: Callable[[Got], None]) -> Got:
-        """What the waiter of this future gets; forgets it if its task is cancelled.
+    def leave(self, turn: asyncio.Future[Got], give_back: Callable[[Got], None]) -> None:
+        """Takes out the waiter of this future, whose task is cancelled.
 
         give_back: takes back what it got in the same turn of the loop as the cancellation.
         """
-        try:
-            return await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self.forget()
-            elif turn.exception() is None:
-                give_back(turn.result())
-            raise
+        if turn.cancelled():
+            self.forget()
+        elif turn.exception() is None:
+            give_back(turn.result())
 
     def line(self) -> Iterator[Waiter[Want, Got]]:
         """The waiters in their order, as long as none comes or goes."""

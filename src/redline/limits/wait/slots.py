@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from redline.limits.wait.queue import WaitQueue
@@ -58,7 +59,12 @@ class Slots:
         """Holds one slot on return; give it back with `release`."""
         if self.take_free():
             return
-        await self._queue.wait(self._queue.add(None, priority), lambda _: self.release())
+        turn = self._queue.add(None, priority)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._queue.leave(turn, lambda _: self.release())
+            raise
 
     def release(self) -> None:
         """Hands the slot to the first waiter, or frees it."""
