@@ -13,8 +13,7 @@ from redline.clock import Clock
 from redline.errors import CallError, ConfigError, NoEndpoint
 from redline.route.balance import Figures
 from redline.route.health import Breaker
-from redline.route.pages import Pages
-from redline.route.watch import Watch
+from redline.route.watch import Watch, Watchable
 from redline.waist import Health, Load, Member
 
 
@@ -30,7 +29,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     make: Callable[[Callable[[], None]], Member]
     weight: float = 1.0
     price: float = 0.0
-    pages: Pages | None = None
+    pages: Watchable | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

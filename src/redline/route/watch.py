@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Protocol
 
 from redline.clock import Clock
 from redline.route.balance import Figures
-from redline.route.pages import Pages
+from redline.route.metrics_page import ServerFigures
 
 EVERY_S = 1.0
 # After a metrics page could not be read, the next attempt comes after twice as long each time.
 LONGEST_PAUSE_S = 60.0
+
+
+class Watchable(Protocol):
+    """The pages of a server, and which of them exist."""
+
+    has_metrics: bool
+    has_health: bool
+
+    async def figures(self) -> ServerFigures | None:
+        """The figures that the server reports; None if unavailable. Raises nothing."""
+
+    async def is_well(self) -> bool:
+        """Whether the server reports that it is healthy. Raises nothing."""
+
+    async def aclose(self) -> None:
+        """Closes the connections."""
 
 
 class Watch:
@@ -22,7 +39,7 @@ class Watch:
     """
 
     def __init__(
-        self, pages: Pages, figures: Figures, on_health: Callable[[bool], None], clock: Clock
+        self, pages: Watchable, figures: Figures, on_health: Callable[[bool], None], clock: Clock
     ) -> None:
         self._pages = pages
         self._figures = figures

@@ -9,7 +9,7 @@ import pytest
 
 from redline.errors import ConfigError
 from redline.job.settings import Option, read, values
-from redline.limits import Rate
+from redline.limits import Rate, rate_per
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,13 @@ def test_numbers() -> None:
 
 def test_rates() -> None:
     assert values.rates(["2/1s", "10k/1d"], "--r") == (Rate(2, 1.0), Rate(10_000, 86_400.0))
-    assert values.rate_per("2", "--rps", 1.0) == Rate(2, 1.0)
-    assert values.rate_per("1.5m", "--tpm", 60.0) == Rate(1_500_000, 60.0)
-    assert values.rate_per("0.25", "--rps", 1.0) == Rate(1, 4.0)
-    assert values.rate_per("2.5", "--rps", 1.0) == Rate(3, 1.2)
+    assert rate_per("2", 1.0, "--rps") == Rate(2, 1.0)
+    assert rate_per("1.5m", 60.0, "--tpm") == Rate(1_500_000, 60.0)
+    assert rate_per("0.25", 1.0, "--rps") == Rate(1, 4.0)
+    assert rate_per("2.5", 1.0, "--rps") == Rate(3, 1.2)
     for text in ("0", "-1", "abc", "nan", "inf"):
         with pytest.raises(ConfigError, match=r"^--rps "):
-            values.rate_per(text, "--rps", 1.0)
+            rate_per(text, 1.0, "--rps")
 
 
 def test_words_and_choices() -> None:

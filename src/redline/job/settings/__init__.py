@@ -22,7 +22,8 @@ from redline.job.settings.options import (
     time,
     whole,
 )
-from redline.job.settings.otel_settings import OtelSettings, parse_otel
+from redline.job.settings.otel_settings import OtelSettings
+from redline.job.settings.otel_table import parse_otel
 from redline.job.settings.resolve import (
     OPENAI,
     SIM,

@@ -20,7 +20,8 @@ from redline.calls.cost import Price, parse_money
 from redline.job.settings import values
 from redline.job.settings.alert_settings import parse_alerts
 from redline.job.settings.embedded import Embedded
-from redline.job.settings.otel_settings import OtelSettings, parse_otel
+from redline.job.settings.otel_settings import OtelSettings
+from redline.job.settings.otel_table import parse_otel
 from redline.job.settings.settings import METHODS, VIAS
 from redline.journal import FAIL_ON, FORMATS
 from redline.limits import PROFILES, Rate, rate_per

@@ -10,8 +10,6 @@ import msgspec
 
 from redline.calls import is_http_url
 from redline.errors import ConfigError
-from redline.job.settings.tables import struct_in
-from redline.job.settings.values import as_share
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 3_600.0
 _LONGEST_NAME = 255
@@ -72,7 +70,7 @@ def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSett
                 where="[otel]",
                 hint=f"export {variable}=..., or write it into a .env file",
             )
-        if not _fits_header(value):
+        if not fits_header(value):
             raise ConfigError(
                 f"{variable} contains characters that are not allowed in a header",
                 where="[otel], headers_env",
@@ -98,44 +96,6 @@ def _check_endpoint(url: str) -> None:
         raise ConfigError("endpoint is a base URL, without the path of one signal", hint=_URL_HINT)
 
 
-def _fits_header(value: str) -> bool:
+def fits_header(value: str) -> bool:
     """Whether a header can carry this value."""
     return value.isascii() and value.isprintable()
-
-
-def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
-    """Returns the settings that the table states.
-
-    where: the table's name in errors. Raises ConfigError for an unknown key and an invalid value.
-    """
-    if "sample" in table:
-        table = {**table, "sample": _sample(table["sample"], where)}
-    settings = struct_in(table, OtelSettings, where)
-    _check_headers(settings.headers, f"{where}, headers")
-    _check_headers(settings.headers_env, f"{where}, headers_env")
-    return msgspec.structs.replace(settings, endpoint=settings.endpoint.rstrip("/"))
-
-
-def _check_headers(headers: Mapping[str, str], where: str) -> None:
-    """Raises ConfigError for an invalid header. No value is shown: it may be a secret."""
-    for name, value in headers.items():
-        is_token = bool(name) and name.isascii() and name.isprintable()
-        if not is_token or set(name) & set(' :"(),/;<=>?@[\\]{}'):
-            raise ConfigError(f"not a header: {name!r}", where=where)
-        if not value or not _fits_header(value):
-            raise ConfigError(
-                f"the value of {name} is empty, or contains characters that are not allowed in a "
-                "header",
-                where=where,
-            )
-
-
-def _sample(stated: object, where: str) -> float:
-    share = as_share(stated)
-    if not 0 <= share <= 1:
-        raise ConfigError(
-            f"sample is not a share of the calls, 0 to 1: {stated}",
-            where=where,
-            hint='write it like sample = 0.01, or "1%"',
-        )
-    return share

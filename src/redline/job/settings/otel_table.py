@@ -1,0 +1,51 @@
+"""Reads a table of OpenTelemetry settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from redline.errors import ConfigError
+from redline.job.settings.otel_settings import OtelSettings, fits_header
+from redline.job.settings.tables import struct_in
+from redline.job.settings.values import as_share
+
+
+def parse_otel(table: Mapping[str, Any], where: str) -> OtelSettings:
+    """Returns the settings that the table states.
+
+    where: the table's name in errors. Raises ConfigError for an unknown key and an invalid value.
+    """
+    if "sample" in table:
+        table = {**table, "sample": _sample(table["sample"], where)}
+    settings = struct_in(table, OtelSettings, where)
+    _check_headers(settings.headers, f"{where}, headers")
+    _check_headers(settings.headers_env, f"{where}, headers_env")
+    return msgspec.structs.replace(settings, endpoint=settings.endpoint.rstrip("/"))
+
+
+def _check_headers(headers: Mapping[str, str], where: str) -> None:
+    """Raises ConfigError for an invalid header. No value is shown: it may be a secret."""
+    for name, value in headers.items():
+        is_token = bool(name) and name.isascii() and name.isprintable()
+        if not is_token or set(name) & set(' :"(),/;<=>?@[\\]{}'):
+            raise ConfigError(f"not a header: {name!r}", where=where)
+        if not value or not fits_header(value):
+            raise ConfigError(
+                f"the value of {name} is empty, or contains characters that are not allowed in a "
+                "header",
+                where=where,
+            )
+
+
+def _sample(stated: object, where: str) -> float:
+    share = as_share(stated)
+    if not 0 <= share <= 1:
+        raise ConfigError(
+            f"sample is not a share of the calls, 0 to 1: {stated}",
+            where=where,
+            hint='write it like sample = 0.01, or "1%"',
+        )
+    return share
