@@ -337,17 +337,21 @@ class RoundRobin(Strategy):
 class WeightedScore(Strategy):
     """weighted_score: the fixed formula, whose result depends on the unit of the latency.
 
-    An unknown GPU figure counts as 0. For comparison with other strategies.
+    An unknown GPU figure counts as 0, and the first of equal scores is chosen. For comparison with
+    other strategies.
     """
 
-    def rank(self, one: Figures, now_s: float) -> float:
-        queue = one.queued if _is_fresh(one, now_s) else one.in_flight
-        return -(
-            0.3 * (1 - (one.gpu or 0.0))
-            + 0.3 / (queue + 1)
-            + 0.2 / (one.latency_s + 0.1)
-            + 0.2 * one.availability
-        )
+    def choose(self, among: Sequence[Figures], asked: Asked, now_s: float) -> Figures:
+        def score(one: Figures) -> float:
+            queue = one.queued if _is_fresh(one, now_s) else one.in_flight
+            return (
+                0.3 * (1 - (one.gpu or 0.0))
+                + 0.3 / (queue + 1)
+                + 0.2 / (one.latency_s + 0.1)
+                + 0.2 * one.availability
+            )
+
+        return max(among, key=score)
 
 
 class NormalizedScore(Strategy):

@@ -314,6 +314,12 @@ class TestWeightedScore:
         assert chosen("weighted_score", Figures(latency_s=0.01), Figures()) == 1
         assert chosen("weighted_score", Figures(gpu=0.01), Figures()) == 1
 
+    def test_the_first_of_equal_scores_is_chosen_whatever_else_differs(self) -> None:
+        # Fresh reports of equal queues: the calls in flight are no part of the score.
+        busy, idle = (Figures(in_flight=n, queued=2, seen_s=NOW_S) for n in (9, 0))
+        assert chosen("weighted_score", busy, idle) == 0
+        assert chosen("weighted_score", idle, busy) == 0
+
     def test_its_choice_depends_on_the_unit_of_latency(self) -> None:
         def best(unit: float) -> int:
             fast = Figures(latency_s=1.0 * unit, in_flight=9)

@@ -29,50 +29,16 @@ _HOST = re.compile(r"[\w.-]+:\d+(/.*)?")
 _FORM = "a target is a URL, a name from redline.toml, sim, engine:MODEL or module:name"
 # Flags on how rows become requests; a function gets the rows themselves and does not use them.
 _PROMPTING = (
-    "prompt",
-    "system",
-    "model",
-    "temperature",
-    "max_tokens",
-    "params",
-    "url",
-    "method",
-    "body",
-    "output_path",
-    "constant_prompt",
+    *("prompt", "system", "model", "temperature", "max_tokens", "params", "url", "method"),
+    *("body", "output_path", "constant_prompt"),
 )
-_OF_ROWS = (
-    "prompt",
-    "system",
-    "body",
-    "url",
-    "method",
-    "output_path",
-    "constant_prompt",
-)
+_OF_ROWS = ("prompt", "system", "body", "url", "method", "output_path", "constant_prompt")
 # Flags that apply to an endpoint.
 _CALLING = (
-    "endpoint",
-    "balance",
-    "api_key",
-    "headers",
-    "proxy",
-    "requests",
-    "tokens",
-    "input_tokens",
-    "output_tokens",
-    "rps",
-    "rpm",
-    "tpm",
-    "profile",
-    "headroom",
-    "guard_s",
-    "charge",
-    "budget",
-    "budget_tokens",
-    "timeout_s",
-    "connect_timeout_s",
-    "first_byte_timeout_s",
+    *("endpoint", "balance", "api_key", "headers", "proxy", "requests", "tokens"),
+    *("input_tokens", "output_tokens", "rps", "rpm", "tpm", "profile", "headroom", "guard_s"),
+    *("charge", "budget", "budget_tokens", "timeout_s"),
+    *("connect_timeout_s", "first_byte_timeout_s"),
 )
 # Their help texts for a load, if those for a run do not fit.
 _HELP = {

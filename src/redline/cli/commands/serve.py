@@ -31,26 +31,9 @@ _FILE = "redline.toml"
 _MOST_DRAIN_S = 86_400.0
 # Flags that apply to all endpoints.
 _CALLING = (
-    "endpoint",
-    "balance",
-    "concurrency",
-    "api_key",
-    "headers",
-    "proxy",
-    "requests",
-    "tokens",
-    "input_tokens",
-    "output_tokens",
-    "rps",
-    "rpm",
-    "tpm",
-    "profile",
-    "headroom",
-    "guard_s",
-    "charge",
-    "timeout_s",
-    "connect_timeout_s",
-    "first_byte_timeout_s",
+    *("endpoint", "balance", "concurrency", "api_key", "headers", "proxy", "requests"),
+    *("tokens", "input_tokens", "output_tokens", "rps", "rpm", "tpm", "profile", "headroom"),
+    *("guard_s", "charge", "timeout_s", "connect_timeout_s", "first_byte_timeout_s"),
 )
 _HELP = {
     "endpoint": "URL, or a name from the file; several are a fleet. Repeatable. Default: all "
@@ -128,14 +111,8 @@ _TABLES = ("classes", "batches")
 _ONLY_FLAGS = ("config", "check", "schema")
 # Fields of the gateway's settings that flags set as they are.
 _FIELDS = (
-    "host",
-    "port",
-    "workers",
-    "balance",
-    "drain_s",
-    "most_body_bytes",
-    "keys",
-    "cache_ttl_s",
+    *("host", "port", "workers", "balance", "drain_s", "most_body_bytes"),
+    *("keys", "cache_ttl_s"),
 )
 
 

@@ -22,26 +22,10 @@ from redline.store import url_of
 
 # The fields of a report in the summary for programs, in order.
 _TOLD = (
-    "offered",
-    "succeeded",
-    "failed",
-    "unfinished",
-    "skipped",
-    "untried",
-    "input",
-    "attempts",
-    "retries",
-    "rate_limited",
-    "most_in_flight",
-    "input_tokens",
-    "output_tokens",
-    "spent_usd",
-    "expected_usd",
-    "spent_tokens",
-    "elapsed_s",
-    "errors_by_kind",
-    "found_limits",
-    "is_input_done",
+    *("offered", "succeeded", "failed", "unfinished", "skipped", "untried", "input"),
+    *("attempts", "retries", "rate_limited", "most_in_flight", "input_tokens"),
+    *("output_tokens", "spent_usd", "expected_usd", "spent_tokens", "elapsed_s"),
+    *("errors_by_kind", "found_limits", "is_input_done"),
 )
 # The same of those that are left out if they are None, 0 or empty.
 _REPEATED = (
@@ -49,13 +33,8 @@ _REPEATED = (
     "failovers",
 )
 _ADDED = (
-    "outages",
-    "endpoints",
-    "abandoned",
-    "not_traced",
-    "not_recorded",
-    "not_exported",
-    "batches",
+    *("outages", "endpoints", "abandoned", "not_traced", "not_recorded"),
+    *("not_exported", "batches"),
 )
 _CREDENTIALS = re.compile("//.*@")
 # A parameter that Redis reads from a URL.
