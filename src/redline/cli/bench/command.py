@@ -148,7 +148,8 @@ async def _measure(
         found.append(figures)
         progress.end()
         if not is_json:
-            say_lines(level_lines(found)[0 if len(found) == 1 else -1 :])
+            lines = level_lines(found)
+            say_lines(lines if len(found) == 1 else lines[-1:])
     knee = knee_of(found)
     if knee is None:
         _check(found[-1])
@@ -299,10 +300,10 @@ def _place(text: str) -> Path:
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
     """Returns the JSON to save: the figures and the settings of the load."""
     plan = bench.plan
-    measured: dict[str, Any] = {"figures": found[-1].as_dict()}
+    results: dict[str, Any] = {"figures": found[-1].as_dict()}
     if bench.is_sweep:
         levels = [one.as_dict() for one in found]
-        measured = {"levels": levels, "knee": msgspec.to_builtins(knee)}
+        results = {"levels": levels, "knee": msgspec.to_builtins(knee)}
     fields = {
         _MARK: 1,
         "version": __version__,
@@ -313,6 +314,6 @@ def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
         "concurrency": plan.concurrency,
         "duration_s": plan.duration_s,
         "warm_up_s": plan.warm_up_s,
-        **measured,
+        **results,
     }
     return msgspec.json.format(loose_json.encoded(fields), indent=2) + b"\n"

@@ -121,11 +121,12 @@ def settings_in(text: str) -> EngineSettings:
                 f"engine:{model} has no setting {name}", hint=nearest(key, _KNOWN) or _FORM
             )
         # This is not form-encoded, so a plus remains a plus.
-        given[key] = text = unquote(value)
+        stated = unquote(value)
+        given[key] = stated
         if _KNOWN[key].kind is Kind.FLAG:
-            given[key] = _IS_ON.get(text)
-            if given[key] is None:
+            if stated not in _IS_ON:
                 raise ConfigError(f"{flag_of(key)} is true or false, not {value}", hint=_FORM)
+            given[key] = _IS_ON[stated]
     return settings_of(model, given)
 
 

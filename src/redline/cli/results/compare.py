@@ -149,7 +149,9 @@ def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
     if any(sides):
         names = {"latency p50": "p50_s", "latency p95": "p95_s", "latency, most": "max_s"}
         for title, name in names.items():
-            first, second = ("-" if one is None else seconds(getattr(one, name)) for one in sides)
+            first, second = (
+                "-" if side is None else seconds(getattr(side, name)) for side in sides
+            )
             yield title, first, second
 
 

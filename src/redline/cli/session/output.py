@@ -73,15 +73,12 @@ def say_json(data: bytes) -> None:
     say(printable_json(data).decode().removesuffix("\n") + "\n")
 
 
-def lost_stdout(error: OSError) -> Exception:
+def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
     """Returns the error to raise after a failed write to stdout, as described at `say`."""
     if isinstance(error, BrokenPipeError):
         # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()
-    return JournalError(
-        f"cannot write to stdout: {error.strerror}",
-        hint="make room; with -o FILE the same command continues where it stopped",
-    )
+    return JournalError(f"cannot write to stdout: {error.strerror}", hint=hint)
 
 
 def forget_stdout() -> None:
