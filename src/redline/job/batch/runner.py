@@ -49,7 +49,7 @@ from redline.process import counted, end_tasks, telling
 _LONGEST_PAUSE_S = 1.0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class BatchRunner:
     """Drives the rows of one run through batches. `prepare`, then `run` once."""
 

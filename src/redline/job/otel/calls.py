@@ -65,7 +65,7 @@ class _Series(msgspec.Struct, frozen=True):
     output_tokens: Measure
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Measured(Around):
     """Measures the attempts of a backend. inner: each `send` of it is one attempt."""
 
@@ -118,7 +118,7 @@ class Measured(Around):
         )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Spans:
     """Makes spans of calls. tracing: the module `opentelemetry.trace`. parent: context of spans."""
 
@@ -180,7 +180,7 @@ class Spans:
         span.end(ns(last.complete_s))
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Traced(Around):
     """A backend that makes spans of some calls. share: of the calls, above 0 and up to 1."""
 

@@ -75,11 +75,6 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     absent: Mapping[str, str] = {}
 
 
-def _option(**facts: Any) -> Any:
-    """Returns the field of an option that is not given. facts: of its `Option`."""
-    return field(default=None, metadata={"option": Option(**facts)})
-
-
 def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
     """Returns an option with a flag.
 
@@ -111,17 +106,33 @@ def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
     return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
 
 
-def _as_field(make: Callable[..., Option]) -> Callable[..., Any]:
-    """Returns a function that makes such an option as a field that is not given."""
-
-    def made(*stated: Any, key: str = "", **facts: Any) -> Any:
-        return field(default=None, metadata={"option": make(key, *stated, **facts)})
-
-    return made
+def _field(option: Option) -> Any:
+    """Returns the field of an option that is not given."""
+    return field(default=None, metadata={"option": option})
 
 
-_flag, _switch, _whole = _as_field(flag), _as_field(switch), _as_field(whole)
-_time, _choice = _as_field(time), _as_field(choice)
+def _option(**facts: Any) -> Any:
+    return _field(Option(**facts))
+
+
+def _flag(metavar: str, about: str, *, key: str = "", **facts: Any) -> Any:
+    return _field(flag(key, metavar, about, **facts))
+
+
+def _switch(about: str, **facts: Any) -> Any:
+    return _field(switch("", about, **facts))
+
+
+def _whole(about: str, **facts: Any) -> Any:
+    return _field(whole("", about, **facts))
+
+
+def _time(about: str, **facts: Any) -> Any:
+    return _field(time("", about, **facts))
+
+
+def _choice(known: Sequence[str], about: str, **facts: Any) -> Any:
+    return _field(choice("", known, about, **facts))
 
 
 def _of_each(metavar: str, about: str, **facts: Any) -> Any:

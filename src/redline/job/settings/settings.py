@@ -366,10 +366,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""
-        source, output = _place_of(self.rows), self.output
+        output = self.output
         if output is None:
             return
         _check_suffix(output)
+        source = _place_of(self.rows)
+        if source is None:
+            return
         again = (
             f"failures go there when results go to {output.name}: to try them again, run the first "
             "command with --retry-failed"

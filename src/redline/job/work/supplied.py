@@ -16,7 +16,7 @@ from redline.waist import Around, Attempts
 Acknowledge = Callable[[list[Brief]], None]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SuppliedBackend(Around):
     """A caller's backend, which several jobs may share.
 
@@ -67,7 +67,7 @@ class SuppliedBackend(Around):
         self._attempts.ended(now_s, now_s - sent_s, error, input_tokens, output_tokens)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SuppliedResults:
     """A caller's own results: each row is acknowledged once it is taken."""
 
