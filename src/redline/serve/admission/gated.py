@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import Withdrawn
@@ -24,10 +24,11 @@ class Gated(Around):
     """
 
     gate: Gate
+    _: KW_ONLY
     tokens_of: Callable[[Request], float] = lambda _: 1.0
     weight_of: Callable[[str], float] = lambda _: 1.0
     clock: Clock = SYSTEM
-    _moves: int = 0
+    _moves: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._moves = self.gate.moves

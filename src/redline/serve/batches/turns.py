@@ -102,8 +102,9 @@ class _Group:
         now_s = self._clock.now_s()
         if now_s - self._room_s >= _FRESH_S:
             self._room_s = now_s
-            slots = self._backend.load(now_s, self._request).slots or math.inf
-            self._room = int(min(self._most, slots + max(_LEAST_AHEAD, slots // 2)))
+            slots = self._backend.load(now_s, self._request).slots
+            room = slots + max(_LEAST_AHEAD, slots // 2)
+            self._room = min(self._most, room) if slots else self._most
         return self._room
 
 

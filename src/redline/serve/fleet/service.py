@@ -164,7 +164,8 @@ class ServedFleet:
                 while not stop.is_set():
                     self._look()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), _LOOK_S)
+                        async with asyncio.timeout(_LOOK_S):
+                            await stop.wait()
                 if in_flight := relay.in_flight:
                     calls = counted(in_flight, "call")
                     self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")

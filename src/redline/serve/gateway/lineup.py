@@ -383,14 +383,17 @@ def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group,
             left.remove(old)
         followed.append((group, old))
     taken = {old.group.name for _, old in followed if old is not None}
-    for index, (group, old) in enumerate(followed):
-        others = (f"{group.name} {number}" for number in count(2))
-        names = chain([group.name], sorted(group.barred), others)
-        free = (name for name in names if name not in taken)
-        name = next(free) if old is None else old.group.name
-        taken.add(name)
-        followed[index] = msgspec.structs.replace(group, name=name), old
-    return followed
+    named = list[tuple[Group, Way | None]]()
+    for group, old in followed:
+        if old is None:
+            others = (f"{group.name} {number}" for number in count(2))
+            names = chain([group.name], sorted(group.barred), others)
+            name = next(name for name in names if name not in taken)
+            taken.add(name)
+        else:
+            name = old.group.name
+        named.append((replace(group, name=name), old))
+    return named
 
 
 def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
