@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.error_inside import judge_part
 from redline.waist import Reply
 
 
@@ -23,11 +22,6 @@ class Envelope(msgspec.Struct, kw_only=True):
     def request_id(self) -> str | None:
         """The id that the answer names, if it is one."""
         return self.id if isinstance(self.id, str) else None
-
-    def check(self, what: str) -> None:
-        """Raises the error that the answer contains. what: the claim, see `judge_part`."""
-        if self.error:
-            raise judge_part(what, self.error)
 
 
 def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
@@ -45,8 +39,8 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     message. has_output: answers have tokens that are generated. is_streamed: they may be streamed.
     read: the reply that a body holds; asked: the request's body, by which answers are counted, None
     if that is not known. Raises msgspec.DecodeError for another shape, and the error that the
-    body holds. read_usual: the same for an answer as nearly all are, quicker,
-    and with its headers; None for any other.
+    body holds. read_usual: the same for an answer as nearly all are, quicker, and with its headers;
+    None for any other.
     """
 
     path: str

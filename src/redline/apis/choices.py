@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from redline.apis.api import Envelope
-from redline.apis.error_inside import judge_choice
+from redline.apis.error_inside import judge_choice, judge_part
 from redline.apis.event_stream import event_bytes
 from redline.apis.loose_json import number
 from redline.apis.request_parts import Count, ResponseFormat, StreamOptions
@@ -158,7 +158,8 @@ def read(body: bytes, asked: Object | None) -> Reply:
     found = reply.choices
     if not found:
         raise msgspec.ValidationError("`choices` is empty")
-    reply.check("the answer broke off")
+    if reply.error:
+        raise judge_part("the answer broke off", reply.error)
     for index, choice in enumerate(found):
         if error := judge_choice(index, choice.error, choice.finish_reason):
             raise error

@@ -11,6 +11,7 @@ import msgspec
 
 from redline.apis.api import Api, Envelope
 from redline.apis.choices import in_order
+from redline.apis.error_inside import judge_part
 from redline.apis.request_parts import Count, Inputs
 from redline.waist import Reply
 
@@ -50,7 +51,8 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     reply = _REPLY.decode(body)
     if not reply.data:
         raise msgspec.ValidationError("`data` is empty")
-    reply.check("the answer broke off")
+    if reply.error:
+        raise judge_part("the answer broke off", reply.error)
     found = in_order(reply.data, None if asked is None else inputs(asked), "embedding")
     vectors = [item.embedding for item in found]
     if not all(vectors):

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from redline.apis.api import Api, Envelope
+from redline.apis.error_inside import judge_part
 from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
 from redline.waist import Reply
@@ -62,7 +63,8 @@ _ITEM = msgspec.json.Decoder(_Item)
 def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
     """The reply of a body, see `Api.read`: its text, or its refusal."""
     reply = _REPLY.decode(body)
-    reply.check("the response failed")
+    if reply.error:
+        raise judge_part("the response failed", reply.error)
     if reply.status == "failed":
         raise BadReply("the response failed, and does not say why")
     if reply.status not in _ENDED:

@@ -52,7 +52,7 @@ class LockedFile:
         """Whether it is the file at `path`, which may have been replaced. Raises OSError."""
         try:
             return os.path.samestat(os.fstat(self.fd), path.stat())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def close(self) -> None:

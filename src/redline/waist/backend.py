@@ -330,7 +330,7 @@ class Backend(Protocol):
         """Closes connections and ends tasks. The backend cannot be used afterwards."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Around:
     """The base of backends around another one: its load, and its end."""
 

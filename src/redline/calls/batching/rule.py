@@ -190,7 +190,10 @@ class Queue:
         taken: list[tuple[list[Member], Why]] = []
         if not free or not self._groups:
             return taken
-        while len(taken) < free and (due := min(self._due(now_s), default=None)) is not None:
+        while len(taken) < free:
+            due = min(self._due(now_s), default=None)
+            if due is None:
+                break
             _, why, group = due
             taken.append((self._close(group), why))
         if not (taken or in_flight) and not self._company.is_expected(now_s):

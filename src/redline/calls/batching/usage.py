@@ -36,15 +36,20 @@ def split_usage(
     """Returns the usage of each request. reads, writes: lengths of its inputs and answers."""
     both = [read + write for read, write in zip(reads, writes, strict=True)]
     shares = {
-        name: _shares(
-            value,
-            writes if name.startswith(_WRITTEN) else reads if name.startswith(_READ) else both,
-        )
-        for name, value in usage.items()
+        name: _shares(value, _weights(name, reads, writes, both)) for name, value in usage.items()
     }
     parts = _by_part(shares, len(reads))
     _add_up(usage, parts)
     return parts
+
+
+def _weights(
+    name: str, reads: Sequence[int], writes: Sequence[int], both: Sequence[int]
+) -> Sequence[int]:
+    """Returns the lengths by which a count of this name is divided."""
+    if name.startswith(_WRITTEN):
+        return writes
+    return reads if name.startswith(_READ) else both
 
 
 def _by_part(shares: Mapping[str, Sequence[Any]], parts: int) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ class Mask:
         if not self._parts and not self._wholes:
             return text
         plain, spans = _unescaped(text)
-        plain = plain.lower()
+        plain = _lowered(plain)
         parts = self._parts
         # One byte for each character: whether it is secret.
         marks = bytearray(len(plain))
@@ -146,7 +146,12 @@ def mask_of(
 
 
 def _bare(text: str) -> str:
-    return _SKIPPED.sub("", text).lower()
+    return _lowered(_SKIPPED.sub("", text))
+
+
+def _lowered(text: str) -> str:
+    """Returns the text in lower case, of the same length: `İ` alone would become two characters."""
+    return "".join([small if len(small := char.lower()) == 1 else char for char in text])
 
 
 def _forms(secret: str) -> Iterator[str]:

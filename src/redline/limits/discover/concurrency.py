@@ -243,9 +243,9 @@ class AdaptiveConcurrency:
     def _judge_try(self, tried: _Round, now_s: float) -> None:
         assert self._stood is not None
         ratio = math.log(self.limit / self._level)
-        slower, doubt = tried.slower_than(self._stood)
+        slower, noise = tried.slower_than(self._stood)
         # Of the step to `limit`, with its standard error.
-        gain, doubt = 1 - slower / ratio, doubt / abs(ratio)
+        gain, doubt = 1 - slower / ratio, noise / abs(ratio)
         is_clear = abs(gain - _LEAST_GAIN) > doubt
         if self._is_up and self._earlier_gain is not None:
             gain = (gain + max(-0.5, self._earlier_gain)) / 2
@@ -271,7 +271,7 @@ class AdaptiveConcurrency:
                 self._step = min(_FIRST_STEP, self._step**_GROWTH)
             self._try(now_s)
         else:
-            self._turn(now_s, doubt * abs(ratio), is_clear=is_clear)
+            self._turn(now_s, noise, is_clear=is_clear)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
         """The server has become faster or slower at the same limit: tries the side of its knee."""
@@ -333,7 +333,7 @@ class AdaptiveConcurrency:
             is_known = 0.9 * self._wall <= wall <= 1.1 * self._wall
             self._hold = min(2 * self._hold, _MOST_HOLD) if is_known else _FIRST_HOLD
             self._wall, self._held_answers = wall, self._hold * wall
-            is_fine = self.limit != self._level < wall and self._step < _LARGE_STEP
+            is_fine = self.limit != self._level and self._level < wall and self._step < _LARGE_STEP
             if not is_fine:
                 # Not our own small step beyond a level that was good: that one is too high too.
                 self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))

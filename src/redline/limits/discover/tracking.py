@@ -156,7 +156,7 @@ class Hold:
         self._cost = 0
         if plain is None or plain == self._plain:
             self._plain = None
-            return self._raise(self._step(), now_s)
+            return self._send_above(self._step(), now_s)
         self.rate = self._plain = plain
         return self._change(now_s)
 
@@ -190,7 +190,8 @@ class Hold:
         """
         since_first = self._since_first
         if self._refused == 0 or since_first > _FORGOTTEN:
-            self._full = None if since_first > _FORGOTTEN else self._full
+            if since_first > _FORGOTTEN:
+                self._full = None
             self._refused, self._since_first = 1, 0
             return Word.KEEP
         self._refused += 1 + missed
@@ -211,7 +212,7 @@ class Hold:
             if share >= 0.4 * step:
                 share = step * max(1, round(share / step))
             self.sure = scaled(self.sure, 1 - share)
-        return self._raise(0.0, now_s)
+        return self._send_above(0.0, now_s)
 
     def _step(self) -> float:
         """The smallest change worth trying: one call per window, as a share of the rate."""
@@ -226,7 +227,7 @@ class Hold:
             return Word.KEEP
         if not level.was_wanted(self.rate.per_s, now_s):
             self._is_climbing = False
-            return self._raise(0.0, now_s)
+            return self._send_above(0.0, now_s)
         higher = 2 * self._more + self._step()
         extra = self._extra + lasted_s * self._more * per_s
         if not self._more:
@@ -235,11 +236,11 @@ class Hold:
             return self._change(now_s)
         if higher <= _HIGHEST:
             self._extra = extra
-            return self._raise(higher, now_s)
+            return self._send_above(higher, now_s)
         if extra >= 1.2 * self._burst:
             self._burst, self._extra = 0, 0.0
             self.sure = self.rate
-            return self._raise(self._more, now_s)
+            return self._send_above(self._more, now_s)
         return Word.KEEP
 
     def _gained(self) -> None:
@@ -252,12 +253,12 @@ class Hold:
         self._is_climbing = False
         more = (self._more - self._step()) / 2
         if more > 1e-9:
-            return self._raise(more, now_s)
+            return self._send_above(more, now_s)
         self._failures += 1
         self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)
-        return self._raise(0.0, now_s)
+        return self._send_above(0.0, now_s)
 
-    def _raise(self, more: float, now_s: float) -> Word:
+    def _send_above(self, more: float, now_s: float) -> Word:
         """From now on the share `more` above the sure rate is sent."""
         self._more = more
         self.rate = scaled(self.sure, 1 + more) if more else self.sure

@@ -67,14 +67,15 @@ def read_one(
     for _, kind, size, window_s in policies:
         if kind is None or size is None:
             continue
-        is_meant = (
+        if (
             not is_placed
             and (current is None or size == current)
             and (window_s is None or reset_s is None or reset_s <= window_s)
-        )
-        is_placed |= is_meant
-        fields = (left, reset_s) if is_meant else (None, None)
-        found.append(Stated(kind, size, *fields, window_s))
+        ):
+            is_placed = True
+            found.append(Stated(kind, size, left, reset_s, window_s))
+        else:
+            found.append(Stated(kind, size, None, None, window_s))
     if not is_placed:
         found.insert(0, Stated("requests", current, left, reset_s))
     return found
@@ -145,5 +146,7 @@ def _policy(value: str, params: dict[str, str]) -> _Policy:
     # The unit alone decides: a policy's name may be "per-token" and mean the token of a user.
     unit = params.get("qu", "requests").strip('"').lower().replace("_", "-")
     window_s = read_window_s(params.get("w") or params.get("window"))
-    name = value if "q" in params else params.get("name", value).strip('"')
-    return _Policy(name, WRITTEN_KINDS.get(unit), read_limit(params.get("q", value)), window_s)
+    if "q" in params:
+        return _Policy(value, WRITTEN_KINDS.get(unit), read_limit(params["q"]), window_s)
+    name = params.get("name", value).strip('"')
+    return _Policy(name, WRITTEN_KINDS.get(unit), read_limit(value), window_s)
