@@ -241,6 +241,14 @@ class Unpriced(Final):
     stops_run = True
 
 
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Raises ConfigError if the name of a `what` is not among the known ones."""
+    if name not in known:
+        raise ConfigError(
+            f"unknown {what}: {name}", hint=nearest(name, known) or f"one of {', '.join(known)}"
+        )
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Returns `did you mean X?` for the known name that differs by a typo, or an empty string.
 

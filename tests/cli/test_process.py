@@ -61,18 +61,29 @@ def test_a_reader_that_leaves_early_is_success(rows: Rows, command: str) -> None
     assert "error" not in done.stderr
 
 
-@pytest.mark.parametrize("more", ["", "--dry-run"])
-def test_a_full_disk_behind_stdout_is_an_error(rows: Rows, more: str) -> None:
+CONTINUES = "; with -o FILE the same command continues where it stopped"
+
+
+@pytest.mark.parametrize(
+    ("command", "more_hint"),
+    [
+        ("run in.jsonl --endpoint sim --prompt '{{ text }}'", CONTINUES),
+        ("run in.jsonl --endpoint sim --prompt '{{ text }}' --dry-run", ""),
+        ("sim", ""),
+        ("fleet up fleet.toml", ""),
+    ],
+)
+def test_a_full_disk_behind_stdout_is_an_error(rows: Rows, command: str, more_hint: str) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full on this system")
     many(rows, 300)
-    done = shell(
-        f"redline run in.jsonl --endpoint sim --prompt '{{{{ text }}}}' {more} > /dev/full"
+    Path("fleet.toml").write_text(
+        'model = "m"\n[replica]\ncommand = "python3 -m http.server {port}"\n'
     )
+    done = shell(f"redline {command} > /dev/full")
     assert done.returncode == 2
     assert done.stderr == (
-        "error: cannot write to stdout: No space left on device\n\n"
-        "hint: make room; with -o FILE the same command continues where it stopped\n"
+        f"error: cannot write to stdout: No space left on device\n\nhint: make room{more_hint}\n"
     )
 
 

@@ -17,6 +17,7 @@ import torch
 
 import redline
 from redline import EngineSettings, LocalEngine
+from redline.engine.model import Runner
 from redline.errors import ConfigError
 from support.engine_models import random_draft, random_model
 from support.pretend_gpu import pretend_gpu
@@ -64,6 +65,24 @@ def test_a_run_on_a_gpu_gives_the_cpus_answers(speculation: str, models_folder: 
         max_batch_size=5,
         **SPECULATION[speculation],
     )
+    with pretend_gpu():
+        on_gpu = answers(settings)
+    assert on_gpu == answers(settings)
+
+
+def test_logits_on_the_cpu_meet_a_draft_model_on_a_gpu(
+    models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ranks give them, whose logits reach the coordinator through a pipe."""
+    settings = EngineSettings(
+        model=str(random_model("llama", models_folder)),
+        draft_model=str(random_draft(models_folder)),
+        dtype="float32",
+        max_model_len=256,
+        max_batch_size=5,
+    )
+    result = Runner.result
+    monkeypatch.setattr(Runner, "result", lambda runner: result(runner).cpu())
     with pretend_gpu():
         on_gpu = answers(settings)
     assert on_gpu == answers(settings)

@@ -152,7 +152,7 @@ def test_bytes_that_nothing_asked_for_are_found_beside_a_lost_connection(run: Ru
                     os.write(strays.pop(), answer(b"stray"))
                     time.sleep(0.05)
 
-            transport = Transport(endpoint, SYSTEM, lambda _: None, stray)
+            transport = Transport(endpoint, SYSTEM, lambda _: None, outbox=Outbox(stray))
             strays, granted = list[int](), asyncio.Event()
 
             def ask(name: str, gate: asyncio.Event | None = None) -> asyncio.Task[bytes]:
@@ -217,7 +217,7 @@ def test_an_interrupted_write_leaves_no_other_without_an_answer(run: Run, place:
         before = flushes[place]
         async with RawServer(echo) as server:
             endpoint = Endpoint(base_url=server.base_url)
-            transport = Transport(endpoint, SYSTEM, lambda _: None, before)
+            transport = Transport(endpoint, SYSTEM, lambda _: None, outbox=Outbox(before))
 
             async def ask(number: int) -> bytes:
                 asked = Blocked(Timing(endpoint.timeouts, SYSTEM, written))

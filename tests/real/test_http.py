@@ -914,6 +914,23 @@ def test_a_server_that_dies_with_a_request_on_a_kept_connection_is_lost_and_not_
     run(main())
 
 
+def test_a_lost_server_is_back_even_if_its_answer_is_that_the_model_is_lost(run: Run) -> None:
+    async def main() -> None:
+        heard = Heard()
+        lost = answer({"error": {"message": "a rank", "code": "engine_failed"}}, status=500)
+        async with RawServer(replying(lost)) as server:
+            backend = backend_of(server, listener=heard)
+            await server.stop()
+            assert isinstance((await backend.send(ASK, Call())).error, Disconnected)
+            await server.start()
+            assert isinstance((await backend.send(ASK, Call())).error, NoEndpoint)
+            assert [type(event) for event in heard.events] == [EndpointLost, EndpointBack]
+            assert not backend.load(SYSTEM.now_s()).room_s
+            await backend.aclose()
+
+    run(main())
+
+
 def test_a_call_that_may_start_no_attempt_any_more_is_not_repeated(run: Run) -> None:
     """A run that is drained sets the deadline of its calls on the wire to -inf."""
 

@@ -10,6 +10,7 @@ import pytest
 from redline.calls import Call, Outcome, Reply
 from redline.calls.wire import Exchange, Timeouts, Timing
 from redline.clock import SYSTEM
+from redline.serve.admission.fair_queue import Flow
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,7 @@ from redline.clock import SYSTEM
         Reply(),
         Outcome(status="succeeded", reply=Reply()),
         Exchange(Timing(Timeouts(), SYSTEM)),
+        Flow("a"),
     ],
     ids=lambda made: type(made).__name__,
 )

@@ -10,6 +10,20 @@ import msgspec
 from redline.waist import Reply
 
 
+class Envelope(msgspec.Struct, kw_only=True):
+    """The fields beside the choices, vectors or items of an answer."""
+
+    usage: dict[str, Any] | None = None
+    model: str | None = None
+    id: Any = None
+    error: Any = None
+
+    @property
+    def request_id(self) -> str | None:
+        """The id that the answer names, if it is one."""
+        return self.id if isinstance(self.id, str) else None
+
+
 def no_usual(body: bytes, asked: Any, headers: Mapping[str, str]) -> Reply | None:
     """None: the API has no quick reader."""
     return None
@@ -25,8 +39,8 @@ class Api(msgspec.Struct, frozen=True, kw_only=True):
     message. has_output: answers have tokens that are generated. is_streamed: they may be streamed.
     read: the reply that a body holds; asked: the request's body, by which answers are counted, None
     if that is not known. Raises msgspec.DecodeError for another shape, and the error that the
-    body holds. read_usual: the same for an answer as nearly all are, quicker,
-    and with its headers; None for any other.
+    body holds. read_usual: the same for an answer as nearly all are, quicker, and with its headers;
+    None for any other.
     """
 
     path: str

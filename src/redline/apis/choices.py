@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from redline.apis.api import Envelope
 from redline.apis.error_inside import judge_choice, judge_part
 from redline.apis.event_stream import event_bytes
 from redline.apis.loose_json import number
@@ -50,13 +51,6 @@ class SampledRequest(ChoicesRequest, kw_only=True):
     seed: int | None = None
 
 
-class _Envelope(msgspec.Struct, kw_only=True):
-    """The fields around the choices."""
-
-    usage: Object | None = None
-    model: str | None = None
-
-
 class _Message(msgspec.Struct):
     content: Any = None
     refusal: Any = None
@@ -72,10 +66,8 @@ class _Choice(msgspec.Struct):
     error: Any = None
 
 
-class _Reply(_Envelope, kw_only=True):
+class _Reply(Envelope, kw_only=True):
     choices: list[_Choice]
-    id: Any = None
-    error: Any = None
 
 
 # The same fields in their most common form: one choice, with text and without an error.
@@ -94,7 +86,7 @@ class _UsualChoice(msgspec.Struct, gc=False):
     error: None = None
 
 
-class _UsualReply(_Envelope, kw_only=True, gc=False):
+class _UsualReply(Envelope, kw_only=True, gc=False):
     choices: tuple[_UsualChoice]
     id: str | None = None
     error: None = None
@@ -184,7 +176,7 @@ def read(body: bytes, asked: Object | None) -> Reply:
         finish_reason=reasons[0] if is_one else reasons,
         usage=reply.usage,
         model=reply.model,
-        request_id=reply.id if isinstance(reply.id, str) else None,
+        request_id=reply.request_id,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.api import Api
+from redline.apis.api import Api, Envelope
 from redline.apis.choices import in_order
 from redline.apis.error_inside import judge_part
 from redline.apis.request_parts import Count, Inputs
@@ -30,11 +30,8 @@ class _Vector(msgspec.Struct):
     index: Any = None
 
 
-class _Reply(msgspec.Struct):
+class _Reply(Envelope, kw_only=True):
     data: list[_Vector]
-    usage: dict[str, Any] | None = None
-    model: str | None = None
-    error: Any = None
 
 
 _REPLY = msgspec.json.Decoder(_Reply)

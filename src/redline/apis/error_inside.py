@@ -63,7 +63,7 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
     value = _unlisted(value)
     if not isinstance(value, dict):
         return False
-    if value.get("object") == "error" or value.get("type") == "error":
+    if _is_named(value):
         return True
     error = value.get("error")
     if of_any_api:
@@ -74,8 +74,11 @@ def is_error(value: Any, *, of_any_api: bool = False) -> bool:
 
 def is_error_event(event: dict[str, Any]) -> bool:
     """The event of a stream is an error."""
-    is_named = event.get("type") == "error" or event.get("object") == "error"
-    return is_named or bool(event.get("error"))
+    return _is_named(event) or bool(event.get("error"))
+
+
+def _is_named(value: dict[str, Any]) -> bool:
+    return "error" in (value.get("object"), value.get("type"))
 
 
 def judge_error(value: Any, headers: Mapping[str, str], wall_s: float) -> CallError | NoEndpoint:

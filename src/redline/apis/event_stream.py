@@ -16,9 +16,10 @@ from redline.errors import BadReply
 DONE = b"[DONE]"
 DONE_EVENT = b"data: %b\n\n" % DONE
 _LONGEST_EVENT_BYTES = 8 * 1024 * 1024
-_LINE_ENDS = (b"\n", b"\r")
 # Two ends of lines. They are atomic: CR LF is one of them and not two.
-_BLANK_LINE = re.compile(rb"(?>\r\n?|\n)(?>\r\n?|\n)")
+_BLANK_LINE = re.compile(rb"(?:\r\n?+|\n)(?:\r\n?+|\n)")
+# Of a blank line, at most: all but its last byte.
+_MOST_BEGUN_BYTES = 3
 # Its LF may be on its way; a server that ends lines with CR alone is not waited for.
 _MAY_GO_ON = frozenset({b"\r\n\r", b"\n\r"})
 # In front of what a model says: the end of a key, and the begin of a string. Within a string of
@@ -49,10 +50,8 @@ class EventParser:
     """Bytes in, whole events out, wherever the bytes were cut."""
 
     def __init__(self) -> None:
-        self._rest = b""
-        # What has come since without a blank line, so that a long event is joined once.
-        self._pieces: list[bytes] = []
-        self._size = 0
+        # What has come without a blank line; a long event is not copied with each of its reads.
+        self._rest = bytearray()
         self._is_first = True
 
     def blocks(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
@@ -62,22 +61,17 @@ class EventParser:
         comment. All blocks and `left` are what was fed, byte for byte. Raises BadReply for an
         endless event.
         """
-        is_next = not (self._rest or self._pieces or self._is_first)
-        if is_next and _is_line(data):
+        if not (self._rest or self._is_first) and _is_line(data):
             # As most reads are: one event.
             return [(data, data[6:-2].strip() or None)]
-        if data.find(b"\n") < 0 and data.find(b"\r") < 0 and self._rest[-1:] not in _LINE_ENDS:
-            return self._keep(data)
-        if self._size and _BLANK_LINE.search(self._tail() + data) is None:
-            return self._keep(data)
-        whole = self.left() + data
-        if whole.find(b"\r") < 0:
-            *ended, rest = whole.split(b"\n\n")
-            raws = [block + b"\n\n" for block in ended]
-        else:
-            raws, rest = _split(whole)
-        self._rest, self._size = rest, len(rest)
-        self._check_size()
+        rest = self._rest
+        # A blank line may have begun in what is kept.
+        start = max(0, len(rest) - _MOST_BEGUN_BYTES)
+        rest += data
+        raws = _split(bytes(rest)) if not start or _has_end(rest, start) else []
+        del rest[: sum(map(len, raws))]
+        if len(rest) > _LONGEST_EVENT_BYTES:
+            raise BadReply(f"a streamed event is longer than {_LONGEST_EVENT_BYTES:,} bytes")
         found = [(raw, _data_of(raw)) for raw in raws]
         if self._is_first and raws:
             self._is_first = False
@@ -87,16 +81,14 @@ class EventParser:
     @property
     def is_amid(self) -> bool:
         """Part of an event has come, or nothing yet: the next bytes need not begin an event."""
-        return bool(self._rest or self._pieces or self._is_first)
+        return bool(self._rest) or self._is_first
 
     def line(self, data: bytes) -> bytes | None:
         """The data of the one event that `data` is, if it is a line and nothing came before it.
 
         None for anything else. Keeps nothing: what is not fed to `blocks` was not seen.
         """
-        if self.is_amid or not _is_line(data):
-            return None
-        return data[6:-2].strip() or None
+        return None if self.is_amid or not _is_line(data) else _data_of(data)
 
     def rest(self) -> bytes | None:
         """The data of an event that the stream's end has cut short; None for none."""
@@ -105,26 +97,7 @@ class EventParser:
 
     def left(self) -> bytes:
         """The bytes after the last complete block, unchanged."""
-        if self._pieces:
-            self._rest = b"".join((self._rest, *self._pieces))
-            self._pieces.clear()
-        return self._rest
-
-    def _keep(self, data: bytes) -> list[tuple[bytes, bytes | None]]:
-        """Keeps what completes nothing, for `left`."""
-        if data:
-            self._pieces.append(data)
-            self._size += len(data)
-            self._check_size()
-        return []
-
-    def _tail(self) -> bytes:
-        """The end of what is kept, as long as what a blank line may have of it."""
-        return b"".join([piece[-3:] for piece in (self._rest, *self._pieces[-3:])])
-
-    def _check_size(self) -> None:
-        if self._size > _LONGEST_EVENT_BYTES:
-            raise BadReply(f"a streamed event is longer than {_LONGEST_EVENT_BYTES:,} bytes")
+        return bytes(self._rest)
 
 
 class EventForm(msgspec.Struct, frozen=True):
@@ -162,15 +135,24 @@ def event_form_of(data: bytes) -> EventForm | None:
     return None
 
 
-def _split(whole: bytes) -> tuple[list[bytes], bytes]:
-    """The blocks of lines that end with CR, LF or both, each with its blank line, and the rest."""
+def _has_end(kept: bytearray, start: int) -> bool:
+    """Whether a blank line is in it, from `start` on."""
+    if kept.find(b"\r", start) < 0:
+        return kept.find(b"\n\n", start) >= 0
+    return _BLANK_LINE.search(kept, start) is not None
+
+
+def _split(whole: bytes) -> list[bytes]:
+    """The blocks of lines that end with CR, LF or both, each with its blank line."""
+    if whole.find(b"\r") < 0:
+        return [block + b"\n\n" for block in whole.split(b"\n\n")[:-1]]
     raws, start = [], 0
     for end in _BLANK_LINE.finditer(whole):
         if end.end() == len(whole) and end[0] in _MAY_GO_ON:
             break
         raws.append(whole[start : end.end()])
         start = end.end()
-    return raws, whole[start:]
+    return raws
 
 
 def _is_line(event: bytes) -> bool:

@@ -36,6 +36,14 @@ def decoded(data: bytes) -> Any:
         return clean(parsed(data))
 
 
+def decoded_or_text(data: bytes) -> Any:
+    """The same; the data as a text if it is not JSON at all."""
+    try:
+        return decoded(data)
+    except (ValueError, RecursionError):
+        return data.decode("utf-8", "replace")
+
+
 def encoded(value: Any) -> bytes:
     """The value as proper JSON, whose strings may hold lone surrogates."""
     try:

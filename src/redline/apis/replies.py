@@ -27,7 +27,6 @@ from redline.errors import BadReply
 from redline.waist import Reply
 
 _LONGEST_QUOTE = 120
-_NO_HEADERS: Mapping[str, str] = {}
 
 
 def _read_plain(
@@ -82,7 +81,7 @@ def read(
     body: bytes,
     output_path: tuple[str | int, ...] = (),
     asked: Any = None,
-    headers: Mapping[str, str] = _NO_HEADERS,
+    headers: Mapping[str, str] | None = None,
     wall_s: float = 0.0,
 ) -> Reply:
     """The reply that `body` holds for a call to `url`.
@@ -92,6 +91,8 @@ def read(
     Retry-After of an error inside, see `judge`. Raises CallError, and NoEndpoint if a local engine
     is lost.
     """
+    if headers is None:
+        headers = {}
     api = api_of(url)
     if not output_path:
         read_usual = api.read_usual

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from redline.apis.api import Api
+from redline.apis.api import Api, Envelope
 from redline.apis.error_inside import judge_part
 from redline.apis.request_parts import Count, Messages, ResponseFormat
 from redline.errors import BadReply
@@ -50,14 +50,10 @@ class _Item(msgspec.Struct):
     content: list[_Part] | None = None
 
 
-class _Reply(msgspec.Struct):
+class _Reply(Envelope, kw_only=True):
     output: list[msgspec.Raw]
     status: str | None = None
     incomplete_details: dict[str, Any] | None = None
-    error: Any = None
-    usage: dict[str, Any] | None = None
-    model: str | None = None
-    id: Any = None
 
 
 _REPLY = msgspec.json.Decoder(_Reply)
@@ -101,7 +97,7 @@ def read(body: bytes, asked: dict[str, Any] | None) -> Reply:
         finish_reason=reason,
         usage=reply.usage,
         model=reply.model,
-        request_id=reply.id if isinstance(reply.id, str) else None,
+        request_id=reply.request_id,
     )
 
 

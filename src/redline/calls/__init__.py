@@ -14,7 +14,6 @@ from redline.waist import (
     Chunk,
     Health,
     Load,
-    Member,
     Outcome,
     Outlet,
     Reply,

@@ -297,7 +297,7 @@ class Connection(asyncio.Protocol):
         elif self._current is not None:
             self._is_ending = True
             body_s = self._body_s(self._current)
-            self._current.fail(BodyError(408, f"the body did not come within {body_s:g} s"))
+            self._current.fail(408, f"the body did not come within {body_s:g} s")
         elif self._is_in_head:
             self._refuse(Fault(408, "the head of the request did not come in time"))
             self._advance()
@@ -375,14 +375,13 @@ class Connection(asyncio.Protocol):
                     reason = " ".join(str(error).split())
                     self._refuse(Fault(400, f"the request is not HTTP: {reason}"))
             break
-        incoming = self._incoming
         if self._bare_bytes:
             if self._bare_bytes > self._most_head_bytes and not self._is_ending:
                 self._refuse(self._too_long_head())
-            elif incoming is None and not was_in_head:
+            elif self._incoming is None and not was_in_head:
                 self._begin_head()
         # Not within the parser: a body that is complete by now delays nothing.
-        if (incoming is not None and incoming.is_full) or len(self._queue) >= _MOST_WAITING:
+        if self._is_full():
             self._pause_reading()
 
     def _parse_body(self) -> None:
@@ -434,7 +433,7 @@ class Connection(asyncio.Protocol):
         """Stops reading. A body that is being received fails; otherwise `fault` is the response."""
         self._is_ending = True
         if self._incoming is not None:
-            self._incoming.fail(BodyError(fault.status, fault.reason))
+            self._incoming.fail(fault.status, fault.reason)
             return
         self._queue.append(Exchange(self, _NO_LINE, Fields(), False, fault=fault))
 
@@ -504,13 +503,13 @@ class Connection(asyncio.Protocol):
         if b"content-encoding" in fields:
             coding = coding_of(fields)
             if isinstance(coding, Fault):
-                exchange.fail(BodyError(coding.status, coding.reason))
+                exchange.fail(coding.status, coding.reason)
             elif coding is not None:
                 exchange.inflate(may_be_raw=coding)
         most_bytes = exchange.most_body_bytes or self.most_body_bytes
         if int(fields.get(b"content-length", b"0")) > most_bytes:
             most = f"the body is longer than {most_bytes:,} bytes"
-            exchange.fail(BodyError(413, most))
+            exchange.fail(413, most)
         if exchange.error is not None:
             self._is_ending = True
             raise _StopError

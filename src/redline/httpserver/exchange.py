@@ -413,13 +413,13 @@ class Exchange:
             try:
                 data = self._inflate.take(data, most_bytes - self._inflated + 1)
             except BadCompressionError as error:
-                self.fail(BodyError(400, f"the compressed body is damaged: {error}"))
+                self.fail(400, f"the compressed body is damaged: {error}")
                 return
             # Much compressed data may decompress to none.
             self._inflated += len(data)
             size_bytes = max(size_bytes, self._inflated)
         if size_bytes > most_bytes:
-            self.fail(BodyError(413, f"the body is longer than {most_bytes:,} bytes"))
+            self.fail(413, f"the body is longer than {most_bytes:,} bytes")
             return
         if not self._body:
             self._body = data
@@ -439,16 +439,16 @@ class Exchange:
     def receive_end(self) -> None:
         """The body is whole."""
         if self._inflate is not None and not self._inflate.is_whole:
-            self.fail(BodyError(400, "the compressed body is cut short"))
+            self.fail(400, "the compressed body is cut short")
             return
         self.is_complete = True
         if self._waiter is not None:
             self._wake()
 
-    def fail(self, error: BodyError) -> None:
+    def fail(self, status: int, reason: str) -> None:
         """The body cannot be read to its end."""
         if self.error is None and not self.is_complete:
-            self.error = error
+            self.error = BodyError(status, reason)
             self._body = b""
             self._wake()
 

@@ -75,9 +75,13 @@ class Run(View, frozen=True, kw_only=True):
 
     def totals(self) -> Totals:
         """Returns the current totals of the whole job, for its timeline."""
-        tally, spent = self.tally, self.bill.read()
+        counts, tally, spent = self.counts(), self.tally, self.bill.read()
         return Totals(
-            **msgspec.structs.asdict(self.counts()),
+            rows=counts.rows,
+            is_exact=counts.is_exact,
+            done=counts.done,
+            failed=counts.failed,
+            untried=counts.untried,
             done_here=tally.succeeded,
             attempts=tally.attempts,
             input_tokens=tally.input_tokens,

@@ -18,6 +18,7 @@ from redline.job.parts import Parts
 from redline.job.settings import Job
 from redline.job.show import Report
 from redline.journal import Output, ResultsLost
+from redline.process import end_tasks
 from redline.sources import opened
 from redline.store import url_of
 
@@ -73,9 +74,7 @@ async def execute_local(job: Job, parts: Parts) -> Report:
         run.runner.stop(error)
     finally:
         # The last display shows what is on disk.
-        if shown is not None:
-            shown.cancel()
-            await asyncio.wait([shown])
+        await end_tasks(shown)
     return run.report(SYSTEM.now_s() - begun_s - run.waited_s)
 
 

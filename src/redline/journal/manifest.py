@@ -12,7 +12,7 @@ import msgspec
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
 from redline.journal.output import Output
-from redline.process import replace_file, write_all
+from redline.process import clipped, write_file
 from redline.store import local_path, url_of
 
 _LONGEST_SHOWN = 60
@@ -79,7 +79,7 @@ def load(output: Output) -> Manifest | None:
 def save(output: Output, manifest: Manifest) -> None:
     """Writes the manifest atomically: a crash leaves the old one or the new one."""
     data = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    replace_file(path_of(output), lambda fd: write_all(fd, [data]))
+    write_file(path_of(output), data)
 
 
 def other_inputs(old: Manifest, now: str) -> list[str]:
@@ -124,4 +124,4 @@ def _shown(value: Any) -> str:
     if value is None:
         return "not set"
     text = msgspec.json.encode(value).decode()
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+    return clipped(text, _LONGEST_SHOWN)

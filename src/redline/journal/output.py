@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from redline.errors import ConfigError, nearest
+from redline.errors import check_known
 from redline.store import ObjectUrl, local_path, url_of
 
 Format = Literal["redline", "batch"]
@@ -85,11 +85,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     raw: bool = False
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
-            raise ConfigError(
-                f"unknown format: {self.format}",
-                hint=nearest(self.format, FORMATS) or f"one of {', '.join(FORMATS)}",
-            )
+        check_known("format", self.format, FORMATS)
 
     @classmethod
     def at(cls, place: str | os.PathLike[str], **fields: Any) -> Output:

@@ -184,7 +184,8 @@ class ResultsFile:
             self._copy_to(place)
             where = self.path
             error.hint = f"they were put back: {again}"
-        error.saved = f"{error.saved and f'{error.saved}; '}{count} in {where}"
+        found = f"{count} in {where}"
+        error.saved = f"{error.saved}; {found}" if error.saved else found
 
     def _copy_to(self, path: Path) -> None:
         replace_file(path, copier(self._fd, array("Q", [0, self.size_bytes])))

@@ -16,6 +16,7 @@ from redline.calls import Backend, Call, Chunk, Client, Outcome, Reply, Request,
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, RedlineError
 from redline.process import DaemonThreads, counted
+from redline.waist import is_backend
 
 # The least pause of a user after a failure, and after a 429.
 _FAILED_S, _LIMITED_S = 0.1, 1.0
@@ -273,10 +274,7 @@ def _tokens(part: Any) -> tuple[int, int] | None:
 
 def takes_requests(handler: Any) -> bool:
     """Returns whether `handler` is a Backend or a Client rather than a function."""
-    if isinstance(handler, Client):
-        return True
-    parts = (getattr(handler, name, None) for name in ("send", "load", "aclose"))
-    return not isinstance(handler, type) and all(map(callable, parts))
+    return isinstance(handler, Client) or is_backend(handler)
 
 
 def caller_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, takewhile
@@ -74,7 +73,11 @@ class Load:
         self._left = sys.maxsize if plan.most is None else plan.most
         self._tasks: set[asyncio.Task[Answer]] = set()
         self._places = asyncio.Semaphore(plan.concurrency)
-        self._ended = Ended()
+        self._full_s: float | None = None
+        self._answered_s = 0.0
+        self._unsent = self._cut = 0
+        self._is_stopped = self._is_interrupted = False
+        self._why = ""
         self._makers: list[asyncio.Task[None]] = []
         # An exception of a call, which is a defect: no call should raise.
         self._defect: BaseException | None = None
@@ -99,18 +102,26 @@ class Load:
             self._is_over()
             while self._tasks:
                 await asyncio.wait(self._tasks)
-            for one in (self._defect, *results):
-                if isinstance(one, Exception):
-                    raise one
+            raised = [one for one in results if isinstance(one, Exception)]
+            if (error := self._defect or next(iter(raised), None)) is not None:
+                raise error
         finally:
             warming.cancel()
             self._watch.stop()
             self._cancel()
-        return self._ended
+        full_s = self._since(self._begun_s if self._full_s is None else self._full_s)
+        return Ended(
+            full_s=full_s,
+            answered_s=max(self._answered_s, full_s),
+            unsent=self._unsent,
+            cut=self._cut,
+            why=self._why,
+            is_interrupted=self._is_interrupted,
+        )
 
     def interrupt(self) -> None:
         """Stops making calls, and cancels those in flight."""
-        self._ended.is_interrupted = True
+        self._is_interrupted = True
         self._stop("it was interrupted")
         self._cancel()
 
@@ -120,9 +131,9 @@ class Load:
 
     def _stop(self, why: str) -> None:
         """Stops making calls. Those in flight continue."""
-        if self._ended.why:
+        if self._is_stopped:
             return
-        self._ended.why = why or "it was stopped"
+        self._is_stopped, self._why = True, why
         self._is_over()
         if self._plan.schedule is not None:
             for task in self._makers:
@@ -130,16 +141,19 @@ class Load:
 
     def _is_over(self) -> None:
         """Records when the load is no longer kept up."""
-        if self._ended.full_s == math.inf:
-            self._ended.full_s = min(self._clock.now_s(), self._end_s) - self._begun_s
+        if self._full_s is None:
+            self._full_s = min(self._clock.now_s(), self._end_s)
             self._watch.stop()
 
     async def _warm_up(self) -> None:
         """Restarts the watch when the warm-up is over."""
         self._watch.start()
         await asyncio.sleep(self._plan.warm_up_s)
-        if self._ended.full_s == math.inf:
+        if self._full_s is None:
             self._watch.start()
+
+    def _since(self, at_s: float) -> float:
+        return at_s - self._begun_s
 
     def _take(self, most: int) -> list[Any]:
         """Returns the next requests, at most this many; none if there are no more."""
@@ -149,7 +163,7 @@ class Load:
 
     async def _user(self) -> None:
         """Makes one call after the other."""
-        while not self._ended.why and (now_s := self._clock.now_s()) < self._end_s:
+        while not self._is_stopped and (now_s := self._clock.now_s()) < self._end_s:
             requests = self._take(self._caller.takes)
             if not requests:
                 self._is_over()
@@ -209,7 +223,7 @@ class Load:
         """Counts the requests of these times as not made, if they are due in the window."""
         plan, most = self._plan, min(self._left, _MOST_COUNTED)
         due = takewhile(lambda at_s: at_s < plan.duration_s, times)
-        self._ended.unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
+        self._unsent += sum(at_s >= plan.warm_up_s for at_s in islice(due, most))
 
     def _forget(self, task: asyncio.Task[Answer]) -> None:
         self._tasks.discard(task)
@@ -228,13 +242,13 @@ class Load:
             answer = await self._caller.ask(requests)
         except asyncio.CancelledError:
             if scheduled_s - self._begun_s >= self._plan.warm_up_s:
-                self._ended.cut += len(requests)
+                self._cut += len(requests)
             tally.give_up(begun_s, clock.now_s(), len(requests))
             raise
         finally:
             self.in_flight -= 1
         done_s = clock.now_s()
-        self._ended.answered_s = max(self._ended.answered_s, done_s - self._begun_s)
+        self._answered_s = max(self._answered_s, self._since(done_s))
         if not isinstance(answer.error, BudgetSpent) or not tally.succeeded:
             # A call that the budget does not allow is not a failure of the target.
             tally.add(scheduled_s, begun_s, done_s, answer)

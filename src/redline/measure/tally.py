@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 from operator import sub
-from typing import Any
 
 import msgspec
 
@@ -20,27 +18,18 @@ from redline.timeline import Spread
 # Kinds of errors whose counts are kept one by one; further ones are counted together.
 _MOST_KINDS = 50
 OTHERS = "other errors"
-# The figures that are quantiles.
-_SPREADS = (
-    "latency",
-    "from_send",
-    "ttft",
-    "inter_token",
-    "tpot",
-    "waited",
-)
 
 
-class Ended(msgspec.Struct):
-    """How a load ends, with times in seconds since its start.
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a load, with times in seconds since its start.
 
-    full_s: when the load was no longer kept up. answered_s: when the last answer arrived. unsent:
-    requests that were due by full_s but not made. cut: requests that an interrupt ended. Neither
-    counts requests of the warm-up. why: as `Figures.ended`.
+    full_s: when the load was no longer kept up. answered_s: when the last answer arrived, but not
+    before full_s. unsent: requests that were due by full_s but not made. cut: requests that an
+    interrupt ended. Neither counts requests of the warm-up. why: as `Figures.ended`.
     """
 
-    full_s: float = math.inf
-    answered_s: float = 0.0
+    full_s: float
+    answered_s: float
     unsent: int = 0
     cut: int = 0
     why: str = ""
@@ -63,10 +52,10 @@ class Tally:
     ) -> None:
         self._begun_s, self._warm_up_s = begun_s, warm_up_s
         self._objectives, self._cost_of = objectives, cost_of
-        self._requests, self._good, self._busy, self._input, self._output = (
-            Flow() for _ in range(5)
-        )
-        self._spreads = {name: Spread() for name in _SPREADS}
+        self._requests, self._good, self._busy = Flow(), Flow(), Flow()
+        self._input, self._output = Flow(), Flow()
+        self._latency, self._from_send, self._waited = Spread(), Spread(), Spread()
+        self._ttft, self._inter_token, self._tpot = Spread(), Spread(), Spread()
         self._failures = Counter[str]()
         self._examples = dict[str, str]()
         self._good_count = 0
@@ -80,7 +69,7 @@ class Tally:
 
     def add(self, scheduled_s: float, begun_s: float, done_s: float, answer: Answer) -> None:
         """Adds a call that was due at scheduled_s and has ended. All times are monotonic."""
-        weight, spreads = answer.weight, self._spreads
+        weight = answer.weight
         self.ended += weight
         # A backend of the user's may have a coarser clock.
         sent_s = begun_s if answer.sent_s is None else min(max(begun_s, answer.sent_s), done_s)
@@ -89,7 +78,7 @@ class Tally:
         self._busy.add(at_s, done_at_s, (done_s - sent_s) * weight)
         if is_measured:
             self._measured += weight
-            spreads["waited"].add(max(0.0, answer.held_s))
+            self._waited.add(max(0.0, answer.held_s))
         if answer.kind:
             self.failed += weight
             if is_measured:
@@ -111,13 +100,13 @@ class Tally:
         if not is_measured:
             return
         self._good_count += weight * is_good
-        spreads["latency"].extend([latency_s] * weight)
-        spreads["from_send"].extend([done_s - sent_s] * weight)
+        self._latency.extend([latency_s] * weight)
+        self._from_send.extend([done_s - sent_s] * weight)
         if ttft_s is not None:
-            spreads["ttft"].add(ttft_s)
-        spreads["inter_token"].extend(map(sub, texts_s[1:], texts_s))
+            self._ttft.add(ttft_s)
+        self._inter_token.extend(map(sub, texts_s[1:], texts_s))
         if tpot_s is not None:
-            spreads["tpot"].add(tpot_s)
+            self._tpot.add(tpot_s)
 
     def give_up(self, begun_s: float, now_s: float, weight: int) -> None:
         """Adds a call that began at begun_s and was ended by an interrupt at now_s."""
@@ -166,18 +155,15 @@ class Tally:
         It ends when the load was no longer kept up; or, if that is soon, as with a limit of few
         requests, with the last answer, so that the window is not empty.
         """
-        end_s, answered_s = ended.full_s, max(ended.answered_s, ended.full_s)
-        if end_s - self._warm_up_s < (answered_s - self._warm_up_s) / 2:
-            end_s = answered_s
+        end_s = ended.full_s
+        if end_s - self._warm_up_s < (ended.answered_s - self._warm_up_s) / 2:
+            end_s = ended.answered_s
         return self._warm_up_s, max(end_s, self._warm_up_s + 1e-3)
 
     def figures(self, target: str, load: str, concurrency: int, ended: Ended) -> Figures:
         """Returns the figures of all calls so far."""
         begin_s, end_s = self.window_s(ended)
-        quantiles: dict[str, Any] = {
-            name: spread.quantiles() for name, spread in self._spreads.items()
-        }
-        latency, from_send = quantiles["latency"], quantiles["from_send"]
+        latency, from_send = self._latency.quantiles(), self._from_send.quantiles()
         call_s = 0.0 if from_send is None else from_send.mean_s
         requests = rate(self._requests, begin_s, end_s, call_s)
         input_per_s = output_per_s = None
@@ -202,6 +188,12 @@ class Tally:
             tokens_per_s=None if output_per_s is None else output_per_s + (input_per_s or 0.0),
             is_token_count_estimated=self._is_estimated,
             in_flight=rate(self._busy, begin_s, end_s).per_s,
+            latency=latency,
+            from_send=from_send,
+            ttft=self._ttft.quantiles(),
+            inter_token=self._inter_token.quantiles(),
+            tpot=self._tpot.quantiles(),
+            waited=self._waited.quantiles(),
             goodput=self._goodput(begin_s, end_s, call_s, ended.unsent + ended.cut),
             concurrent_users=None if latency is None else requests.per_s * latency.mean_s,
             spent_usd=float(self._picodollars or 0) / DOLLAR if has_cost else None,
@@ -211,7 +203,6 @@ class Tally:
             ),
             ended=ended.why,
             is_interrupted=ended.is_interrupted,
-            **quantiles,
         )
 
     def _goodput(self, begin_s: float, end_s: float, call_s: float, missing: int) -> Goodput | None:

@@ -82,20 +82,23 @@ def _bottleneck(figures: Figures) -> str:
 
 
 def _times(figures: Figures) -> Iterator[str]:
+    rows = [
+        (name, found)
+        for name, found in (
+            ("latency", figures.latency),
+            ("first token", figures.ttft),
+            ("between tokens", figures.inter_token),
+            ("per token", figures.tpot),
+        )
+        if found is not None
+    ]
+    if not rows:
+        return
     line = "{:<16}{:>11}{:>11}{:>11}{:>11}{:>11}"
-    head = line.format("", "p50", "p95", "p99", "mean", "max")
-    for name, one in (
-        ("latency", figures.latency),
-        ("first token", figures.ttft),
-        ("between tokens", figures.inter_token),
-        ("per token", figures.tpot),
-    ):
-        if one is not None:
-            if head:
-                yield head
-            head = ""
-            times_s = (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)
-            yield line.format(name, *map(_time, times_s))
+    yield line.format("", "p50", "p95", "p99", "mean", "max")
+    for name, one in rows:
+        times_s = (one.p50_s, one.p95_s, one.p99_s, one.mean_s, one.max_s)
+        yield line.format(name, *map(_time, times_s))
 
 
 def level_lines(measured: Sequence[Figures]) -> list[str]:

@@ -96,19 +96,14 @@ def budget_burn(seen: Seen, span_s: float) -> float | None:
     rows = sum(window.done + window.failed for window in found[1:])
     if not last.is_exact or rows < _LEAST:
         return None
-    first = found[0].totals
-    spent = (
+    first, shares = found[0].totals, []
+    for budget, now, then in (
         (seen.budget_usd, last.spent_usd, first.spent_usd),
         (seen.budget_tokens, last.spent_tokens, first.spent_tokens),
-    )
-    return max(
-        (
-            (now + (now - then) / rows * last.left) / budget
-            for budget, now, then in spent
-            if budget and now is not None and then is not None
-        ),
-        default=None,
-    )
+    ):
+        if budget and now is not None and then is not None:
+            shares.append((now + (now - then) / rows * last.left) / budget)
+    return max(shares, default=None)
 
 
 def _lately(windows: Sequence[Window], span_s: float, before_s: float = 0.0) -> list[Window]:

@@ -79,7 +79,7 @@ class AlertSettings(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
-class Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True, kw_only=True):
     """The definition of one rule. usual: the default threshold, None for a target.
 
     is_share: figure and threshold are shown in per cent. is_part: the figure is a part of a whole,
@@ -159,69 +159,83 @@ def _always(advice: str) -> Callable[[Seen, float], str]:
 
 KNOWN_RULES = {
     "error_rate": Known(
-        "above",
-        0.2,
-        30.0,
-        "failed attempts",
-        figures.error_rate,
-        _by_error,
+        word="above",
+        usual=0.2,
+        for_s=30.0,
+        what="failed attempts",
+        figure=figures.error_rate,
+        advice=_by_error,
         is_share=True,
         is_part=True,
     ),
     "tokens_falling": Known(
-        "below",
-        0.5,
-        60.0,
-        "tokens/s relative to the best minute",
-        figures.tokens_of_best,
-        _by_what_binds,
+        word="below",
+        usual=0.5,
+        for_s=60.0,
+        what="tokens/s relative to the best minute",
+        figure=figures.tokens_of_best,
+        advice=_by_what_binds,
         is_share=True,
         is_part=True,
     ),
     "queue_growth": Known(
-        "above",
-        1.2,
-        60.0,
-        "waiting calls relative to 30 s earlier",
-        figures.queue_growth,
-        _always(
+        word="above",
+        usual=1.2,
+        for_s=60.0,
+        what="waiting calls relative to 30 s earlier",
+        figure=figures.queue_growth,
+        advice=_always(
             "fewer calls in flight (-c), or a higher limit: rows come faster than they are done"
         ),
     ),
     "budget_burn": Known(
-        "above",
-        1.0,
-        30.0,
-        "expected cost relative to the budget",
-        figures.budget_burn,
-        _always(
+        word="above",
+        usual=1.0,
+        for_s=30.0,
+        what="expected cost relative to the budget",
+        figure=figures.budget_burn,
+        advice=_always(
             "a larger --budget, fewer rows (--limit), shorter answers (--max-tokens), "
             "or --via batch"
         ),
         is_share=True,
     ),
     "batch_efficiency": Known(
-        "below",
-        0.7,
-        60.0,
-        "taken places of the model's batches",
-        figures.batch_efficiency,
-        _always("more calls in flight (-c), or a smaller max_batch_size"),
+        word="below",
+        usual=0.7,
+        for_s=60.0,
+        what="taken places of the model's batches",
+        figure=figures.batch_efficiency,
+        advice=_always("more calls in flight (-c), or a smaller max_batch_size"),
         is_share=True,
         is_part=True,
     ),
     "gpu_utilization": Known(
-        "below",
-        0.5,
-        60.0,
-        "time in which the GPU computes",
-        figures.gpu_utilization,
-        _always("more calls in flight (-c), and a larger max_batch_size"),
+        word="below",
+        usual=0.5,
+        for_s=60.0,
+        what="time in which the GPU computes",
+        figure=figures.gpu_utilization,
+        advice=_always("more calls in flight (-c), and a larger max_batch_size"),
         is_share=True,
         is_part=True,
     ),
-    "rows_per_s": Known("below", None, 60.0, "rows/s", figures.rows_per_s, _by_what_binds),
-    "tokens_per_s": Known("below", None, 60.0, "tokens/s", figures.tokens_per_s, _by_what_binds),
+    "rows_per_s": Known(
+        word="below",
+        usual=None,
+        for_s=60.0,
+        what="rows/s",
+        figure=figures.rows_per_s,
+        advice=_by_what_binds,
+    ),
+    "tokens_per_s": Known(
+        word="below",
+        usual=None,
+        for_s=60.0,
+        what="tokens/s",
+        figure=figures.tokens_per_s,
+        advice=_by_what_binds,
+    ),
 }
 # Rules for which not every job has a figure: why it has none, and where there is one.
 OF_A_MODEL = {

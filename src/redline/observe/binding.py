@@ -187,13 +187,13 @@ class _Run:
             return _undetermined(
                 f"{full}, and too few are answered to say whether more would bring more"
             )
-        saturated = self._saturated(index, later)
-        if saturated is None and (before := self._latest_saturated(index)) is not None:
+        evidence = self._saturated(index, later)
+        if evidence is None and (before := self._latest_saturated(index)) is not None:
             before_s = window.begin_s - before.begin_s
             more = f"{before.in_flight:,.0f} of them waited for each other"
-            saturated = f"{before_s:.0f} s before {more} at the endpoint"
-        if saturated is not None:
-            return Cause.ENDPOINT, "the endpoint", f"{full}, and {saturated}"
+            evidence = f"{before_s:.0f} s before {more} at the endpoint"
+        if evidence is not None:
+            return Cause.ENDPOINT, "the endpoint", f"{full}, and {evidence}"
         evidence = f"{full}, rows wait, and answers take no longer than at first"
         return Cause.CONCURRENCY, "the concurrency", f"{evidence} {self._times(later)}"
 

@@ -129,7 +129,7 @@ def _wave_s(lately: Sequence[_Point]) -> float:
     for point in lately:
         for use in point.window.limits:
             held[use.window_s] += use.held
-    longest_s = max(call_s, *(wave_s for wave_s, count in held.items() if count > samples / 4), 0)
+    longest_s = max([call_s, *(wave_s for wave_s, count in held.items() if count > samples / 4)])
     return longest_s if longest_s >= _LEAST_WAVE_S else 0.0
 
 

@@ -24,8 +24,9 @@ import msgspec
 from msgspec.structs import replace
 
 from redline.observe.binding import bindings
-from redline.observe.causes import Binding, Cause
+from redline.observe.causes import Cause
 from redline.observe.curve import Curve, Draws, around, combined, quantile
+from redline.observe.shares import summary_of
 from redline.observe.steady import Level, is_alike, level_of, levels_of, steady
 from redline.process import counted
 from redline.timeline import LimitUse, Prediction, RunFacts, RunHistory, Window, merged
@@ -98,7 +99,9 @@ def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
     if level is None:
         return _NOT_STEADY
     last = runs[-1]
-    cause, what = _bound(bindings(last.windows), lately)
+    begins = {window.begin_s for window in lately}
+    bound = summary_of([one for one in bindings(last.windows) if one.begin_s in begins]).shares[0]
+    cause = bound.cause
     if cause in (Cause.UNDETERMINED, Cause.NOTHING, Cause.DOWN):
         return _NOTHING_BINDS
     facts = last.facts.endpoints, last.facts.model
@@ -113,7 +116,7 @@ def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
         setting=setting_of(lately[-1].slots, whole.limits, len(last.facts.endpoints)),
         level=level,
         cause=cause,
-        caps=_caps(lately, level, what if cause is Cause.LIMIT else ""),
+        caps=_caps(lately, level, bound.what if cause is Cause.LIMIT else ""),
         others=_others(whole, level, cause),
         curve=Curve(levels) if is_enough else None,
     )
@@ -273,16 +276,6 @@ def _lately(windows: Sequence[Window]) -> list[Window]:
     found = steady(windows)
     since_s = found[-1].end_s - _LATELY_S if found else 0.0
     return [one for one in found if one.end_s > since_s and is_alike(one, found[-1])]
-
-
-def _bound(found: Sequence[Binding], lately: Sequence[Window]) -> tuple[Cause, str]:
-    """What bound for most of that time."""
-    begins = {window.begin_s for window in lately}
-    spans_s = defaultdict[tuple[Cause, str], float](float)
-    for one in found:
-        if one.begin_s in begins:
-            spans_s[one.cause, one.what] += one.span_s
-    return max(spans_s, key=lambda one: spans_s[one])
 
 
 def _caps(lately: Sequence[Window], level: Level, binding: str) -> dict[str, tuple[float, float]]:

@@ -26,14 +26,6 @@ from redline.timeline import (
 _LATELY_S, _LATENCY_S = 10.0, 60.0
 # A run writes a window each second.
 SILENT_S = 5.0
-# Fields of a status that are those of the last windows.
-_OF_LATELY = (
-    "in_flight",
-    "slots",
-    "waiting",
-    "retrying",
-    "parked_s",
-)
 
 State = Literal["running", "finished", "interrupted", "stopped", "dead"]
 
@@ -138,7 +130,11 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
         left=whole.totals.left,
         rows_per_s=(lately.done + lately.failed) / span_s,
         tokens_per_s=(lately.input_tokens + lately.output_tokens) / span_s,
-        **{name: getattr(lately, name) for name in _OF_LATELY},
+        in_flight=lately.in_flight,
+        slots=lately.slots,
+        waiting=lately.waiting,
+        retrying=lately.retrying,
+        parked_s=lately.parked_s,
         latency_p50_s=latency.quantile_s(0.5),
         latency_p95_s=latency.quantile_s(0.95),
         eta_s=estimate(windows).eta_s if state == "running" else None,

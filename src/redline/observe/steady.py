@@ -55,6 +55,8 @@ def level_of(windows: Sequence[Window]) -> Level | None:
     if answers < _LEAST_ANSWERS or whole.in_flight <= 0:
         return None
     mean_s, deviation_s = _mean_s(whole.latency)
+    if mean_s <= 0:
+        return None
     return Level(
         in_flight=whole.in_flight,
         # Some of the calls in flight end with an error.
@@ -90,7 +92,8 @@ def _is_steady(windows: Sequence[Window], index: int) -> bool:
         return False
     longest_s = max(_LEAST_S, window.latency.quantile_s(_MOST_CALLS) or 0.0)
     since_s = window.begin_s - longest_s
-    for before in reversed(windows[:index]):
+    for at in range(index - 1, -1, -1):
+        before = windows[at]
         if not before.samples or before.in_flight <= 0 or not is_alike(before, window):
             return False
         if before.begin_s <= since_s:

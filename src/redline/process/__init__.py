@@ -1,6 +1,6 @@
 """The process and its files: signals, threads, locks, durable writes, safe printing."""
 
-from redline.process.changes import Changes
+from redline.process.changes import Changes, end_tasks
 from redline.process.files import (
     GONE,
     LockedFile,
@@ -13,11 +13,13 @@ from redline.process.files import (
     telling,
     unwritable,
     write_all,
+    write_file,
 )
 from redline.process.loading import load_object
 from redline.process.open_files import raise_limit, raise_limit_fully
 from redline.process.output import (
     cells,
+    clipped,
     counted,
     duration,
     lasting,

@@ -1,9 +1,19 @@
-"""Waits for a state that other tasks of the event loop change."""
+"""Waits for other tasks of the event loop: for a state that they change, and for their end."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
+
+
+async def end_tasks(*tasks: asyncio.Future[Any] | None) -> None:
+    """Cancels the tasks, and returns when all of them are over. None: there is none to end."""
+    given = [task for task in tasks if task is not None]
+    for task in given:
+        task.cancel()
+    if given:
+        await asyncio.wait(given)
 
 
 class Changes:

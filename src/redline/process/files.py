@@ -52,7 +52,7 @@ class LockedFile:
         """Whether it is the file at `path`, which may have been replaced. Raises OSError."""
         try:
             return os.path.samestat(os.fstat(self.fd), path.stat())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     def close(self) -> None:
@@ -151,6 +151,11 @@ def replace_file(path: Path, write: Callable[[int], None]) -> None:
             beside.unlink(missing_ok=True)
             raise
         sync_name(path)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replaces the file at `path` by one with these bytes, as `replace_file` does."""
+    replace_file(path, lambda fd: write_all(fd, [data]))
 
 
 def drop_unfinished(path: Path) -> None:

@@ -59,6 +59,11 @@ def counted(number: int, one: str, many: str = "") -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def clipped(text: str, longest: int) -> str:
+    """Returns the text, cut to at most `longest` characters, of which the last are then `...`."""
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
 def duration(seconds: float) -> str:
     """Formats a duration: `under 0.1 s`, `4.2 s`, `42 s`, `3 m 05 s`, `2 h 07 m`, `3 d 04 h`."""
     if seconds < 0.1:

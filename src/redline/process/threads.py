@@ -47,8 +47,8 @@ class DaemonThreads(ThreadPoolExecutor):
                 thread = threading.Thread(
                     target=self._serve, name=f"{self._name}_{len(self._own)}", daemon=True
                 )
-                self._own.append(thread)
                 thread.start()
+                self._own.append(thread)
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:

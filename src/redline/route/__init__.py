@@ -13,4 +13,3 @@ from redline.route.health import Breaker
 from redline.route.member import PoolMember, Seat
 from redline.route.metrics_page import ServerFigures, read_metrics
 from redline.route.pool import MOVED, Pool
-from redline.route.traffic import Traffic

@@ -10,7 +10,7 @@ from redline.calls import Endpoint, HttpBackend, Shared
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, ReplyMemory, do_nothing
 from redline.clock import SYSTEM
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, check_known
 from redline.route.balance import STRATEGIES, strategy_of
 from redline.route.member import Seat
 from redline.route.pages import Pages
@@ -60,11 +60,7 @@ def intake_of(endpoints: Sequence[Endpoint]) -> ReplyMemory:
 
 def check_balance(name: str) -> None:
     """Raises ConfigError for a strategy that is not offered."""
-    if name not in STRATEGIES:
-        raise ConfigError(
-            f"unknown way to balance: {name}",
-            hint=nearest(name, STRATEGIES) or f"one of {', '.join(STRATEGIES)}",
-        )
+    check_known("way to balance", name, STRATEGIES)
 
 
 def check_endpoints(endpoints: Sequence[Endpoint]) -> None:

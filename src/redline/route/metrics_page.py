@@ -14,7 +14,6 @@ Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from itertools import islice
 
@@ -67,10 +66,27 @@ def _calls(text: bytes, name: bytes) -> int | None:
 
 def _values(text: bytes, name: bytes) -> Iterator[float]:
     """The values of the metric's lines, the first ones; NaN if a value is not a number."""
-    # A value contains no brace; a label may. A timestamp may follow the value.
-    line = rb"\n%b(?:\{(?:[^\n]*\})?|[ \t])([^\n]*)" % re.escape(name)
-    for found in islice(re.finditer(line, text), MOST_LINES):
-        try:
-            yield float(found[1].split(maxsplit=1)[0])
-        except (ValueError, IndexError):
-            yield math.nan
+    return map(_number, islice(_lines(text, name), MOST_LINES))
+
+
+def _lines(text: bytes, name: bytes) -> Iterator[bytes]:
+    """The metric's lines, each from its value on."""
+    at, start = 0, b"\n" + name
+    while (at := text.find(start, at)) >= 0:
+        at += len(start)
+        after = text[at : at + 1]
+        if after not in (b"{", b" ", b"\t"):
+            # Another metric whose name has the same beginning.
+            continue
+        end = text.find(b"\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        # A value contains no brace; a label may.
+        yield line[line.rfind(b"}") + 1 :] if after == b"{" else line
+
+
+def _number(line: bytes) -> float:
+    """A value, which may be followed by a timestamp."""
+    try:
+        return float(line.split(maxsplit=1)[0])
+    except (ValueError, IndexError):
+        return math.nan

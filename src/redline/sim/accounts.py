@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from redline.limits.rule import Rate
 from redline.sim.admission import KINDS, Admission, Rates
 
@@ -18,17 +20,19 @@ class Accounts:
 
     def __init__(self, rates: Rates, algorithm: str) -> None:
         self._algorithm = algorithm
-        # The least recently used one first.
-        self._accounts: dict[str, Admission] = {}
+        self._accounts: OrderedDict[str, Admission] = OrderedDict()
         self.rates: dict[str, list[Rate]] = {what: list(rates.get(what, ())) for what in KINDS}
         self.has_limits = any(self.rates.values())
 
     def of(self, key: str) -> Admission:
         """Returns the account of a key as in the `Authorization` header; empty for no key."""
-        account = self._accounts.pop(key, None) or Admission(self.rates, self._algorithm)
-        self._accounts[key] = account
-        if len(self._accounts) > _MOST_ACCOUNTS:
-            del self._accounts[next(iter(self._accounts))]
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._accounts[key] = Admission(self.rates, self._algorithm)
+            if len(self._accounts) > _MOST_ACCOUNTS:
+                self._accounts.popitem(last=False)
+        else:
+            self._accounts.move_to_end(key)
         return account
 
     def change(self, rates: Rates, now_s: float) -> None:

@@ -257,8 +257,9 @@ class Charge(msgspec.Struct, frozen=True, gc=False):
         """Returns the part of the charge that a limit of the kind `what` counts."""
         if what == "requests":
             return self.requests
-        inputs = 0 if what == "output-tokens" else self.input_tokens
-        return inputs if what == "input-tokens" else inputs + self.output_tokens
+        if what == "tokens":
+            return self.input_tokens + self.output_tokens
+        return self.input_tokens if what == "input-tokens" else self.output_tokens
 
 
 Rates = Mapping[str, Sequence[Rate]]
@@ -277,6 +278,11 @@ class Admission:
         self._limits: list[tuple[str, Rate, Window]] = [
             (what, rate, self._make(rate)) for what in KINDS for rate in rates.get(what, ())
         ]
+
+    @property
+    def rates(self) -> dict[str, list[Rate]]:
+        """The limits by kind, with every kind present."""
+        return {what: [rate for kind, rate, _ in self._limits if kind == what] for what in KINDS}
 
     def change(self, rates: Rates, now_s: float) -> None:
         """Replaces all limits of the kinds in `rates`; the other kinds stay.

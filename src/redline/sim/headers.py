@@ -22,8 +22,8 @@ def limit_headers(style: str, readings: Sequence[Reading], wall_s: float) -> dic
     if style == "azure":
         return _each(readings, "x-ratelimit-{part}-{what}", lambda reset_s: str(whole(reset_s)))
     if style == "anthropic":
-        names = "anthropic-ratelimit-{what}-{part}"
-        return _each(readings, names, lambda reset_s: rfc3339(wall_s + reset_s))
+        name = "anthropic-ratelimit-{what}-{part}"
+        return _each(readings, name, lambda reset_s: rfc3339(wall_s + reset_s))
     if style == "ietf":
         return _ietf(readings)
     requests = next((reading for reading in readings if reading.what == "requests"), None)
@@ -63,17 +63,14 @@ def retry_details(style: str, wait_s: float) -> list[dict[str, str]]:
     return [{"@type": kind, "retryDelay": f"{whole(wait_s)}s"}]
 
 
-def _each(readings: Sequence[Reading], names: str, reset: Callable[[float], str]) -> dict[str, str]:
-    """Returns three headers for each reading. reset: writes its reset_s."""
-    return {
-        names.format(part=part, what=each.what): text
-        for each in readings
-        for part, text in (
-            ("limit", str(each.limit)),
-            ("remaining", str(each.left)),
-            ("reset", reset(each.reset_s)),
-        )
-    }
+def _each(readings: Sequence[Reading], name: str, reset: Callable[[float], str]) -> dict[str, str]:
+    """Returns three headers for each reading. name: with places for `what` and `part`."""
+    headers = {}
+    for reading in readings:
+        headers[name.format(what=reading.what, part="limit")] = str(reading.limit)
+        headers[name.format(what=reading.what, part="remaining")] = str(reading.left)
+        headers[name.format(what=reading.what, part="reset")] = reset(reading.reset_s)
+    return headers
 
 
 def _ietf(readings: Sequence[Reading]) -> dict[str, str]:

@@ -30,6 +30,7 @@ class Blocks:
 
     def open(self) -> None:
         """Raises ConfigError if it cannot be opened."""
+        raise NotImplementedError
 
     def read(self, most_bytes: int) -> bytes:
         """The next 1 to `most_bytes` bytes; empty at the end, or once it is closed. Blocks.
@@ -47,6 +48,7 @@ class Blocks:
 
     def close(self) -> None:
         """Ends a waiting `read` soon; from any thread."""
+        raise NotImplementedError
 
 
 class FileBlocks(Blocks):

@@ -9,9 +9,9 @@ that gives as many fields as the header has, and otherwise literally: `"6 inch` 
 from __future__ import annotations
 
 import csv
+import re
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
 
 import msgspec
 
@@ -79,6 +79,16 @@ class _Feed:
         next(self)
         return self._problem
 
+    def skip_whole(self, whole: re.Pattern[bytes]) -> int:
+        """Skips available lines that are each a record by itself; the number that are not blank."""
+        lines, records = self._lines, 0
+        available = len(lines)
+        while lines and type(line := lines[0]) is bytes and (b'"' not in line or whole.match(line)):
+            records += line.strip(b"\r") != b""
+            lines.popleft()
+        self.line += available - len(lines)
+        return records
+
     def __iter__(self) -> _Feed:
         return self
 
@@ -145,9 +155,24 @@ class CsvRows(StreamRows):
         """
         try:
             feed = self._feed()
-            records = self._records(feed, len(self._header(feed)))
-            while rows := sum(1 for _ in islice(records, _COUNTED_AT_ONCE)):
-                yield rows
+            columns = len(self._header(feed))
+            # Three times as fast as csv. A line whose quotes are all closed is a record.
+            field = rb'(?:"(?:[^"]++|"")*+"|[^"%b]*+)' % self._delimiter.encode()
+            whole = re.compile(rb"%b(?:%b%b)*+\r?$" % (field, self._delimiter.encode(), field))
+            rows = 0
+            while not self._stream.is_closed:
+                rows += feed.skip_whole(whole)
+                if rows >= _COUNTED_AT_ONCE:
+                    yield rows
+                    rows = 0
+                feed.start_record()
+                try:
+                    rows += bool(self._fields(feed, columns))
+                except StopIteration:
+                    break
+                except csv.Error:
+                    rows += 1
+            yield rows
         finally:
             self.close()
 

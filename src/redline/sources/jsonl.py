@@ -114,13 +114,24 @@ class LineRows(StreamRows):
 
         Raises ConfigError as `batches` does.
         """
+        begun = _PartialLine(self._max_row_bytes)
         try:
-            for lines in split_lines(self._stream, self._max_row_bytes):
-                yield sum(
-                    isinstance(line, LongLine) or not line.isspace() for line in lines if line
-                )
+            for chunk in self._stream.chunks():
+                first, end = chunk.find(b"\n") + 1, chunk.rfind(b"\n") + 1
+                if end:
+                    begun.add(chunk[: first - 1])
+                    yield _is_row(begun.whole()) + self._count_whole(chunk[first:end])
+                    begun = _PartialLine(self._max_row_bytes)
+                begun.add(chunk[end:])
+            yield int(_is_row(begun.whole()))
         finally:
             self.close()
+
+    def _count_whole(self, lines: bytes) -> int:
+        """The number of rows in complete lines."""
+        blank = filter(bytes.isspace, BytesIO(lines))
+        skipped = sum(len(line) - 1 <= self._max_row_bytes for line in blank)
+        return lines.count(b"\n") - skipped
 
     def _batches(self) -> Iterator[list[Row]]:
         """Lists of rows from one chunk of at most 1 MB and the line begun before it."""
@@ -177,6 +188,11 @@ class LineRows(StreamRows):
     def _is_json_file(self) -> bool:
         path = self._stream.path
         return path is not None and ".json" in (suffix.lower() for suffix in path.suffixes[-2:])
+
+
+def _is_row(line: bytes | LongLine) -> bool:
+    """Whether the line is a row, good or bad, and not a blank line to be skipped."""
+    return isinstance(line, LongLine) or line.strip() != b""
 
 
 def _is_row_of_many(start: bytes) -> bool:

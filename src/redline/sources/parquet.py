@@ -57,7 +57,8 @@ class ArrowRows(BlockingRows):
 
     def check(self) -> None:
         """Raises CorruptInput if a local file was changed since it was opened."""
-        if not self._is_closed and not _stamps(self._seen).items() <= self._seen.items():
+        now = _stamps(self._seen)
+        if not self._is_closed and any(now[file] != self._seen[file] for file in now):
             raise CorruptInput(
                 f"{self.name} was changed while its rows were done",
                 hint="results are of the rows as they were read; run the same command again: it "
@@ -192,7 +193,8 @@ def _check_folder(path: Path, name: str) -> None:
         entries = sorted(islice(path.iterdir(), _MAX_LISTED))
     except OSError as error:
         raise ConfigError(f"cannot read the folder {name}: {error.strerror}") from error
-    if {path / "state.json", path / "dataset_info.json"} <= {*entries}:
+    names = {entry.name for entry in entries}
+    if {"state.json", "dataset_info.json"} <= names:
         return
     splits = [entry for entry in entries if (entry / "state.json").is_file()]
     if splits:

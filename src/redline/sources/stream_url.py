@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
-from urllib.parse import (
-    SplitResult,
-    parse_qsl,
-    unquote,
-    unquote_to_bytes,
-    urlencode,
-    urlsplit,
-)
+from urllib.parse import SplitResult, parse_qsl, unquote, unquote_to_bytes, urlencode, urlsplit
 
 import msgspec
 
@@ -95,6 +88,8 @@ def stream_of(place: object) -> StreamUrl | None:
         )
     tls = {key: value for key, value in options.items() if key in _TLS}
     server = f"{parts.scheme}://{parts.netloc}/{database}"
+    idle_s = _seconds(options.get("idle", "60s"), shown)
+    most_deliveries = _count(options.get("deliveries", "10"), shown)
     orphans = options.get("orphans", "keep")
     if orphans not in _ORPHANS:
         raise ConfigError(f"orphans of {shown} is one of {', '.join(_ORPHANS)}, not {orphans}")
@@ -104,8 +99,8 @@ def stream_of(place: object) -> StreamUrl | None:
         stream=name,
         group=options["group"].encode(),
         field=options.get("field") or "json",
-        idle_s=_seconds(options.get("idle", "60s"), shown),
-        most_deliveries=_count(options.get("deliveries", "10"), shown),
+        idle_s=idle_s,
+        most_deliveries=most_deliveries,
         claims_orphans=orphans == "claim",
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from redline.errors import ConfigError, RedlineError
+from redline.process import clipped
 from redline.store.url import ObjectUrl
 
 Kind = Literal["missing", "no_bucket", "denied", "credentials", "changed", "other"]
@@ -126,7 +127,7 @@ def _words(error: Exception) -> str:
     nothing = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
     line = (text.strip().splitlines() or [nothing])[0]
     line = line[:1].lower() + line[1:] if line[1:2].islower() else line
-    return line if len(line) <= _LONGEST_REASON else line[: _LONGEST_REASON - 3] + "..."
+    return clipped(line, _LONGEST_REASON)
 
 
 def _hint(url: ObjectUrl, kind: Kind) -> str:

@@ -14,7 +14,6 @@ from redline.timeline.history import (
     read_timeline,
     shortened,
 )
-from redline.timeline.phases import Ended
 from redline.timeline.prediction import Prediction
 from redline.timeline.recorder import Recorder
 from redline.timeline.records import (
@@ -25,8 +24,8 @@ from redline.timeline.records import (
     RunBegan,
     Tried,
 )
-from redline.timeline.sketch import EMPTY, LEAST_S, Sketch, merged_sketches, without
 from redline.timeline.sketch import ERROR as SKETCH_ERROR
+from redline.timeline.sketch import Sketch, merged_sketches, without
 from redline.timeline.spread import MOST_EXACT, Quantiles, Spread
 from redline.timeline.trace import RecordedRun, Trace, read_trace
 from redline.timeline.window import (

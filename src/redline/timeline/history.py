@@ -23,7 +23,7 @@ import msgspec
 
 from redline._version import __version__
 from redline.errors import ConfigError, JournalError
-from redline.process import drop_unfinished, replace_file, write_all
+from redline.process import drop_unfinished, write_all, write_file
 from redline.timeline.lines import Records
 from redline.timeline.prediction import Prediction
 from redline.timeline.window import Window, coarsened
@@ -259,7 +259,7 @@ class TimelineFile:
         with self._failing():
             timeline = shortened(read_timeline(self.path), now, _LEFT_BYTES)
             data = b"".join(map(_lines_of, timeline.runs))
-            replace_file(self.path, lambda fd: write_all(fd, [data]))
+            write_file(self.path, data)
             self.close()
             self._open()
 

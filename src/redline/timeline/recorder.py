@@ -9,7 +9,7 @@ from redline.calls.tokens import prefixes_of
 from redline.clock import SYSTEM, Clock
 from redline.timeline.records import CallEnded, CallsDropped, Record, RunBegan, Tried
 from redline.timeline.writer import TraceFile
-from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink
+from redline.waist import Around, Attempt, Backend, Call, Outcome, Request, Sink
 
 # The seconds of calls that a killed process may lose.
 _GROUP_S = 1.0
@@ -20,7 +20,7 @@ _MOST = 65_536
 _MICROS = 1e6
 
 
-class Recorder:
+class Recorder(Around):
     """A backend that records the calls of another in `file`, each second and in a thread.
 
     began: start of the run. If the file can no longer be written, calls continue without it, and
@@ -30,7 +30,7 @@ class Recorder:
     def __init__(
         self, inner: Backend, file: TraceFile, began: RunBegan, *, clock: Clock = SYSTEM
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._file = file
         self._clock = clock
         self._begun_s = clock.now_s()
@@ -41,9 +41,6 @@ class Recorder:
         self._writing: asyncio.Future[None] | None = None
         self._closing = asyncio.Event()
         self.failure: OSError | None = None
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._inner.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         arrived_s = self._clock.now_s()
@@ -57,7 +54,7 @@ class Recorder:
 
     async def aclose(self) -> None:
         try:
-            await self._inner.aclose()
+            await super().aclose()
         finally:
             self._closing.set()
             if self._writer is not None:

@@ -1,6 +1,17 @@
 """The types that all backends share: Request, Call, Reply, Outcome, Load, Sink and Backend."""
 
-from redline.waist.backend import COUNTED, Backend, Call, Chunk, Member, Outlet, Request, Sink
+from redline.waist.backend import (
+    COUNTED,
+    Around,
+    Backend,
+    Call,
+    Chunk,
+    Member,
+    Outlet,
+    Request,
+    Sink,
+    is_backend,
+)
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Health, Load
 from redline.waist.outcome import Attempt, Outcome, Reply, Status, failed

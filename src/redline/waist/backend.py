@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypedDict, TypeVar
 
 import msgspec
@@ -327,6 +328,25 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Closes connections and ends tasks. The backend cannot be used afterwards."""
+
+
+@dataclass(eq=False, repr=False)
+class Around:
+    """The base of backends around another one: its load, and its end."""
+
+    _inner: Backend
+
+    def load(self, now_s: float, request: Request | None = None) -> Load:
+        return self._inner.load(now_s, request)
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+def is_backend(thing: object) -> bool:
+    """Whether it is a Backend, rather than a function or a class."""
+    parts = (getattr(thing, name, None) for name in ("send", "load", "aclose"))
+    return not isinstance(thing, type) and all(map(callable, parts))
 
 
 class Member(Backend, Protocol):

@@ -398,6 +398,17 @@ def test_a_server_that_quotes_a_key_is_quoted_without_it(
     )
 
 
+@pytest.mark.parametrize("tail", ["", " and what follows it"])
+def test_a_key_is_hidden_behind_letters_that_are_longer_in_lower_case(tail: str) -> None:
+    async def story(backend: HttpBackend, server: RawServer) -> None:
+        outcome = await backend.send(ask(), Call())
+        assert isinstance(outcome.error, CallError)
+        assert outcome.error.what.endswith(f"\u0130\u0130\u0130 <key>{tail}")
+
+    body = {"error": {"message": f"\u0130\u0130\u0130 sk-planted-4711{tail}"}}
+    play(in_turn(answer(body, 400)), story, api_key="sk-planted-4711")
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("piece", ["\\", "\\u005c", "%255c"])
 def test_a_body_of_escapes_is_masked_in_time_by_its_length(piece: str) -> None:

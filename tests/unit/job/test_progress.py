@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import math
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,7 @@ from redline.job.show import (
 )
 from redline.job.work import Outages, Spent, Tally
 from redline.journal import Brief, all_flawed
-from redline.process import duration
+from redline.process import duration, end_tasks
 from redline.testing import ManualClock, virtual_run
 from redline.timeline import Totals, Window
 from redline.waist import CacheUse
@@ -413,6 +414,25 @@ def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPa
     assert "in.jsonl" in text
     assert "25.0 %" in text
     assert "1 of 4 done      0 failed" in text
+
+
+def test_a_logger_may_keep_a_lock_for_each_stream_while_the_view_is_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+
+    async def main() -> None:
+        showing = asyncio.create_task(TerminalProgress(io.StringIO()).show(view(4)))
+        await asyncio.sleep(1.0)
+        assert sys.stdout is not terminal
+        locks = {sys.stdout: "lock", terminal: "another"}
+        assert locks[sys.stdout] == "lock"
+        await end_tasks(showing)
+
+    virtual_run(main())
+    assert sys.stdout is terminal
 
 
 def test_what_is_spent_and_what_all_will_cost() -> None:

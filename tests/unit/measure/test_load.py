@@ -251,6 +251,20 @@ def test_a_target_that_only_fails_is_given_up() -> None:
     assert "ValueError: no" in reason.what
 
 
+@pytest.mark.parametrize("defect", [ValueError, BaseException])
+def test_a_defect_of_a_scheduled_call_ends_the_load_and_is_raised(
+    defect: type[BaseException],
+) -> None:
+    def fails(number: int) -> Answer:
+        raise defect("a defect")
+
+    server = Server(0.1)
+    server.outcome = fails
+    with pytest.raises(defect, match="a defect"):
+        measure(server, scheduled(10.0, 60.0))
+    assert len(server.asked) == 1
+
+
 def test_an_error_that_no_call_can_get_around_ends_the_load() -> None:
     refused = Refused("the endpoint refused the key: HTTP 401")
     server = Server(0.1)

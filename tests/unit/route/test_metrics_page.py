@@ -89,6 +89,16 @@ def test_a_page_of_something_else_has_no_figures(page: bytes) -> None:
     assert read_metrics(page) is None
 
 
+def test_a_label_that_is_not_closed_has_no_value() -> None:
+    page = REDLINE.replace(b"running 4", b"running{ 5")
+    assert read_metrics(page) is None
+
+
+def test_lines_of_another_metric_take_no_place() -> None:
+    others = b"redline_requests_running_by_model 1\n" * 1_000
+    assert read_metrics(others + REDLINE) == ServerFigures(4, 0)
+
+
 @given(page=st.binary() | st.lists(st.sampled_from(REDLINE.split(b" "))).map(b" ".join))
 def test_no_page_fails(page: bytes) -> None:
     read_metrics(page)

@@ -15,12 +15,14 @@ import pytest
 
 from redline.errors import ConfigError
 from redline.sources import (
+    MAX_ROW_BYTES,
     ByteStream,
     CorruptInput,
     FileBlocks,
     LongLine,
     Row,
     open_source,
+    row_counts,
     split_lines,
 )
 from redline.sources import jsonl as lines_module
@@ -63,6 +65,16 @@ class TestRows:
             (1, 2, {"a": 1}, b'{"a": 1}'),
             (2, 5, {"a": 2}, b'{"a": 2}'),
         ]
+
+    def test_a_blank_line_above_the_size_limit_is_a_bad_row_and_counted(
+        self, tmp_path: Path
+    ) -> None:
+        long = b" " * (MAX_ROW_BYTES + 1)
+        rows = rows_in(tmp_path, long + b"\n" + long[1:] + b'\n\n{"a": 1}\n' + long)
+        assert [r.data for r in rows] == [None, {"a": 1}, None]
+        counts = row_counts(tmp_path / "in.jsonl")
+        assert counts is not None
+        assert sum(counts) == 3
 
     def test_the_last_line_needs_no_newline(self, tmp_path: Path) -> None:
         assert [r.data for r in rows_in(tmp_path, b'{"a":1}\n{"a":2}')] == [{"a": 1}, {"a": 2}]

@@ -75,6 +75,7 @@ WRONG = {
     "redis://host/s?group=g&idle=soon": "idle of redis://host/s must be a time",
     "redis://host/s?group=g&deliveries=0": "deliveries of redis://host/s must be a whole number",
     "redis://host/s?group=g&orphans=yes": "orphans of redis://host/s is one of keep, claim",
+    "redis://host/s?group=g&idle=x&orphans=yes": "idle of redis://host/s must be a time",
     f"redis://me:{SECRET}@host:x/s?group=g": "has no port that is one",
     f"redis://me:{SECRET}/@host/s?group=g": "an @ behind the host",
     f"redis://me:{SECRET}?@host/s?group=g": "an @ behind the host",

@@ -20,7 +20,7 @@ from redline.apis import chat
 from redline.apis.choices import text_of
 from redline.apis.error_inside import is_error_event, judge_choice, judge_error
 from redline.apis.event_stream import DONE, ErrorData, EventParser, event_bytes
-from redline.apis.loose_json import PairJoiner, clean, decoded
+from redline.apis.loose_json import PairJoiner, clean, decoded_or_text
 from redline.apis.messages.answers import opening, stop_of, tool_use, usage_of
 from redline.apis.streams import read_event
 from redline.errors import BadReply
@@ -68,7 +68,7 @@ class MessageStream:
             elif event == DONE:
                 self._is_done = True
             elif isinstance(event, ErrorData):
-                raise _judged(event)
+                raise judge_error(decoded_or_text(event), {}, 0.0)
             else:
                 out.append(self.take(read_event(event)[0]))
         return b"".join(out)
@@ -179,30 +179,39 @@ _LAST = ("finish_reason", "stop_reason", "matched_stop")
 _THOUGHTS = ("reasoning_content", "reasoning", "reasoning_details")
 
 
-class _Text:
-    """A block of text that is open."""
+class _Block:
+    """A block that is open."""
 
     def __init__(self, index: int) -> None:
         self._index = index
         self._joiner = PairJoiner()
 
-    def add(self, text: str) -> Iterator[bytes]:
-        if text := self._joiner.add(text):
-            yield _delta(self._index, {"type": "text_delta", "text": text})
+    def _delta(self, delta: Object) -> bytes:
+        return _named("content_block_delta", index=self._index, delta=delta)
 
     def close(self) -> Iterator[bytes]:
-        if rest := self._joiner.end():
-            yield _delta(self._index, {"type": "text_delta", "text": rest})
         yield _named("content_block_stop", index=self._index)
 
 
-class _Call:
+class _Text(_Block):
+    """A block of text."""
+
+    def add(self, text: str) -> Iterator[bytes]:
+        if text := self._joiner.add(text):
+            yield self._delta({"type": "text_delta", "text": text})
+
+    def close(self) -> Iterator[bytes]:
+        if rest := self._joiner.end():
+            yield self._delta({"type": "text_delta", "text": rest})
+        yield from super().close()
+
+
+class _Call(_Block):
     """A tool call, and whether its arguments are a whole JSON value."""
 
     def __init__(self, index: int, name: Any) -> None:
-        self._index = index
+        super().__init__(index)
         self._name = name
-        self._joiner = PairJoiner()
         self._depth = 0
         self._is_quoted = self._is_escaped = self._is_closed = False
         self.is_whole = False
@@ -221,11 +230,11 @@ class _Call:
             return
         if arguments := self._joiner.add(arguments):
             self._scan(arguments)
-            yield _delta(self._index, {"type": "input_json_delta", "partial_json": arguments})
+            yield self._delta({"type": "input_json_delta", "partial_json": arguments})
 
     def close(self) -> Iterator[bytes]:
         self._is_closed = True
-        yield _named("content_block_stop", index=self._index)
+        yield from super().close()
 
     def _scan(self, text: str) -> None:
         at = 0
@@ -247,21 +256,9 @@ class _Call:
                 self.is_whole = self._depth <= 0
 
 
-def _judged(event: bytes) -> Exception:
-    try:
-        value = decoded(event)
-    except (ValueError, RecursionError):
-        value = event.decode("utf-8", "replace")
-    return judge_error(value, {}, 0.0)
-
-
 def _named(name: str, **fields: Any) -> bytes:
     event = {"type": name, **fields}
     try:
         return event_bytes(event, name)
     except UnicodeEncodeError:
         return event_bytes(clean(event), name)
-
-
-def _delta(index: int, delta: Object) -> bytes:
-    return _named("content_block_delta", index=index, delta=delta)

@@ -125,7 +125,7 @@ class Batch:
             return [members[half:], members[:half]]
         is_mixed = len({member.call.tenant for member in members}) > 1
         for member in members:
-            own_error = _for_any(error) if is_mixed else _copy_of(error)
+            own_error = _copy_of(error, for_any=is_mixed)
             _answer(member, msgspec.structs.replace(outcome, error=own_error))
         return []
 
@@ -195,16 +195,15 @@ def _is_of_items(error: CallError | NoEndpoint) -> bool:
     return isinstance(error, Rejected) and error.status in _OF_ITEMS
 
 
-def _copy_of(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
-    """Returns a copy for one member, whose caller may change it."""
-    own = copy.copy(error)
-    own.__cause__ = error.__cause__
-    return own
+def _copy_of(error: CallError | NoEndpoint, *, for_any: bool) -> CallError | NoEndpoint:
+    """Returns a copy for one member, whose caller may change it.
 
-
-def _for_any(error: CallError | NoEndpoint) -> CallError | NoEndpoint:
-    """Returns the error without the endpoint's words, which may quote another tenant's request."""
+    for_any: without the endpoint's words, which may quote another tenant's request.
+    """
     own = copy.copy(error)
+    if not for_any:
+        own.__cause__ = error.__cause__
+        return own
     status = error.status if isinstance(error, CallError) else None
     own.what = f"the call failed: {error.kind}" + (f", HTTP {status}" if status else "")
     own.args = (own.what,)

@@ -15,20 +15,18 @@ from redline.calls.batching import functions, lists
 from redline.calls.batching.batch import Batch, ended_early
 from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.functions import ListFunction, is_async
-from redline.calls.batching.parts import Member, Part
+from redline.calls.batching.parts import Lists, Member, Part
 from redline.calls.batching.rule import BatchBounds, Queue, Rule, Why
 from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, TimedOut
-from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed
+from redline.waist import Backend, Call, Health, Load, Outcome, Request, Sink, failed, is_backend
 
 # Batches in flight to an endpoint or a coroutine function. A plain function is called by one thread
 # at a time unless the caller asks for more: few models support several threads.
 _IN_FLIGHT = 8
 _FORM = "give an endpoint, a backend, or a function of a list"
-# The time of what runs before the event loop waits for anything.
-_THIS_TURN = -math.inf
 
 
 class DynamicBatcher:
@@ -66,18 +64,17 @@ class DynamicBatcher:
         self._most = max_in_flight
         self._is_function = function is not None
         if function is not None:
-            inner = ListFunction(
+            self._inner: Backend = ListFunction(
                 function,
                 executor=executor,
                 threads=max_in_flight,
                 call_s=self._bounds.call_s,
                 clock=clock,
             )
-            self._inner: Backend = inner
-            self._lists = functions.lists_of(inner)
+            self._lists = Lists(self._inner, functions.part_of, functions.joined, functions.split)
         else:
             self._inner = _backend_of(answers)
-            self._lists = lists.lists_of(self._inner)
+            self._lists = Lists(self._inner, lists.part_of, lists.joined, lists.split)
         self.label = self.__name__ = getattr(self._inner, "label", type(self._inner).__name__)
         self._clock = clock
         self._queue = Queue(self._rule)
@@ -86,8 +83,8 @@ class DynamicBatcher:
         # What it counts; `figures` adds its current state.
         self._figures = BatchFigures()
         # The next call of `_send_due`, and its time by the loop.
-        self._turn: asyncio.Handle | None = None
-        self._turn_s = _THIS_TURN
+        self._turn: asyncio.TimerHandle | None = None
+        self._turn_s = 0.0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -238,17 +235,16 @@ class DynamicBatcher:
             self._come_back(0.0)
 
     def _come_back(self, after_s: float) -> None:
-        """Schedules `_send_due` in `after_s` seconds, unless it is due by then."""
+        """Schedules `_send_due` in `after_s` seconds, unless it is due by then.
+
+        In 0 seconds is in the loop's next turn.
+        """
         loop = asyncio.get_running_loop()
-        due_s = loop.time() + after_s if after_s > 0 else _THIS_TURN
-        if self._turn is not None and self._turn_s <= due_s:
-            return
-        self._stop_timer()
-        self._turn_s = due_s
-        if after_s > 0:
+        due_s = loop.time() + after_s
+        if self._turn is None or due_s < self._turn_s:
+            self._stop_timer()
+            self._turn_s = due_s
             self._turn = loop.call_later(after_s, self._send_due)
-        else:
-            self._turn = loop.call_soon(self._send_due)
 
     def _stop_timer(self) -> None:
         turn, self._turn = self._turn, None
@@ -261,16 +257,11 @@ def _function_of(answers: object) -> Callable[..., Any] | None:
 
     Raises ConfigError for any other object.
     """
-    if isinstance(answers, Endpoint | str) or _is_backend(answers):
+    if isinstance(answers, Endpoint | str) or is_backend(answers):
         return None
     if isinstance(answers, type) or not callable(answers):
         raise ConfigError(f"{answers!r:.100} cannot answer lists", hint=_FORM)
     return answers
-
-
-def _is_backend(answers: object) -> bool:
-    parts = (getattr(answers, name, None) for name in ("send", "load", "aclose"))
-    return not isinstance(answers, type) and all(map(callable, parts))
 
 
 def _backend_of(answers: Any) -> Backend:

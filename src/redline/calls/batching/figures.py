@@ -5,10 +5,6 @@ from __future__ import annotations
 import msgspec
 
 
-def _no_batches() -> dict[str, int]:
-    return {"full": 0, "waited": 0, "idle": 0}
-
-
 class BatchFigures(msgspec.Struct, kw_only=True):
     """The current state of a batcher, and its counts since it was made.
 
@@ -27,7 +23,9 @@ class BatchFigures(msgspec.Struct, kw_only=True):
     items: int = 0
     places: int = 0
     sizes: dict[int, int] = {}
-    closed: dict[str, int] = msgspec.field(default_factory=_no_batches)
+    closed: dict[str, int] = msgspec.field(
+        default_factory=lambda: {"full": 0, "waited": 0, "idle": 0}
+    )
     waited_s: float = 0.0
     divided: int = 0
     alone: int = 0

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from redline.calls.batching.parts import Lists, Part
+from redline.calls.batching.parts import Part
 from redline.calls.client import call_error_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, BadRow, CallError, NoEndpoint, Rejected
@@ -123,11 +123,6 @@ class ListFunction:
             return listed(await result, len(items), self.label)
         assert isinstance(result, list)
         return result
-
-
-def lists_of(function: ListFunction) -> Lists:
-    """Returns the functions that join single items into lists for `function`."""
-    return Lists(backend=function, part_of=part_of, joined=joined, split=split)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

@@ -11,20 +11,21 @@ of an answer is returned as it came, except for its index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from redline.apis import api_of, chat, number, stated_tokens
 from redline.apis import replies as apis
-from redline.calls.batching.parts import Lists, Part
+from redline.calls.batching.parts import Part
 from redline.calls.batching.usage import added_usage, split_usage
 from redline.errors import BadReply, CallError, NoEndpoint
-from redline.waist import Backend, Call, Outcome, Reply, Request, failed
+from redline.waist import Call, Outcome, Reply, Request, failed
 
+T = TypeVar("T")
 Fields = dict[str, msgspec.Raw]
 
 
@@ -64,11 +65,6 @@ def form_of(url: str) -> ListForm | None:
         return None
     path = url.partition("?")[0].rstrip("/")
     return next((form for form in FORMS if path.endswith(form.ending)), None)
-
-
-def lists_of(backend: Backend) -> Lists:
-    """Returns the functions that join requests into lists for a backend of the APIs above."""
-    return Lists(backend=backend, part_of=part_of, joined=joined, split=split)
 
 
 def part_of(request: Request, call: Call) -> Part | None:
@@ -174,14 +170,13 @@ def _answers(fields: Fields, form: ListForm) -> int | None:
 def _split_body(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError | NoEndpoint]:
     form = form_of(parts[0].request.url)
     assert form is not None
-    asked = sum(part.count * part.answers for part in parts)
+    asked = sum(part.asked for part in parts)
     try:
         whole = _FIELDS.decode(reply.body)
         answers = _in_order(_OBJECTS.decode(whole.get(form.answers, _NONE)), form, asked)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadReply(f"the answer cannot be split: {error}") from error
-    ends = _ends(parts)
-    slices = [answers[begin:end] for begin, end in pairwise(ends)]
+    slices = _slices(parts, answers)
     usages = _usages(parts, slices, _usage_of(whole))
     found: list[Reply | CallError | NoEndpoint] = []
     for part, own, usage in zip(parts, slices, usages, strict=True):
@@ -253,19 +248,19 @@ def _read(request: Request, body: bytes, reply: Reply) -> Reply | CallError | No
 def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError | NoEndpoint]:
     """Splits the reply of a backend that gives an output and no body."""
     output = reply.output
-    ends = _ends(parts)
-    if not isinstance(output, list) or len(output) != ends[-1]:
-        raise _miscounted(ends[-1], len(output) if isinstance(output, list) else 1)
+    asked = sum(part.asked for part in parts)
+    if not isinstance(output, list) or len(output) != asked:
+        raise _miscounted(asked, len(output) if isinstance(output, list) else 1)
     reasons = reply.finish_reasons
-    has_each = len(reasons) == len(output)
-    slices = [output[begin:end] for begin, end in pairwise(ends)]
+    if len(reasons) != asked:
+        reasons = [reasons[0]] * asked
+    slices = _slices(parts, output)
     usages: list[Any] = [None for _ in parts]
     if reply.usage is not None:
         reads = [_length(part) for part in parts]
         usages = split_usage(reply.usage, reads, [len(str(own)) for own in slices])
     found: list[Reply | CallError | NoEndpoint] = []
-    for own, (begin, end), usage in zip(slices, pairwise(ends), usages, strict=True):
-        ended = reasons[begin:end] if has_each else [reasons[0]] * len(own)
+    for own, ended, usage in zip(slices, _slices(parts, reasons), usages, strict=True):
         is_one = len(own) == 1
         read, written = stated_tokens(usage) if usage is not None else (None, None)
         found.append(
@@ -281,9 +276,7 @@ def _split_output(parts: Sequence[Part], reply: Reply) -> list[Reply | CallError
     return found
 
 
-def _ends(parts: Sequence[Part]) -> list[int]:
-    """Returns the offsets of the parts' answers: 0, and the end of each part's."""
-    ends = [0]
-    for part in parts:
-        ends.append(ends[-1] + part.count * part.answers)
-    return ends
+def _slices(parts: Sequence[Part], answers: Iterable[T]) -> list[list[T]]:
+    """Returns each part's own answers, which come in the order of the parts."""
+    left = iter(answers)
+    return [list(islice(left, part.asked)) for part in parts]

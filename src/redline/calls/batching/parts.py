@@ -25,6 +25,11 @@ class Part(msgspec.Struct, frozen=True):
     items: tuple[Any, ...]
     answers: int = 1
 
+    @property
+    def asked(self) -> int:
+        """The number of answers to all of its items."""
+        return self.count * self.answers
+
 
 class Member(msgspec.Struct, eq=False):
     """A request that waits for its batch, or for the answer of it.
@@ -41,7 +46,7 @@ class Member(msgspec.Struct, eq=False):
     on_leave: Callable[[], None] | None = None
 
 
-class Lists(msgspec.Struct, frozen=True, kw_only=True):
+class Lists(msgspec.Struct, frozen=True):
     """A backend of lists, and the functions that join requests for it and split its answers.
 
     part_of: returns a request's part, None if it must be sent alone. joined: returns one request

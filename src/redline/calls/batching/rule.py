@@ -16,7 +16,6 @@ that has more items than a batch is sent alone, as it came.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Hashable, Iterator
 from typing import Literal
@@ -191,13 +190,12 @@ class Queue:
         taken: list[tuple[list[Member], Why]] = []
         if not free or not self._groups:
             return taken
-        due = list(self._due(now_s))
-        heapq.heapify(due)
-        while due and len(taken) < free:
-            _, why, group = heapq.heappop(due)
+        while len(taken) < free:
+            due = min(self._due(now_s), default=None)
+            if due is None:
+                break
+            _, why, group = due
             taken.append((self._close(group), why))
-            if group.members and (again := self._why(group, now_s)) is not None:
-                heapq.heappush(due, (_rank(group.head()), again, group))
         if not (taken or in_flight) and not self._company.is_expected(now_s):
             group = min(self._groups.values(), key=lambda group: _rank(group.head()))
             taken.append((self._close(group), "idle"))

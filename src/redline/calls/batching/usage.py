@@ -34,14 +34,27 @@ def split_usage(
     usage: Mapping[str, Any], reads: Sequence[int], writes: Sequence[int]
 ) -> list[dict[str, Any]]:
     """Returns the usage of each request. reads, writes: lengths of its inputs and answers."""
-    parts: list[dict[str, Any]] = [{} for _ in reads]
     both = [read + write for read, write in zip(reads, writes, strict=True)]
-    for name, value in usage.items():
-        weights = writes if _has(name, _WRITTEN) else reads if _has(name, _READ) else both
-        for part, share in zip(parts, _shares(value, weights), strict=True):
-            part[name] = share
+    shares = {
+        name: _shares(value, _weights(name, reads, writes, both)) for name, value in usage.items()
+    }
+    parts = _by_part(shares, len(reads))
     _add_up(usage, parts)
     return parts
+
+
+def _weights(
+    name: str, reads: Sequence[int], writes: Sequence[int], both: Sequence[int]
+) -> Sequence[int]:
+    """Returns the lengths by which a count of this name is divided."""
+    if name.startswith(_WRITTEN):
+        return writes
+    return reads if name.startswith(_READ) else both
+
+
+def _by_part(shares: Mapping[str, Sequence[Any]], parts: int) -> list[dict[str, Any]]:
+    """Returns each part's own share of every value."""
+    return [{name: each[part] for name, each in shares.items()} for part in range(parts)]
 
 
 def added_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -61,11 +74,8 @@ def added_usage(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _shares(value: Any, weights: Sequence[int]) -> list[Any]:
     if isinstance(value, Mapping):
-        parts: list[dict[str, Any]] = [{} for _ in weights]
-        for name, inner in value.items():
-            for part, share in zip(parts, _shares(inner, weights), strict=True):
-                part[name] = share
-        return parts
+        shares = {name: _shares(inner, weights) for name, inner in value.items()}
+        return _by_part(shares, len(weights))
     if type(value) is int and value >= 0:
         return apportioned(value, weights)
     if type(value) is float:
@@ -76,15 +86,13 @@ def _shares(value: Any, weights: Sequence[int]) -> list[Any]:
 
 def _add_up(usage: Mapping[str, Any], parts: list[dict[str, Any]]) -> None:
     """Sets each part's total_tokens to the sum of its counts, if the whole's total is that sum."""
-    names = [name for name in usage if _has(name, _WRITTEN + _READ) and type(usage[name]) is int]
+    names = [
+        name for name in usage if name.startswith(_WRITTEN + _READ) and type(usage[name]) is int
+    ]
     total = usage.get("total_tokens")
     if type(total) is int and names and total == sum(usage[name] for name in names):
         for part in parts:
             part["total_tokens"] = sum(part[name] for name in names)
-
-
-def _has(name: str, words: Sequence[str]) -> bool:
-    return name.startswith(tuple(words))
 
 
 def _is_number(value: Any) -> bool:

@@ -25,7 +25,7 @@ from redline.calls.cache.store import AnswerStore
 from redline.calls.http import whole_chunk
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, NoEndpoint, TimedOut
-from redline.waist import Backend, CacheUse, Call, Load, Outcome, Reply, Request, Sink, failed
+from redline.waist import Around, Backend, CacheUse, Call, Outcome, Reply, Request, Sink, failed
 
 _LATE = "raise --row-deadline"
 # Finish reasons of a whole answer. Answers with another one, such as length, content_filter,
@@ -55,7 +55,7 @@ class _Found(NamedTuple):
 _Flight = asyncio.Future[_Found | None]
 
 
-class Cached:
+class Cached(Around):
     """A backend that caches answers. Outermost: a hit costs no attempt and no limit.
 
     identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
@@ -74,7 +74,7 @@ class Cached:
         use: CacheUse | None = None,
         ttl_s: float = math.inf,
     ) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._ttl_s = ttl_s
         self._store = store
         self._identity = identity
@@ -82,9 +82,6 @@ class Cached:
         self._clock = clock
         self._use = use or CacheUse()
         self._flights: dict[bytes, _Flight] = {}
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._inner.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         key = self._key(request, call)
@@ -110,7 +107,7 @@ class Cached:
         try:
             await self._store.aclose()
         finally:
-            await self._inner.aclose()
+            await super().aclose()
 
     def _key(self, request: Request, call: Call) -> bytes | None:
         """Returns the request's key; None if the request must be sent each time."""

@@ -122,9 +122,8 @@ class BatchApi:
 
     async def delete(self, file_id: str) -> None:
         """Deletes the file at the provider, in one attempt."""
-        await self._asked(
-            self._small, Request(method="DELETE", url=f"{FILES}/{file_id}"), _Anything
-        )
+        request = Request(method="DELETE", url=f"{FILES}/{file_id}")
+        await self._asked(self._small, request, dict)
 
     def pause_s(self, attempt: int, error: Retryable) -> float:
         """Returns the seconds to wait after a failed attempt. attempt: its number, from 0."""
@@ -148,10 +147,6 @@ class BatchApi:
                 where=f"endpoint {outcome.endpoint}",
                 hint="--via batch needs an endpoint with OpenAI's Batch API",
             ) from error
-
-
-class _Anything(msgspec.Struct):
-    """Any JSON object."""
 
 
 def _form(boundary: str, name: str, data: bytes) -> bytes:

@@ -9,19 +9,19 @@ import msgspec
 from redline.clock import SYSTEM, Clock
 from redline.errors import TimedOut
 from redline.limits import Slots
-from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
+from redline.waist import Around, Backend, Call, Load, Outcome, Request, Sink, failed
 
 
-class Bounded:
+class Bounded(Around):
     """A backend with at most `most` calls at once; others wait by priority, then arrival."""
 
     def __init__(self, backend: Backend, most: int, clock: Clock = SYSTEM) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._slots = Slots(most)
         self._clock = clock
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        load, slots = self._backend.load(now_s, request), self._slots
+        load, slots = super().load(now_s, request), self._slots
         if slots.is_free:
             return msgspec.structs.replace(load, slots=slots.count)
         return msgspec.structs.replace(
@@ -40,9 +40,6 @@ class Bounded:
             except TimedOut as late:
                 return failed(late)
         try:
-            return await self._backend.send(request, call, sink)
+            return await self._inner.send(request, call, sink)
         finally:
             self._slots.release()
-
-    async def aclose(self) -> None:
-        await self._backend.aclose()

@@ -11,6 +11,7 @@ from redline.calls.http import HttpBackend, refuse_partial
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM
 from redline.errors import Rejected
+from redline.process import end_tasks
 from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink
 
 # Chunks read ahead of a slow reader; beyond that, reading from the connection pauses.
@@ -75,8 +76,7 @@ class Client:
             if outcome.error is not None:
                 raise outcome.error
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            await end_tasks(task)
 
     async def aclose(self) -> None:
         await self._backend.aclose()

@@ -33,7 +33,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
-from redline.waist import Attempt, Backend, Call, Load, Outcome, Request, Sink, failed
+from redline.waist import Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
 # When every endpoint of a pool fails for a moment, a row must not spend all its retries in it.
@@ -148,7 +148,7 @@ class _History(msgspec.Struct):
         return self.blamed + self.limited + self.outages
 
 
-class Retry:
+class Retry(Around):
     """A backend that retries transient failures of another one."""
 
     def __init__(
@@ -160,7 +160,7 @@ class Retry:
         listener: Listener = SILENCE,
         seed: int | None = None,
     ) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._policy = policy if policy is not None else RetryPolicy()
         self._clock = clock
         self._listener = listener
@@ -170,9 +170,6 @@ class Retry:
         self._succeeded = 0
         self._failed = 0
 
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._backend.load(now_s, request)
-
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
         if call.requests:
@@ -180,7 +177,7 @@ class Retry:
         history: _History | None = None
         while True:
             attempts = call.attempts = call.attempts + 1
-            outcome = await self._backend.send(request, call, sink)
+            outcome = await self._inner.send(request, call, sink)
             outcome.attempts = attempts
             if history is not None:
                 outcome.tried = (history.tried + outcome.tried)[-_MOST_TRIED:]
@@ -218,9 +215,6 @@ class Retry:
                 call.again_s = -math.inf
                 self._listener.on_event(RetryStarted(self._clock.now_s()))
 
-    async def aclose(self) -> None:
-        await self._backend.aclose()
-
     def _is_final(self, error: Retryable, history: _History) -> bool:
         """Whether the row is given up. Adds the reason to the error if the row is to blame."""
         most = self._policy.max_retries
@@ -257,7 +251,7 @@ class Retry:
         jitter_s = self._random.uniform(0, ceiling_s)
         if is_unreachable(error):
             # The endpoint states when to try another connection; jitter spreads the rows.
-            pause_s = self._backend.load(now_s).parked_until_s - now_s
+            pause_s = self._inner.load(now_s).parked_until_s - now_s
             return min(max(0.0, pause_s), self._policy.cap_s) + min(jitter_s, 1.0)
         if isinstance(error, RateLimited) and error.retry_after_s:
             return error.retry_after_s

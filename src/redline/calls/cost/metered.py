@@ -26,7 +26,7 @@ from redline.calls.cost.spending import NOTHING, Amount, Spending, dollars_text
 from redline.calls.tokens import TokenEstimator, Worst, worst_of
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadRow, BudgetSpent, CallError, Unpriced
-from redline.waist import Backend, Call, Load, Outcome, Reply, Request, Sink, failed
+from redline.waist import Around, Backend, Call, Load, Outcome, Reply, Request, Sink, failed
 
 _FREE = Price(input=0, cached_input=0, output=0)
 # A gateway timed out; the model behind it may still have answered, and been paid for that.
@@ -49,7 +49,7 @@ class _Attempt(msgspec.Struct):
     writes: int = 0
 
 
-class Metered:
+class Metered(Around):
     """A backend that sends only what `spending` has room for, and counts what each call costs.
 
     account: updated before each write and after each settlement; None for no record.
@@ -65,9 +65,9 @@ class Metered:
         account: Account | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        super().__init__(backend)
         self.spending = spending
         self._account = account
-        self._backend = backend
         self._prices = prices
         self._clock = clock
         self._estimator = TokenEstimator()
@@ -85,7 +85,7 @@ class Metered:
         self._elsewhere = NOTHING
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        load = self._backend.load(now_s, request)
+        load = super().load(now_s, request)
         if not self.waiting and not self._is_spent:
             return load
         return msgspec.structs.replace(
@@ -108,7 +108,7 @@ class Metered:
         call.refused = 0
         call.on_write = lambda: self._write(attempt, call)
         try:
-            outcome = await self._backend.send(request, call, sink)
+            outcome = await self._inner.send(request, call, sink)
         finally:
             call.on_write = None
             if sending is not None:
@@ -118,9 +118,6 @@ class Metered:
         if waited_since_s is not None:
             outcome.was_queued(waited_since_s)
         return outcome
-
-    async def aclose(self) -> None:
-        await self._backend.aclose()
 
     def batched(self, request: Request) -> Amount:
         """Returns the most that the request can cost in a batch. Raises CallError if unknown."""
@@ -149,8 +146,7 @@ class Metered:
 
     def _attempt(self, request: Request) -> _Attempt:
         """Returns an attempt with its worst case. Raises CallError if that is unknown."""
-        body = request.body
-        model = body.get("model") if isinstance(body, dict) else None
+        model = request.model
         price = self._prices.find(model)
         if price is None:
             if self.spending.allowance.picodollars is not None:
@@ -274,9 +270,7 @@ class Metered:
             return attempt.worst
         hidden = usage.input_tokens - attempt.bound.input_tokens
         self._hidden_tokens = max(self._hidden_tokens, hidden)
-        body = request.body
-        model = body.get("model") if isinstance(body, dict) else None
-        price = self._prices.at(outcome.endpoint, model) or attempt.price
+        price = self._prices.at(outcome.endpoint, request.model) or attempt.price
         return Amount(price.of(usage), usage.tokens)
 
     def spent(self, worst: Amount) -> BudgetSpent:

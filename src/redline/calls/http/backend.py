@@ -582,12 +582,14 @@ class HttpBackend:
         if self._outage.refused(now_s):
             self._listener.on_event(EndpointLost(now_s, self.label, error.what))
         if self._outage.is_over(now_s):
-            return NoEndpoint(
+            lost = NoEndpoint(
                 f"the endpoint has not been reachable for {self._outage.lasted_s(now_s):.0f} s: "
                 f"{error.what}",
                 where=error.where,
                 hint=error.hint or "check --base-url and the network, then run the command again",
             )
+            lost.__cause__ = error
+            return lost
         return error
 
     def _mask_of(self, request: Request) -> Mask:
@@ -670,9 +672,10 @@ class HttpBackend:
     def _came_back(self, error: CallError | NoEndpoint | None, now_s: float) -> None:
         """Records that the endpoint can be reached, unless `error` says that it cannot.
 
-        A request that was written may have met, when it was repeated, a server that was gone.
+        A request that was written may have met, when it was repeated, a server that was gone. An
+        answer that names a lost engine is an answer, though its error is NoEndpoint as well.
         """
-        if isinstance(error, NoEndpoint) or is_unreachable(error):
+        if is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):
             return
         if self._outage.answered():
             self._listener.on_event(EndpointBack(now_s, self.label))

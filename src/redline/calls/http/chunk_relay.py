@@ -24,10 +24,10 @@ class _Heads(dict[int, bytes]):
         if len(self) >= _MOST_HEADS:
             self.clear()
         line = size_line(whole_bytes)
-        # No chunk has this length: a head longer than the chunk matches nothing.
-        head = bytes(whole_bytes + 1) if line is None else line + self._begin
-        if line is not None:
-            self[whole_bytes] = head
+        if line is None:
+            # No chunk has this length: a head longer than the chunk matches nothing.
+            return bytes(whole_bytes + 1)
+        head = self[whole_bytes] = line + self._begin
         return head
 
 

@@ -32,7 +32,17 @@ from redline.waist import Call, Chunk, Reply, Request, Sink
 
 # Stop learning forms of a server that writes each event in another way.
 _MOST_FORMS = 8
-_PARTIAL = frozenset({"stream", "background"})
+# Fields that ask for an answer which does not arrive whole: what is wrong, and what to do.
+_PARTIAL = {
+    "stream": (
+        "the row asks for a stream, but answers are written when they are complete",
+        "remove `stream` from it; redline.Client.stream reads answers as they arrive",
+    ),
+    "background": (
+        "the row asks for an answer in the background, which is not complete when it arrives",
+        "remove `background` from it",
+    ),
+}
 
 
 class _StreamFields(msgspec.Struct):
@@ -71,18 +81,11 @@ def _asks_for_stream(raw: bytes, *, with_options: bool) -> bool:
 def refuse_partial(request: Request) -> None:
     """Raises BadRow for a request whose answer would not arrive whole."""
     body = request.body
-    if not isinstance(body, dict) or _PARTIAL.isdisjoint(body):
+    if not isinstance(body, dict) or _PARTIAL.keys().isdisjoint(body):
         return
-    if "stream" in body and _is_true(body["stream"], request.url):
-        raise BadRow(
-            "the row asks for a stream, but answers are written when they are complete",
-            hint="remove `stream` from it; redline.Client.stream reads answers as they arrive",
-        )
-    if "background" in body and _is_true(body["background"], request.url):
-        raise BadRow(
-            "the row asks for an answer in the background, which is not complete when it arrives",
-            hint="remove `background` from it",
-        )
+    for name, (what, hint) in _PARTIAL.items():
+        if name in body and _is_true(body[name], request.url):
+            raise BadRow(what, hint=hint)
 
 
 def _is_true(value: Any, url: str) -> bool:
@@ -281,11 +284,7 @@ class StreamReader:
 
     def _judged(self, event: bytes) -> CallError | NoEndpoint:
         """Returns the error that an event states."""
-        event = self._mask.body(event)
-        try:
-            found = loose_json.decoded(event)
-        except (ValueError, RecursionError):
-            found = event.decode("utf-8", "replace")
+        found = loose_json.decoded_or_text(self._mask.body(event))
         error = found.get("error") if isinstance(found, dict) else None
         is_begun = self._call.committed
         return judge_part("the stream broke off with an error", error or found, is_begun=is_begun)

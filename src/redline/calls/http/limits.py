@@ -81,7 +81,7 @@ class EndpointLimits:
         limits = endpoint.limits
         self._clock = clock
         self._base_url = endpoint.base_url
-        self._key = _key_digest(endpoint)
+        self._key = _digest(endpoint.credentials)
         self._reader = HeaderReader()
         # The provider charges prompt + max_tokens to its limits at admission, and refunds nothing.
         self.charges_reserved = _charges_reserved(endpoint)
@@ -92,17 +92,17 @@ class EndpointLimits:
         self.ahead = Slots(limits.ahead())
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
         self._is_auto = limits.rate == AUTO
-        self.search = RateSearch() if limits.rate == AUTO else None
+        self.search = RateSearch() if self._is_auto else None
         self._adaptive: AdaptiveConcurrency | None = None
         if limits.is_adaptive:
             self._adaptive = AdaptiveConcurrency(most=limits.slots())
             self.slots.resize(self._adaptive.limit)
-        self.is_stated = limits.rate != AUTO and not limits.is_adaptive
+        self.is_stated = not (self._is_auto or limits.is_adaptive)
         self._is_begun = False
         self._memory = None if self.search is None else _memory_in(shared.stores)
         self._model = ""
         if shared.stores.recent is not None:
-            name = _digest(_identity(self._base_url, self._key))
+            name = _digest(account_of(endpoint))
             # Older versions kept one file for all keys.
             old_name = _digest(self._base_url)
             self.limiter.keep_sends(shared.stores.recent, name, old_name=old_name)
@@ -240,16 +240,7 @@ def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
 
 def account_of(endpoint: Endpoint) -> str:
     """Returns the account that its limits belong to: its base URL, and a digest of its key."""
-    return _identity(endpoint.base_url, _key_digest(endpoint))
-
-
-def _identity(base_url: str, key: str) -> str:
-    """Returns the name of the account that limits belong to. key: the key's digest."""
-    return f"{base_url} {key}"
-
-
-def _key_digest(endpoint: Endpoint) -> str:
-    return _digest(endpoint.credentials)
+    return f"{endpoint.base_url} {_digest(endpoint.credentials)}"
 
 
 def _digest(text: str) -> str:

@@ -15,6 +15,8 @@ from redline.errors import CallError, NoEndpoint, RedlineError
 from redline.process import printable
 
 T = TypeVar("T")
+# Where a character of a decoded text begins and ends in the text as it was.
+_Span = tuple[int, int]
 
 HIDDEN = "<key>"
 # A shorter key is a placeholder such as `EMPTY`, and may be part of any word. A part of a key of
@@ -32,6 +34,8 @@ _ESCAPE = re.compile(
 _BASES = {1: 16, 2: 16, 3: 16, 4: 10, 6: 16}
 _NAME = 5
 _MOST_ROUNDS = 4
+_SECRET = b"\1"
+_RUN = re.compile(b"\1+")
 # Messages quote the beginning of a body. Quotes from beyond this are masked when they are cut.
 _LONGEST_BODY = 4096
 # An error keeps at most this much of its body.
@@ -60,23 +64,23 @@ class Mask:
         """Returns the text with every secret replaced."""
         if not self._parts and not self._wholes:
             return text
-        plain, starts, ends = _unescaped(text)
-        plain = plain.lower()
+        plain, spans = _unescaped(text)
+        plain = _lowered(plain)
         parts = self._parts
-        found = [
-            (at, at + _LEAST)
-            for at in range(len(plain) - _LEAST + 1)
-            if plain[at : at + _LEAST] in parts
-        ]
+        # One byte for each character: whether it is secret.
+        marks = bytearray(len(plain))
+        for at in range(len(plain) - _LEAST + 1):
+            if plain[at : at + _LEAST] in parts:
+                marks[at : at + _LEAST] = _SECRET * _LEAST
         for whole in self._wholes:
             at = plain.find(whole)
             while at >= 0:
-                found.append((at, at + len(whole)))
+                marks[at : at + len(whole)] = _SECRET * len(whole)
                 at = plain.find(whole, at + len(whole))
         masked, written = [], 0
-        for begin, end in _merged(found):
-            masked += [text[written : starts[begin]], HIDDEN]
-            written = ends[end - 1]
+        for run in _RUN.finditer(marks):
+            masked += [text[written : spans[run.start()][0]], HIDDEN]
+            written = spans[run.end() - 1][1]
         return "".join([*masked, text[written:]])
 
     def body(self, body: bytes) -> bytes:
@@ -142,7 +146,12 @@ def mask_of(
 
 
 def _bare(text: str) -> str:
-    return _SKIPPED.sub("", text).lower()
+    return _lowered(_SKIPPED.sub("", text))
+
+
+def _lowered(text: str) -> str:
+    """Returns the text in lower case, of the same length: `İ` alone would become two characters."""
+    return "".join([small if len(small := char.lower()) == 1 else char for char in text])
 
 
 def _forms(secret: str) -> Iterator[str]:
@@ -160,46 +169,36 @@ def _forms(secret: str) -> Iterator[str]:
             yield encoded[depending:-1].lower()
 
 
-def _unescaped(text: str) -> tuple[str, list[int], list[int]]:
+def _unescaped(text: str) -> tuple[str, list[_Span]]:
     """Decodes a text's escapes; also returns where in it each character begins and ends."""
-    plain, starts, ends = text, list(range(len(text))), list(range(1, len(text) + 1))
+    plain, spans = text, [(at, at + 1) for at in range(len(text))]
     for _ in range(_MOST_ROUNDS):
-        plain, starts, ends, is_changed = _unescaped_once(plain, starts, ends)
-        if not is_changed:
+        size = len(plain)
+        plain, spans = _unescaped_once(plain, spans)
+        if len(plain) == size:
             break
     if _SKIPPED.search(plain) is None:
-        return plain, starts, ends
+        return plain, spans
     kept = [at for at, char in enumerate(plain) if not _SKIPPED.match(char)]
-    return (
-        "".join([plain[at] for at in kept]),
-        [starts[at] for at in kept],
-        [ends[at] for at in kept],
-    )
+    return "".join([plain[at] for at in kept]), [spans[at] for at in kept]
 
 
-def _unescaped_once(
-    text: str, starts: list[int], ends: list[int]
-) -> tuple[str, list[int], list[int], bool]:
-    """Decodes one layer of escapes; the last value is False if there was none."""
+def _unescaped_once(text: str, spans: list[_Span]) -> tuple[str, list[_Span]]:
+    """Decodes one layer of escapes; each of them becomes shorter."""
     chars: list[str] = []
-    begins: list[int] = []
-    stops: list[int] = []
+    found_in: list[_Span] = []
     at = 0
     for found in _ESCAPE.finditer(text):
         char = _char(found)
         if char is None:
             continue
         chars += text[at : found.start()]
-        begins += starts[at : found.start()]
-        stops += ends[at : found.start()]
+        found_in += spans[at : found.start()]
         at = found.end()
         if char:
             chars.append(char)
-            begins.append(starts[found.start()])
-            stops.append(ends[at - 1])
-    if not at:
-        return text, starts, ends, False
-    return "".join([*chars, text[at:]]), begins + starts[at:], stops + ends[at:], True
+            found_in.append((spans[found.start()][0], spans[at - 1][1]))
+    return "".join([*chars, text[at:]]), found_in + spans[at:]
 
 
 def _char(found: re.Match[str]) -> str | None:
@@ -212,13 +211,3 @@ def _char(found: re.Match[str]) -> str | None:
         char = html5.get(name)
         return char if char is not None and len(char) == 1 else None
     return ""
-
-
-def _merged(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for begin, end in sorted(found):
-        if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
-        else:
-            merged.append((begin, end))
-    return merged

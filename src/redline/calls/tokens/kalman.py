@@ -115,15 +115,6 @@ class Weights:
 
     def _spread(self, units: list[float]) -> tuple[list[float], float]:
         """Returns the weights' covariance with the error at these units, and its variance."""
-        # Most texts have no character of some classes.
-        given = [(index, unit) for index, unit in enumerate(units) if unit]
-        spread = []
-        for row in self._covariance:
-            each = 0.0
-            for index, unit in given:
-                each += row[index] * unit
-            spread.append(each)
-        variance = 0.0
-        for index, unit in given:
-            variance += spread[index] * unit
+        spread: list[float] = [sum(map(mul, row, units)) for row in self._covariance]
+        variance: float = sum(map(mul, spread, units))
         return spread, max(0.0, variance) + self._noise

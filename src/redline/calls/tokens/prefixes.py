@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from redline.calls.tokens.asked import asked_of
-from redline.calls.tokens.prompt import DATA, MOST_VALUES
+from redline.calls.tokens.prompt import DATA, MOST_VALUES, json_text
 from redline.waist import Request
 
 # A block of vLLM's cache has 16 tokens, and this is about four of them; a shorter shared prefix is
@@ -70,7 +68,9 @@ def _hashes(model: str, texts: list[str]) -> tuple[int, ...]:
 def _texts(body: dict[str, Any]) -> list[str]:
     """Returns the texts of a prompt of any form, in their order."""
     todo: list[Any] = [body[name] for name in reversed(_FIELDS) if name in body]
-    found, values_left = _tools(body), MOST_VALUES
+    tools = body.get("tools")
+    # Chat templates put them first.
+    found, values_left = json_text(tools) if tools else [], MOST_VALUES
     while todo and values_left > 0:
         values_left -= 1
         value = todo.pop()
@@ -86,17 +86,6 @@ def _texts(body: dict[str, Any]) -> list[str]:
             # A prompt of token ids.
             found.append(f"{value} ")
     return found
-
-
-def _tools(body: dict[str, Any]) -> list[str]:
-    """Returns the tools, which chat templates put first, as a text; none if they are not JSON."""
-    tools = body.get("tools")
-    if not tools:
-        return []
-    try:
-        return [msgspec.json.encode(tools).decode()]
-    except (TypeError, ValueError, RecursionError):
-        return []
 
 
 def _holds(value: Any) -> bool:

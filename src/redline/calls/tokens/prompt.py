@@ -52,6 +52,14 @@ def _class_of(byte: int) -> int:
 _CLASS_OF = bytes(map(_class_of, range(256)))
 
 
+def json_text(value: Any) -> list[str]:
+    """Returns the value as JSON; nothing if it has no such form, for which its call is refused."""
+    try:
+        return [msgspec.json.encode(value).decode()]
+    except (TypeError, ValueError, RecursionError):
+        return []
+
+
 class Prompt:
     """The parts of one body, or of messages that consist of these texts alone.
 
@@ -95,7 +103,7 @@ class Prompt:
             if name in _TEXT_FIELDS:
                 found.append(value)
             elif name in _JSON_FIELDS and value is not None:
-                self._add_json(value)
+                self.texts += json_text(value)
         return found
 
     def _read(self, todo: list[Any]) -> None:
@@ -135,14 +143,6 @@ class Prompt:
             self.media += 1
         else:
             self.texts.append(text)
-
-    def _add_json(self, value: Any) -> None:
-        try:
-            text = msgspec.json.encode(value).decode()
-        except (TypeError, ValueError, RecursionError):
-            # Not JSON: the call itself is refused for it.
-            return
-        self.texts.append(text)
 
     def sample(self, most_chars: int) -> str:
         """Joins all texts, or evenly spread pieces of them, to at most `most_chars` characters."""

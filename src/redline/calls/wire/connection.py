@@ -608,6 +608,4 @@ def _broken(error: Exception | None, *, has_begun: bool) -> Disconnected:
         text = "the server closed it in the middle of its answer"
     else:
         text = "the server closed it without an answer"
-    disconnected = Disconnected(f"the connection broke: {text}")
-    disconnected.was_sent = True
-    return disconnected
+    return Disconnected(f"the connection broke: {text}")

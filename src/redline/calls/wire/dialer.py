@@ -38,7 +38,9 @@ _Make = Callable[[], Connection]
 class Dialer:
     """The maker of connections to one endpoint, through `proxy` if there is one.
 
-    stops: shared by the clocks of the endpoint. on_handshake: see Handshakes.
+    stops: shared by the clocks of the endpoint. on_handshake: called with the seconds that a
+    connection took, if no other was being made meanwhile: several at once wait for each other on
+    the event loop, which says nothing about the network.
     """
 
     def __init__(
@@ -54,7 +56,8 @@ class Dialer:
         self._first = self._target if proxy is None else proxy.server
         self._connect_s = endpoint.timeouts.connect_s
         self._stops = stops
-        self._handshakes = Handshakes(on_handshake)
+        self._on_handshake = on_handshake
+        self._begun = self._making = 0
         self._context: ssl.SSLContext | None = None
         self._addresses: list[_Address] = []
         self._resolved_s = -float("inf")
@@ -65,13 +68,27 @@ class Dialer:
         Raises Disconnected, Refused if a proxy wants a password, and TimeoutError after connect_s.
         """
         try:
-            with self._handshakes.timed():
+            with self._timed():
                 async with TaskTimeout(self._stops, self._connect_s):
                     return await self._first_that_answers(make)
         except TimeoutError:
             raise
         except (OSError, ValueError) as error:
             raise self._unconnected(self._first, error) from error
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Times the one connection that is made inside, for `on_handshake`."""
+        self._begun += 1
+        number, others = self._begun, self._making
+        self._making += 1
+        begun_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._making -= 1
+        if others == 0 and self._begun == number:
+            self._on_handshake(time.monotonic() - begun_s)
 
     async def _first_that_answers(self, make: _Make) -> Connection:
         """Connects to the first of the host's addresses that accepts a connection."""
@@ -181,32 +198,6 @@ class Dialer:
             self._context = ssl.create_default_context()
             self._context.set_alpn_protocols(["http/1.1"])
         return self._context
-
-
-class Handshakes:
-    """Reports the seconds that a connection took, if no other was being made meanwhile.
-
-    Several at once wait for each other on the event loop, which says nothing about the network.
-    """
-
-    def __init__(self, report: Callable[[float], None]) -> None:
-        self._report = report
-        self._making = 0
-        self._begun = 0
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Times the one connection that is made inside."""
-        self._begun += 1
-        number, others = self._begun, self._making
-        self._making += 1
-        begun_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._making -= 1
-        if others == 0 and self._begun == number:
-            self._report(time.monotonic() - begun_s)
 
 
 def _reason_of(error: Exception) -> str:

@@ -27,6 +27,7 @@ _QUOTED = re.compile(r'"[^"]*"')
 # The settings that name a proxy.
 SETTINGS = "--proxy, HTTP_PROXY or HTTPS_PROXY"
 CHECK = f"check the proxy's address in {SETTINGS}"
+_NOT_HTTP = f"check that {SETTINGS} names an HTTP proxy"
 
 
 class Server(msgspec.Struct, frozen=True):
@@ -116,8 +117,22 @@ class Connect(asyncio.Protocol):
             self._answered.set_result(error)
 
     def _unusable(self, text: str) -> Disconnected:
-        hint = f"check that {SETTINGS} names an HTTP proxy"
-        return no_connection(f"the proxy {self._proxy.server}: {text}", hint)
+        return no_connection(f"the proxy {self._proxy.server}: {text}", _NOT_HTTP)
+
+    def _refusal(self, said: str) -> CallError:
+        """Returns the error of an answer to CONNECT other than 2xx. said: status and reason."""
+        status, proxy, target = self._status, self._proxy, self._target
+        if status in (401, 407):
+            # tinyproxy answers a wrong password with 401.
+            return unauthorized(status, self._offers, proxy)
+        around = f"or reach the endpoint without a proxy: NO_PROXY={target.host}"
+        if status == 403:
+            what, hint = "does not allow", f"ask its operator to allow {target}, {around}"
+        elif status >= 500 and status not in (501, 505):
+            what, hint = "did not come through to", f"check --base-url, {around}"
+        else:
+            what, hint = "opens no tunnel to", f"{_NOT_HTTP}, {around}"
+        return no_connection(f"the proxy {proxy.server} {what} {target}: {said}", hint)
 
     # What the event loop calls.
 
@@ -138,8 +153,7 @@ class Connect(asyncio.Protocol):
             self._settle(None)
         elif self._status:
             reason = self._reason.decode("latin-1")[:_MOST_REASON]
-            status = f"HTTP {self._status} {reason}".strip()
-            self._settle(refusal(self._status, status, self._offers, self._proxy, self._target))
+            self._settle(self._refusal(f"HTTP {self._status} {reason}".strip()))
         elif self._size > _MOST_HEAD_BYTES:
             what = f"the headers of its answer are longer than {_MOST_HEAD_BYTES:,} bytes"
             self._settle(self._unusable(what))
@@ -170,24 +184,6 @@ class Connect(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._has_more = True
-
-
-def refusal(status: int, said: str, offers: str, proxy: Proxy, target: Server) -> CallError:
-    """Returns the error of a proxy's answer to CONNECT other than 2xx.
-
-    said: its status and reason. offers: see `unauthorized`.
-    """
-    if status in (401, 407):
-        # tinyproxy answers a wrong password with 401.
-        return unauthorized(status, offers, proxy)
-    around = f"or reach the endpoint without a proxy: NO_PROXY={target.host}"
-    if status == 403:
-        what, hint = "does not allow", f"ask its operator to allow {target}, {around}"
-    elif status >= 500 and status not in (501, 505):
-        what, hint = "did not come through to", f"check --base-url, {around}"
-    else:
-        what, hint = "opens no tunnel to", f"check that {SETTINGS} names an HTTP proxy, {around}"
-    return no_connection(f"the proxy {proxy.server} {what} {target}: {said}", hint)
 
 
 def unauthorized(status: int, offers: str, proxy: Proxy) -> Refused:

@@ -95,9 +95,8 @@ class Transport:
     """Exchanges with one endpoint over keep-alive connections, one for each concurrent exchange.
 
     proxy: its URL, None for none. intake: bounds the memory of answers. on_handshake: called with
-    the seconds that a connection took, for some connections. before_write: called before requests
-    are stamped and written; unused with an outbox, which has its own. Raises ConfigError for a
-    proxy that cannot be used.
+    the seconds that a connection took, for some connections. Raises ConfigError for a proxy that
+    cannot be used.
     """
 
     def __init__(
@@ -105,7 +104,6 @@ class Transport:
         endpoint: Endpoint,
         clock: Clock,
         on_handshake: Callable[[float], None],
-        before_write: Callable[[], None] = do_nothing,
         intake: ReplyMemory | None = None,
         outbox: Outbox | None = None,
     ) -> None:
@@ -123,7 +121,7 @@ class Transport:
         self._headers = _default_headers(endpoint)
         # The heads of requests without headers of their own, except for the body's length.
         self._heads: dict[tuple[str, str], bytes] = {}
-        self._outbox = outbox or Outbox(before_write, clock)
+        self._outbox = outbox or Outbox(do_nothing, clock)
         self._reuse = Reuse()
         self._stops = Stops(clock)
         dialer = Dialer(endpoint, proxy, self._stops, on_handshake)

@@ -17,7 +17,7 @@ from redline.calls.cost import dollars_text
 from redline.cli.bench.asked import Asked, asked_of, recorded_calls
 from redline.cli.bench.progress import Progress
 from redline.cli.bench.target import Target, answering, target_of
-from redline.cli.session import load, save, say_json, say_lines, tell_line
+from redline.cli.session import load, say_json, say_lines, tell_line
 from redline.errors import ConfigError
 from redline.job.settings import Flags, flag_of, values
 from redline.limits import parse_rate
@@ -45,7 +45,7 @@ from redline.measure import (
     schedule_of,
     swept,
 )
-from redline.process import counted, duration
+from redline.process import counted, duration, write_file
 from redline.store import local_path
 
 DONE, SOME_FAILED, STOPPED, INTERRUPTED = 0, 1, 2, 130
@@ -122,7 +122,7 @@ def bench_command(folder: Path, targets: list[str], options: Flags, flags: Flags
     finally:
         # Also if the reader of stdout has closed it, as `head` does.
         if place is not None:
-            save(place, page)
+            write_file(place, page)
     return _status(found)
 
 
@@ -148,7 +148,8 @@ async def _measure(
         found.append(figures)
         progress.end()
         if not is_json:
-            say_lines(level_lines(found)[0 if len(found) == 1 else -1 :])
+            lines = level_lines(found)
+            say_lines(lines if len(found) == 1 else lines[-1:])
     knee = knee_of(found)
     if knee is None:
         _check(found[-1])
@@ -299,10 +300,10 @@ def _place(text: str) -> Path:
 def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
     """Returns the JSON to save: the figures and the settings of the load."""
     plan = bench.plan
-    measured: dict[str, Any] = {"figures": found[-1].as_dict()}
+    results: dict[str, Any] = {"figures": found[-1].as_dict()}
     if bench.is_sweep:
         levels = [one.as_dict() for one in found]
-        measured = {"levels": levels, "knee": msgspec.to_builtins(knee)}
+        results = {"levels": levels, "knee": msgspec.to_builtins(knee)}
     fields = {
         _MARK: 1,
         "version": __version__,
@@ -313,6 +314,6 @@ def _page(bench: _Bench, found: Sequence[Figures], knee: Knee | None) -> bytes:
         "concurrency": plan.concurrency,
         "duration_s": plan.duration_s,
         "warm_up_s": plan.warm_up_s,
-        **measured,
+        **results,
     }
     return msgspec.json.format(loose_json.encoded(fields), indent=2) + b"\n"

@@ -15,7 +15,7 @@ from redline.cli.flags import (
     whole,
 )
 from redline.cli.session import error_text, say_line, tell, tell_line
-from redline.errors import ConfigError, RedlineError
+from redline.errors import ConfigError, JournalError, RedlineError
 
 _LAUNCHERS = ("redline", "vllm")
 _FAILED = 1
@@ -48,7 +48,7 @@ def engine(ctx: Context, model: str) -> int:
     """
     try:
         return _serve(ctx, model)
-    except ConfigError:
+    except (ConfigError, JournalError):
         raise
     except RedlineError as error:
         tell(error_text(error))

@@ -59,10 +59,8 @@ PARAMS = (
     *_OWN,
     # The evaluation sets the other flags itself, or does not use them.
     *run_flags(
-        (
-            *("prompt", "system", "body", "url", "method", "output_path", "fail_on", "format"),
-            *("ordered", "follow", "until_empty"),
-        )
+        *("prompt", "system", "body", "url", "method", "output_path", "fail_on", "format"),
+        *("ordered", "follow", "until_empty"),
     ),
 )
 

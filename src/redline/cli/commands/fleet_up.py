@@ -10,7 +10,7 @@ from click import Context
 
 from redline.cli.flags import Word
 from redline.cli.session import StatusLine, error_text, say_line, tell
-from redline.errors import ConfigError, RedlineError
+from redline.errors import ConfigError, JournalError, RedlineError
 
 if TYPE_CHECKING:
     from redline.serve.fleet import FleetStatus
@@ -56,7 +56,7 @@ def fleet_up(ctx: Context, file: str) -> int:
             on_event=view.event,
             on_status=view.status,
         )
-    except ConfigError:
+    except (ConfigError, JournalError):
         raise
     except RedlineError as error:
         view.line.clear()

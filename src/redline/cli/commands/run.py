@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from click import Context
 
 from redline.cli.flags import Word, choice, switch
@@ -38,8 +36,8 @@ PARAMS = (
 )
 
 
-def run_flags(left_out: Collection[str]) -> list[Option]:
-    """Returns the flags of `redline run`, for a command that does without those of these keys."""
+def run_flags(*left_out: str) -> list[Option]:
+    """Returns the flags of `redline run`, for a command that does without some of them."""
     return [option for option in _FLAGS if option.key not in left_out]
 
 

@@ -227,74 +227,31 @@ def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     from redline.serve.gateway import FunctionSettings
 
     if "function" not in own:
-        _refuse(
-            "--function",
-            _among(
-                flags,
-                (
-                    "max_batch_size",
-                    "max_wait",
-                ),
-            ),
-        )
+        _refuse("--function", flags, ("max_batch_size", "max_wait"))
         return None
     if "endpoint" in flags:
         raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
-    return FunctionSettings(
-        spec=own["function"],
-        **_among(
-            own,
-            (
-                "max_batch_size",
-                "max_wait_s",
-            ),
-        ),
-    )
+    return FunctionSettings(spec=own["function"], **_among(own, ("max_batch_size", "max_wait_s")))
 
 
 def _cache(flags: Flags, own: Flags, state: Path) -> Cache | None:
     if not own.get("cache"):
-        _refuse(
-            "--cache",
-            _among(
-                flags,
-                (
-                    "cache_ttl",
-                    "cache_size",
-                    "cache_sampled",
-                ),
-            ),
-        )
+        _refuse("--cache", flags, ("cache_ttl", "cache_size", "cache_sampled"))
         return None
-    return Cache(
-        state / "answers",
-        **_among(
-            own,
-            (
-                "max_bytes",
-                "includes_sampled",
-            ),
-        ),
-    )
+    return Cache(state / "answers", **_among(own, ("max_bytes", "includes_sampled")))
 
 
-def _refuse(missing: str, given: Flags) -> None:
-    """Raises ConfigError for a given flag that needs the missing one."""
-    for name, value in given.items():
-        if value:
+def _refuse(missing: str, given: Flags, names: Collection[str]) -> None:
+    """Raises ConfigError for a given flag of these names, since it needs the missing one."""
+    for name in names:
+        if given.get(name):
             raise ConfigError(f"{flag_of(name)} needs {missing}", hint=f"add {missing}")
 
 
 def _certificate(own: Flags) -> Certificate | None:
     from redline.serve.gateway import Certificate
 
-    found = _among(
-        own,
-        (
-            "chain",
-            "key",
-        ),
-    )
+    found = _among(own, ("chain", "key"))
     if len(found) == 1:
         missing = "--tls-cert" if "key" in found else "--tls-key"
         raise ConfigError(f"HTTPS needs {missing}, too", hint="both are files in PEM form")

@@ -81,10 +81,8 @@ PARAMS = (
     *_OWN,
     # The synthesis sets the other flags itself, or does not use them.
     *run_flags(
-        (
-            *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
-            *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
-        )
+        *("body", "url", "method", "output_path", "fail_on", "format", "ordered"),
+        *("keep_input", "limit", "via", "follow", "until_empty", "constant_prompt"),
     ),
 )
 

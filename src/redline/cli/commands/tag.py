@@ -78,10 +78,8 @@ PARAMS = (
     *_OWN,
     # Tagging sets the other flags itself, or does not use them.
     *run_flags(
-        (
-            *("body", "url", "method", "output_path", "fail_on", "format", "keep_input"),
-            *("via", "follow", "until_empty"),
-        )
+        *("body", "url", "method", "output_path", "fail_on", "format", "keep_input"),
+        *("via", "follow", "until_empty"),
     ),
 )
 

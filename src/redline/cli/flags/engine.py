@@ -7,10 +7,20 @@ from os.path import expanduser
 from typing import Any
 from urllib.parse import unquote
 
-from redline.cli.flags.flags import choice, flag, switch, whole
 from redline.engine import DTYPES, LEAST, LONGEST_WAIT_S, EngineSettings
 from redline.errors import ConfigError, nearest
-from redline.job.settings import Flags, Kind, Option, flag_of, read, values
+from redline.job.settings import (
+    Flags,
+    Kind,
+    Option,
+    choice,
+    flag,
+    flag_of,
+    read,
+    switch,
+    values,
+    whole,
+)
 
 _FORM = "write it like engine:MODEL?max_batch_size=8&draft_model=DIR"
 _IS_ON = {"": True, "1": True, "true": True, "0": False, "false": False}
@@ -111,11 +121,12 @@ def settings_in(text: str) -> EngineSettings:
                 f"engine:{model} has no setting {name}", hint=nearest(key, _KNOWN) or _FORM
             )
         # This is not form-encoded, so a plus remains a plus.
-        given[key] = text = unquote(value)
+        stated = unquote(value)
+        given[key] = stated
         if _KNOWN[key].kind is Kind.FLAG:
-            given[key] = _IS_ON.get(text)
-            if given[key] is None:
+            if stated not in _IS_ON:
                 raise ConfigError(f"{flag_of(key)} is true or false, not {value}", hint=_FORM)
+            given[key] = _IS_ON[stated]
     return settings_of(model, given)
 
 

@@ -7,7 +7,6 @@ flag without a value, or text any number of times.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ import msgspec
 from click.shell_completion import CompletionItem
 
 from redline.errors import ConfigError
-from redline.job.settings import FLAGS, Kind, Option, flag_of, values
+from redline.job.settings import FLAGS, Kind, Option, flag_of
 
 
 class Word(click.Argument):
@@ -71,37 +70,6 @@ class Flag(click.Option):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(word) for word in self._words if word.startswith(incomplete)]
-
-
-def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
-    """Returns a flag of one command.
-
-    facts: other fields of `Option`; without `section`, the flag is in that of the previous one.
-    """
-    return Option(key=key, metavar=metavar, help=about, **facts)
-
-
-def switch(key: str, about: str, **facts: Any) -> Option:
-    """Returns a flag without a value."""
-    return Option(key=key, help=about, kind=Kind.FLAG, **facts)
-
-
-def whole(key: str, about: str, *, least: int = 1, most: int = 10**15, **facts: Any) -> Option:
-    """Returns a flag whose value is a whole number within bounds."""
-    reader = partial(values.whole, least=least, most=most)
-    return flag(key, "N", about, read=reader, **facts)
-
-
-def time(key: str, about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
-    """Returns a flag that sets a field in seconds: `drain_s` for `drain`."""
-    reader = partial(values.duration, most_s=most_s)
-    return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
-
-
-def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
-    """Returns a flag whose value is one of `known`."""
-    reader = partial(values.choice, known=known)
-    return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
 
 
 def job_flags(keys: Sequence[str], helps: Mapping[str, str]) -> list[Option]:

@@ -20,14 +20,6 @@ PARAMS = (
     FILE,
     switch("json", "Print them as JSON."),
 )
-_SHOWN = (
-    "id",
-    "tenant",
-    "starts",
-    "created",
-    "expires",
-    "revoked",
-)
 
 
 def list_keys(ctx: Context) -> None:
@@ -60,5 +52,13 @@ def list_keys(ctx: Context) -> None:
 
 
 def _facts(key: Key, now: datetime) -> dict[str, object]:
-    shown = {name: getattr(key, name) for name in _SHOWN}
-    return {**shown, "state": key.state(now), "note": key.note}
+    return {
+        "id": key.id,
+        "tenant": key.tenant,
+        "starts": key.starts,
+        "created": key.created,
+        "expires": key.expires,
+        "revoked": key.revoked,
+        "state": key.state(now),
+        "note": key.note,
+    }

@@ -13,10 +13,10 @@ from redline.calls.cost import dollars_text
 from redline.cli.flags import Word, flag, read_flags, switch, whole
 from redline.cli.results.reading import SEED, new_file, notes_of, open_results, priced
 from redline.cli.results.show import seconds
-from redline.cli.session import aligned, folded, save, say_json, say_lines, screen_width
+from redline.cli.session import aligned, folded, say_json, say_lines, screen_width
 from redline.errors import ConfigError
 from redline.job.inspect import KINDS, Comparison, Figures, Opened, compare_outputs, page_of
-from redline.process import counted
+from redline.process import counted, write_file
 
 _USUAL_SAMPLE, _MOST_SAMPLED = 10, 1000
 _PAGE = b"<!doctype html>"
@@ -63,7 +63,7 @@ def compare(ctx: Context, first: str, second: str) -> None:
         if page is not None:
             table = list(_table(found))
             data = page_of(found, (one, two), table, scores).encode("utf-8", "replace")
-            save(page, data)
+            write_file(page, data)
         if "json" in given:
             say_json(loose_json.encoded(found.as_fields()))
             return
@@ -149,7 +149,9 @@ def _table(found: Comparison) -> Iterator[tuple[str, str, str]]:
     if any(sides):
         names = {"latency p50": "p50_s", "latency p95": "p95_s", "latency, most": "max_s"}
         for title, name in names.items():
-            first, second = ("-" if one is None else seconds(getattr(one, name)) for one in sides)
+            first, second = (
+                "-" if side is None else seconds(getattr(side, name)) for side in sides
+            )
             yield title, first, second
 
 

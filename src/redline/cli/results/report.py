@@ -10,8 +10,8 @@ from click import Context
 from redline.cli.flags import Word, flag, stated
 from redline.cli.results.reading import new_file
 from redline.cli.results.recorded import read_recorded
-from redline.cli.session import save, say
-from redline.errors import ConfigError, nearest
+from redline.cli.session import say
+from redline.errors import ConfigError, check_known
 from redline.job.report import (
     BEGINNINGS,
     MOST_JOBS,
@@ -25,6 +25,7 @@ from redline.job.report import (
     svg_of,
 )
 from redline.journal import Output
+from redline.process import write_file
 
 _SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".svg": "svg"}
 _HINT = "name a file such as page.html, report.md, report.json or chart.svg"
@@ -81,7 +82,7 @@ def report(ctx: Context, results: Sequence[str] | None) -> None:
         say(text)
         return
     data = text.encode("utf-8", "replace")
-    save(path, data)
+    write_file(path, data)
     say(f"{path}: {_size_text(len(data))}\n")
 
 
@@ -93,11 +94,7 @@ def _read(output: Output, most_points: int) -> JobReport:
 def _format(stated_format: str | None, output: str | None) -> str:
     """Returns the output format. Raises ConfigError if it is unknown."""
     if stated_format is not None:
-        if stated_format not in _FORMATS:
-            raise ConfigError(
-                f"unknown format: {stated_format}",
-                hint=nearest(stated_format, _FORMATS) or f"one of {', '.join(_FORMATS)}",
-            )
+        check_known("format", stated_format, _FORMATS)
         return stated_format
     if output is None:
         return "md"

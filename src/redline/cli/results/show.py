@@ -100,22 +100,26 @@ def _selection(given: Mapping[str, Any]) -> Selection | None:
 
 
 def _show_rows(found: Opened, selection: Selection, *, is_json: bool) -> None:
-    width, before = screen_width(), ""
+    width, is_any = screen_width(), False
     for row in select(found, selection):
         if is_json:
             say_json(row.data)
         elif selection.row is not None:
-            say(before + _whole_row(row))
+            say(("\n" if is_any else "") + _whole_row(row))
         else:
-            say(before)
+            say("\n" if is_any else "")
             say_lines(_short_row(row, width))
-        before = "\n"
-    if before:
+        is_any = True
+    if is_any:
         return
     if selection.row is not None:
         raise _missing(found, selection.row)
     if not is_json:
-        wanted = ["was cut at the token limit"] * selection.cut + ["has failed"] * selection.failed
+        wanted = []
+        if selection.cut:
+            wanted.append("was cut at the token limit")
+        if selection.failed:
+            wanted.append("has failed")
         say(f"no row {' or '.join(wanted) or 'has an outcome yet'}\n")
 
 
@@ -251,8 +255,8 @@ def tokens_text(figures: Figures) -> str:
     count, read, written = figures.stated, figures.input_tokens, figures.output_tokens
     if not count or not (read or written):
         return ""
-    text = f"{read:,} in, {written:,} out; {read / count:,.1f} in and {written / count:,.1f} out"
-    text += " an answer"
+    each = f"{read / count:,.1f} in and {written / count:,.1f} out an answer"
+    text = f"{read:,} in, {written:,} out; {each}"
     if figures.unstated:
         text += f"; {counted(figures.unstated, 'answer states', 'answers state')} none"
     return text

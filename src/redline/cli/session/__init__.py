@@ -6,7 +6,6 @@ from redline.cli.session.output import (
     Notes,
     forget_stdout,
     hold_standard_streams,
-    save,
     say,
     say_json,
     say_line,

@@ -131,13 +131,14 @@ def load(
         if "prices" in each
     }
     endpoints = {name: _endpoint(name, each, file) for name, each in stated.items()}
+    run = table("run")
     alerts, otel = _where("alerts", file), _where("otel", file)
     return Configuration(
         file=file,
         serve=table("serve"),
         tenants=table("tenants"),
         endpoints=endpoints,
-        run=settings_in(table("run"), run_kinds, _where("run", file)),
+        run=settings_in(run, run_kinds, _where("run", file)),
         prices=_prices(tables.get("prices", {}), "prices", file),
         alerts=parse_alerts(table("alerts"), alerts) if "alerts" in tables else None,
         otel=parse_otel(table("otel"), otel) if "otel" in tables else None,

@@ -8,7 +8,6 @@ import select
 import sys
 from collections.abc import Iterable
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Any, TextIO
 
 import msgspec
@@ -17,7 +16,7 @@ from redline.apis import loose_json
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.events import AlertChanged, Event
 from redline.journal import Output, Result, error_fields, line_writer
-from redline.process import lasting, printable, printable_json, replace_file, write_all
+from redline.process import lasting, printable, printable_json
 
 # The most bytes written before the event loop has its turn again, for lines of 10 MB: about 1 ms.
 _TURN_BYTES = 256 * 1024
@@ -74,20 +73,12 @@ def say_json(data: bytes) -> None:
     say(printable_json(data).decode().removesuffix("\n") + "\n")
 
 
-def save(path: Path, data: bytes) -> None:
-    """Replaces the file at `path` by these bytes. Raises JournalError."""
-    replace_file(path, lambda fd: write_all(fd, [data]))
-
-
-def lost_stdout(error: OSError) -> Exception:
+def lost_stdout(error: OSError, hint: str = "make room") -> Exception:
     """Returns the error to raise after a failed write to stdout, as described at `say`."""
     if isinstance(error, BrokenPipeError):
         # Without its errno: on EPIPE, click would end the program itself.
         return BrokenPipeError()
-    return JournalError(
-        f"cannot write to stdout: {error.strerror}",
-        hint="make room; with -o FILE the same command continues where it stopped",
-    )
+    return JournalError(f"cannot write to stdout: {error.strerror}", hint=hint)
 
 
 def forget_stdout() -> None:

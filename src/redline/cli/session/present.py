@@ -28,10 +28,7 @@ _TOLD = (
     *("errors_by_kind", "found_limits", "is_input_done"),
 )
 # The same of those that are left out if they are None, 0 or empty.
-_REPEATED = (
-    "repeated",
-    "failovers",
-)
+_REPEATED = ("repeated", "failovers")
 _ADDED = (
     *("outages", "endpoints", "abandoned", "not_traced", "not_recorded"),
     *("not_exported", "batches"),
@@ -45,9 +42,14 @@ _JOINED = re.compile("(?P<flag>--[^=]+=|-[a-z])(?P<value>.+)", re.DOTALL)
 
 def error_text(error: RedlineError, saved: str = "") -> str:
     """Formats an error in three short parts: what and where, what is safe, what to do."""
-    parts = {"where": error.where, "saved": saved, "\nhint": error.hint}
-    lines = "".join(f"{name}: {part}\n" for name, part in parts.items() if part)
-    return f"error: {error.what}\n{lines}"
+    lines = [f"error: {error.what}"]
+    if error.where:
+        lines.append(f"where: {error.where}")
+    if saved:
+        lines.append(f"saved: {saved}")
+    if error.hint:
+        lines += ["", f"hint: {error.hint}"]
+    return "\n".join(lines) + "\n"
 
 
 def summary_text(report: Report, argv: Sequence[str], notes: Notes) -> str:

@@ -21,7 +21,7 @@ from redline.engine.draft import Chance
 from redline.engine.sample import Grammars, Guide, SamplingParams
 from redline.engine.schedule import QueueFull
 from redline.engine.step import CLOSED, Ask, EngineFailed, EngineThread
-from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed
+from redline.errors import CallError, NoEndpoint, RedlineError, Rejected, ServerFailed, TimedOut
 from redline.process import DaemonThreads
 from redline.waist import failed
 
@@ -54,6 +54,7 @@ class EngineBackend:
         self._most_sequences = most_sequences
         # Tokenizing a long prompt takes up to seconds, while the event loop has other calls.
         self._reader = DaemonThreads(1, "redline tokenizer")
+        self._is_closed = False
         self._in_flight = 0
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
@@ -73,6 +74,8 @@ class EngineBackend:
         error: CallError | NoEndpoint | None = None
         try:
             reply = await call.in_time(self._answer(request, call, sink), SYSTEM)
+        except TimeoutError:
+            error = TimedOut("row")
         except QueueFull as full:
             error = ServerFailed(full.what, hint=full.hint, status=_STATUS_BUSY)
         except (CallError, NoEndpoint) as found:
@@ -94,14 +97,13 @@ class EngineBackend:
     async def aclose(self) -> None:
         """Ends the engine and all requests to it."""
         await self._thread.close()
+        self._is_closed = True
         self._reader.shutdown(wait=False)
 
     async def _answer(self, request: Request, call: Call, sink: Sink | None) -> Reply:
-        try:
-            reading = self._reader.submit(self._read, request)
-        except RuntimeError:
-            raise EngineFailed(CLOSED) from None
-        asked, guides = await asyncio.wrap_future(reading)
+        if self._is_closed:
+            raise EngineFailed(CLOSED)
+        asked, guides = await asyncio.wrap_future(self._reader.submit(self._read, request))
         news: asyncio.Queue[Said | RedlineError] = asyncio.Queue()
 
         def post(said: Said | RedlineError) -> None:

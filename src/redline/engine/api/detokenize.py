@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -41,8 +40,7 @@ class Piece(NamedTuple):
 class Pieces:
     """The bytes of each token of a vocabulary; one object for all streams of a tokenizer.
 
-    tokenizer: one of transformers. of: returns the piece of a token, which is looked up once and
-    kept, at most the vocabulary.
+    tokenizer: one of transformers. Each token is looked up once and kept, at most the vocabulary.
     most_bytes: no token adds more to a text.
     """
 
@@ -50,13 +48,19 @@ class Pieces:
         self._tokenizer = tokenizer
         added = tokenizer.added_tokens_decoder
         self._special = frozenset(token for token in added if added[token].special)
-        self.of = cache(self._read)
+        self._known: dict[int, Piece] = {}
         # Others are decoded after this one, since decoders drop a space at the beginning of a text.
         self.anchor: list[int] = tokenizer.encode("a", add_special_tokens=False)[-1:]
         self.anchor_length = len(self.decode(self.anchor))
         # A name has at least the bytes that it represents: up to twice as many if they are
         # written as letters, and thrice for a space.
         self.most_bytes = max(len(name.encode()) for name in tokenizer.get_vocab())
+
+    def of(self, token: int) -> Piece:
+        """Returns the piece of `token`."""
+        if token not in self._known:
+            self._known[token] = self._read(token)
+        return self._known[token]
 
     def decode(self, tokens: list[int]) -> str:
         """Decodes the tokens, without special ones and with every space as it was drawn."""

@@ -45,10 +45,11 @@ def judge(sequences: list[Sequence], logits: Tensor, laws: dict[int, Tensor]) ->
     if not sequences:
         return []
     counts = [len(one.drafted) for one in sequences]
+    most = max(counts)
     # Shorter rows are padded with their last place; verification gets the real lengths, too.
     places, begin = [], 0
     for count in counts:
-        places.append([begin + min(step, count) for step in range(max(counts) + 1)])
+        places.append([begin + min(step, count) for step in range(most + 1)])
         begin += count + 1
     verdict = _verdict(sequences, places, logits, laws)
     # Impossible tokens may have -inf, but not all tokens.
@@ -78,15 +79,25 @@ def _verdict(
     lengths = torch.tensor([len(one.drafted) for one in sequences], device=device)
     padded = [one.drafted + [0] * (most - len(one.drafted)) for one in sequences]
     draft = torch.tensor(padded, dtype=torch.int64, device=device)
-    rows = torch.tensor(places, device=device)
     if all(one.params.is_greedy for one in sequences):
         choices = adjusted(scores, params, pasts).argmax(-1)
-        return verify_choices(draft, lengths, choices[rows])
+        return verify_choices(draft, lengths, _by_sequence(choices, places))
     target, offered = distribution(scores, params, pasts), None
     if laws:
-        own = [laws.get(one.number, target[:0])[: len(one.drafted)] for one in sequences]
+        # The laws are where the draft model is, the logits of ranks on the CPU.
+        own = [laws.get(one.number, target[:0])[: len(one.drafted)].to(device) for one in sequences]
         offered = pad_sequence(own, batch_first=True)
-    return verify(draft, lengths, offered, target[rows], noise_of(sequences, device))
+    return verify(
+        draft, lengths, offered, _by_sequence(target, places), noise_of(sequences, device)
+    )
+
+
+def _by_sequence(found: Tensor, places: list[list[int]]) -> Tensor:
+    """Returns the rows of `found` by sequence; without a copy if all have the same number."""
+    shape = len(places), len(places[0])
+    if len(found) == shape[0] * shape[1]:
+        return found.reshape(*shape, *found.shape[1:])
+    return found[torch.tensor(places, device=found.device)]
 
 
 def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) -> Noise:
@@ -95,8 +106,11 @@ def noise_of(sequences: list[Sequence], device: torch.device, ahead: int = 0) ->
     device: of the laws that the tokens are drawn from.
     """
     places = [len(one.tokens) - one.prompt_length + ahead for one in sequences]
-    seeds, seeded = [one.seed for one in sequences], [one.is_seeded for one in sequences]
-    return Noise(*(torch.tensor(column, device=device) for column in (seeds, places, seeded)))
+    return Noise(
+        torch.tensor([one.seed for one in sequences], dtype=torch.int64, device=device),
+        torch.tensor(places, dtype=torch.int64, device=device),
+        torch.tensor([one.is_seeded for one in sequences], dtype=torch.bool, device=device),
+    )
 
 
 def past_of(sequence: Sequence, drafted: int) -> Past:

@@ -67,6 +67,7 @@ class _Level:
         self.plain: deque[float] = deque(maxlen=_PLAIN_STEPS)
         # Of each drafted token, as a share of a plain step.
         self.cost = _Mean()
+        self.tried: set[int] = set()
         self.since_plain = 0
         self.is_drafting = False
         # The longest draft to try next: at most twice the longest of which a token was kept.
@@ -122,6 +123,9 @@ class DraftLength:
             mean.step(sum(stayed), len(stayed))
         level.cost.step()
         level.since_plain = level.since_plain + 1 if length else 0
+        # In the first step of a length, kernels are compiled for its shapes, which takes time.
+        is_first = length not in level.tried
+        level.tried.add(length)
         if any(accepted):
             level.reach = max(level.reach, 2 * length)
         if step_s is None:
@@ -129,7 +133,7 @@ class DraftLength:
         scaled_s = step_s / sqrt(batch)
         if length == 0:
             level.plain.append(scaled_s)
-        elif level.plain:
+        elif level.plain and not is_first:
             # Drafts do not make a step shorter: if they seem to, the plain ones were delayed. And
             # whatever has delayed this one, a token that costs a whole step does not pay.
             cost = (scaled_s / median(level.plain) - 1) / length

@@ -135,12 +135,11 @@ class _Together:
         length = bucketed(max(piece.start + piece.size for piece in pieces))
         # If most of the first slots take part, all of them are read in place; otherwise the few
         # that do are copied.
-        rows = [piece.slot for piece in pieces]
-        self._slots: slice | Tensor = slice(max(rows) + 1)
-        if 2 * len(rows) < self._slots.stop:
-            self._slots = torch.tensor(rows, device=device)
-            rows = list(range(len(rows)))
+        slots = [piece.slot for piece in pieces]
+        is_dense = 2 * len(slots) >= max(slots) + 1
+        rows = slots if is_dense else list(range(len(slots)))
         self._count = max(rows) + 1
+        self._slots = slice(self._count) if is_dense else torch.tensor(slots, device=device)
         self._width, self._length = width, length
         places: list[int] = []
         padded: list[int] = []

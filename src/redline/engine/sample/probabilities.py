@@ -176,7 +176,7 @@ def gumbel_choice(law: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
         return times.argmin(-1)
     tokens = torch.arange(law.shape[-1], device=law.device)
     rows_at_once = max(1, _RACE // law.shape[-1])
-    parts = zip(*(torch.split(each, rows_at_once) for each in (row_keys, law)), strict=True)
+    parts = zip(torch.split(row_keys, rows_at_once), torch.split(law, rows_at_once), strict=True)
     return torch.cat([(arrivals(own[:, None], tokens) / part).argmin(-1) for own, part in parts])
 
 

@@ -52,7 +52,7 @@ class Rest:
         self.attempts = max(self.attempts, kept.attempts + 1)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Collector:
     """Turns the results of batches into lines of the journal.
 

@@ -21,7 +21,7 @@ _MOST_ROUTES = 8
 Route = tuple[str, str]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Filler:
     """Fills parts. is_read: the input has no more rows."""
 

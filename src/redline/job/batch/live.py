@@ -16,7 +16,7 @@ from redline.job.work import Picked, Supply
 _ROWS_AT_ONCE = 256
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Rows:
     """The base of both: they hand out rows of the input, and count those read."""
 
@@ -44,7 +44,7 @@ class _Rows:
         return picked
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class FirstRows(_Rows):
     """The first `most_rows` rows of the input; a Supply. handed: rows handed out so far."""
 

@@ -30,7 +30,7 @@ _CLOCK_SLACK_S = 3600.0
 _MOST_PAGES = 1000
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class PartStore:
     """The parts of one output: on disk, in the ledger, and as files of the provider.
 

@@ -44,12 +44,12 @@ from redline.job.batch.world import World
 from redline.job.settings import BATCHING, Job
 from redline.journal import Output
 from redline.journal import manifest as manifests
-from redline.process import counted, telling
+from redline.process import counted, end_tasks, telling
 
 _LONGEST_PAUSE_S = 1.0
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class BatchRunner:
     """Drives the rows of one run through batches. `prepare`, then `run` once."""
 
@@ -126,8 +126,7 @@ class BatchRunner:
             async with runner.watched(on_drain=work.cancel):
                 await asyncio.wait([work])
         finally:
-            work.cancel()
-            await asyncio.wait([work])
+            await end_tasks(work)
         error = None if work.cancelled() else work.exception()
         if isinstance(error, RedlineError):
             runner.stop(error)

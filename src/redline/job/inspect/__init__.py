@@ -3,12 +3,9 @@
 from redline.job.inspect.comparison import (
     KINDS,
     Comparison,
-    Example,
-    Pair,
     compare_outputs,
-    differences,
 )
-from redline.job.inspect.cost import Cost, Tariff
+from redline.job.inspect.cost import Tariff
 from redline.job.inspect.current import current_lines
 from redline.job.inspect.figures import Ending, Figures
 from redline.job.inspect.lines import Line, read_line

@@ -5,7 +5,6 @@ from redline.job.monitor.metrics import (
     Family,
     Histogram,
     counter,
-    families,
     gauge,
 )
 from redline.job.monitor.monitor import Monitor, alerts_of

@@ -31,7 +31,7 @@ def alerts_of(job: Job) -> Alerts:
     )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Monitor:
     """Follows one run. listener: is notified when an alert changes, as the webhook is.
 
@@ -65,8 +65,17 @@ class Monitor:
 
     def _notify(self, changed: list[Alert]) -> None:
         for alert in changed:
-            event = msgspec.convert(alert, AlertChanged, from_attributes=True)
-            self._listener.on_event(msgspec.structs.replace(event, at_s=SYSTEM.now_s()))
+            event = AlertChanged(
+                at_s=SYSTEM.now_s(),
+                rule=alert.rule,
+                number=alert.number,
+                state=alert.state,
+                value=alert.value,
+                threshold=alert.threshold,
+                what=alert.what,
+                advice=alert.advice,
+            )
+            self._listener.on_event(event)
             if self._webhook is not None:
                 self._webhook.put(self._body(alert))
 

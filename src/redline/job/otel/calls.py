@@ -18,7 +18,7 @@ from redline.errors import RedlineError
 from redline.job.otel import names
 from redline.job.otel.measures import Attributes, Measure, Meter
 from redline.job.otel.names import Place, operation_of
-from redline.waist import Attempt, Backend, Call, Load, Outcome, Reply, Request, Sink
+from redline.waist import Around, Attempt, Call, Outcome, Reply, Request, Sink
 
 # Servers name models: beyond this number, they share a series.
 MOST_SERIES = 200
@@ -65,21 +65,8 @@ class _Series(msgspec.Struct, frozen=True):
     output_tokens: Measure
 
 
-@dataclass
-class _Around:
-    """The base of backends around another one."""
-
-    _inner: Backend
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._inner.load(now_s, request)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-@dataclass
-class Measured(_Around):
+@dataclass(eq=False, repr=False)
+class Measured(Around):
     """Measures the attempts of a backend. inner: each `send` of it is one attempt."""
 
     _meter: Meter
@@ -131,7 +118,7 @@ class Measured(_Around):
         )
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Spans:
     """Makes spans of calls. tracing: the module `opentelemetry.trace`. parent: context of spans."""
 
@@ -193,8 +180,8 @@ class Spans:
         span.end(ns(last.complete_s))
 
 
-@dataclass
-class Traced(_Around):
+@dataclass(eq=False, repr=False)
+class Traced(Around):
     """A backend that makes spans of some calls. share: of the calls, above 0 and up to 1."""
 
     _spans: Spans

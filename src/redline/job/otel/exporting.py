@@ -34,7 +34,8 @@ class Reach:
     """The state of the receiver; exporter threads write it, and the event loop reads it.
 
     host: of the last request. reason: why the last failed request failed. outages: their number so
-    far. outage: why the present one began, None if there is none. back_s: when the last one ended.
+    far. outage: why the present one began, None if there is none. outage_host: the host when the
+    last one began. back_s: when it ended.
     """
 
     def __init__(self) -> None:
@@ -45,6 +46,7 @@ class Reach:
         # The time since which each signal fails, by the path of its requests.
         self._failing: dict[str, float] = {}
         self.outage: str | None = None
+        self.outage_host = ""
         self.back_s = -math.inf
 
     def begin(self, url: str) -> None:
@@ -66,7 +68,7 @@ class Reach:
         with self._lock:
             since_s = min(self._failing.values(), default=math.inf)
             if self.outage is None and now_s - since_s >= LEAST_OUTAGE_S:
-                self.outage = self.reason
+                self.outage, self.outage_host = self.reason, self.host
                 self.outages += 1
             elif self.outage is not None and not self._failing:
                 self.outage, self.back_s = None, now_s
@@ -93,7 +95,7 @@ def session_of(reach: Reach) -> Any:
     return type("ReachSession", (sessions,), {"request": request})()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class CountedSpans:
     """A span exporter that counts the spans which the exporter inside has delivered."""
 

@@ -87,7 +87,7 @@ class SpanExport:
         self.exporter.shutdown()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class MetricExport:
     """Exports metrics every `every_s` seconds, in a thread. Only the newest state is sent."""
 
@@ -185,7 +185,7 @@ class Telemetry:
     def notices(self) -> dict[str, str]:
         """A notice that the receiver is out of reach, or is back."""
         reach = self._reach
-        kind, who = f"{TELEMETRY}{reach.outages}", f"OpenTelemetry{self._where}"
+        kind, who = f"{TELEMETRY}{reach.outages}", f"OpenTelemetry{_at(reach.outage_host)}"
         if reach.outages > _MOST_TOLD:
             return {}
         if reach.outage is not None:
@@ -206,10 +206,12 @@ class Telemetry:
             lost.append("the last metrics")
         if not lost:
             return None
-        why = self._reach.reason or "there was too much to send"
-        if self._is_late and not self._reach.reason:
-            why = f"no answer within {LAST_S:g} s of the job's end"
-        return f"{' and '.join(lost)} did not reach OpenTelemetry{self._where}: {why}"
+        why = self._reach.reason or (
+            f"no answer within {LAST_S:g} s of the job's end"
+            if self._is_late
+            else "there was too much to send"
+        )
+        return f"{' and '.join(lost)} did not reach OpenTelemetry{_at(self._reach.host)}: {why}"
 
     def note(self, families: Iterable[Family]) -> None:
         """Records the job's present figures, and exports when due; called once a second."""
@@ -235,10 +237,6 @@ class Telemetry:
             for export in exports:
                 export.give_up()
 
-    @property
-    def _where(self) -> str:
-        return f" at {self._reach.host}" if self._reach.host else ""
-
     def _opened_spans(self, resource: Any) -> Spans:
         tracing = module("trace")
         provider = None if self._settings.endpoint else _set_by_program(tracing, "tracer")
@@ -263,6 +261,10 @@ class Telemetry:
         meter = Aggregated(resource, int(self._clock.wall_s() * _NS), is_delta=is_delta)
         self._metric_export = MetricExport(exporter, meter, self._settings.every_s, self._clock)
         return meter
+
+
+def _at(host: str) -> str:
+    return f" at {host}" if host else ""
 
 
 async def _ended(work: Future[Any], until_s: float) -> bool:

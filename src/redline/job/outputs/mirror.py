@@ -20,24 +20,28 @@ import hashlib
 import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from enum import Enum, auto
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from redline.errors import ConfigError, JournalError, RedlineError
 from redline.journal import Output, OutputLock, check_place, has_old_names, names_of, stem_of
 from redline.journal import manifest as manifests
-from redline.process import free_name, replace_file, write_all
+from redline.process import free_name, replace_file, write_all, write_file
 from redline.sources import ObjectReader
 from redline.store import Found, ObjectStore, ObjectUrl, StoreError, store_of
 
 _RANGE_BYTES = 8 * 1024 * 1024
 
 
-# The relation of a file and its object.
-_Relation = Literal["file has all", "object has all", "neither"]
+class _Relation(Enum):
+    """The relation of a file and its object: which of them contains all of the other."""
+
+    FILE_HAS_ALL = auto()
+    OBJECT_HAS_ALL = auto()
+    NEITHER = auto()
 
 
 class _Seen(msgspec.Struct):
@@ -142,7 +146,7 @@ class Mirror:
         content.
         """
         found = self._store.find(self._url(path))
-        if self._is_seen(path, found) or self._relation(path, found) == "file has all":
+        if self._is_seen(path, found) or self._relation(path, found) is _Relation.FILE_HAS_ALL:
             return found
         raise StoreError(self._url(path), "changed", "something else has changed it")
 
@@ -183,12 +187,12 @@ class Mirror:
         last seen: it is then kept aside.
         """
         relation = self._relation(path, found)
-        if found is None or relation == "file has all":
+        if found is None or relation is _Relation.FILE_HAS_ALL:
             if found is not None and not self._is_seen(path, found):
                 # The object is not read again; without a digest of the file, it is uploaded.
                 self._state.seen[path.name] = _Seen(found, "")
             return False
-        if relation == "neither":
+        if relation is _Relation.NEITHER:
             seen = self._state.seen.get(path.name)
             if seen is None or seen.digest != _digest(path):
                 raise self._refusal(ConfigError)
@@ -200,19 +204,19 @@ class Mirror:
     def _relation(self, path: Path, found: Found | None) -> _Relation:
         """Returns the relation; reads both as far as they are equal, if it must."""
         if found is None:
-            return "file has all"
+            return _Relation.FILE_HAS_ALL
         if not path.exists():
-            return "object has all"
+            return _Relation.OBJECT_HAS_ALL
         if self._is_seen(path, found):
-            return "file has all"
+            return _Relation.FILE_HAS_ALL
         with path.open("rb") as file:
             for data in _ranges(self._store, self._url(path)):
                 mine = file.read(len(data))
                 if not data.startswith(mine):
-                    return "neither"
+                    return _Relation.NEITHER
                 if len(mine) < len(data):
-                    return "object has all"
-        return "file has all"
+                    return _Relation.OBJECT_HAS_ALL
+        return _Relation.FILE_HAS_ALL
 
     def _is_seen(self, path: Path, found: Found | None) -> bool:
         """Whether the object is as it was when it was last uploaded or fetched."""
@@ -283,9 +287,8 @@ class Mirror:
         self._state = state
 
     def _save(self) -> None:
-        data = msgspec.json.encode(self._state)
         try:
-            replace_file(self._state_path, lambda fd: write_all(fd, [data]))
+            write_file(self._state_path, msgspec.json.encode(self._state))
         except JournalError:
             # A full disk must not keep the results from being uploaded. What was seen is only a
             # short cut: the next run compares the file with the object.

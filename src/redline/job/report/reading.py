@@ -9,7 +9,7 @@ from redline.job.inspect import current_lines, read_line
 from redline.job.outputs import path_of
 from redline.journal import Manifest, Output
 from redline.journal import manifest as manifests
-from redline.process import counted, printable
+from redline.process import clipped, counted, printable
 from redline.timeline import Timeline
 
 _MOST_EXAMPLES = 3
@@ -109,4 +109,4 @@ def _failed_rows(output: Output) -> list[FailedKind]:
 def shown(text: str, longest: int = _LONGEST) -> str:
     """Returns the text, printable and cut to `longest` characters."""
     text = printable(text[: 2 * longest].encode("utf-8", "replace").decode())
-    return text if len(text) <= longest else text[: longest - 3] + "..."
+    return clipped(text, longest)

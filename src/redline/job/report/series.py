@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
-from redline.observe import Binding, bindings
+from redline.observe import Binding, bindings, summary_of
 from redline.timeline import Timeline, Window, errors_of, merged, merged_phases
 
 # Of one output: the data of a page is then some 300 kB at most.
@@ -121,8 +120,9 @@ def points_of(timeline: Timeline, bound: Sequence[Sequence[Binding]], most: int)
         first = 0
         for count in _counts(run.windows, longest_s):
             window = merged(run.windows[first : first + count])
-            binding = _longest(found[first : first + count])
+            longest = summary_of(found[first : first + count]).shares[0]
             begin_s, end_s = offset_s + window.begin_s, offset_s + window.end_s
+            binding = Binding(longest.cause, longest.what, longest.evidence, begin_s, end_s)
             points.append(Point(number, begin_s, end_s, window, binding))
             first += count
     return points
@@ -143,20 +143,10 @@ def _counts(windows: Sequence[Window], longest_s: float) -> list[int]:
     return counts
 
 
-def _longest(found: Sequence[Binding]) -> Binding:
-    """Returns the cause that bound for most of the time, as in its longest window."""
-    spans = defaultdict[tuple[object, str], float](float)
-    for one in found:
-        spans[one.cause, one.what] += one.span_s
-    most = max(spans, key=spans.__getitem__)
-    return max((one for one in found if (one.cause, one.what) == most), key=lambda one: one.span_s)
-
-
 def band_of(points: Sequence[Point]) -> list[Binding]:
     """Returns the causes on the axis; neighbours with the same cause are merged."""
     band: list[Binding] = []
-    for point in points:
-        one = msgspec.structs.replace(point.binding, begin_s=point.begin_s, end_s=point.end_s)
+    for one in (point.binding for point in points):
         if band and band[-1].is_same(one) and one.begin_s - band[-1].end_s <= LEAST_GAP_S:
             band[-1] = msgspec.structs.replace(band[-1], end_s=one.end_s)
         else:

@@ -10,6 +10,7 @@ from redline.job.report.colours import BACKGROUND, LINES, OF_CAUSES, QUIET, RULE
 from redline.job.report.data import JobReport
 from redline.job.report.series import Column
 from redline.job.report.words import CAUSES, headline, percent, state_text
+from redline.process import clipped
 
 _WIDTH, _LEFT, _RIGHT = 960, 64, 24
 _PANEL, _TOP, _GAP, _BAND = 150, 96, 44, 18
@@ -49,7 +50,7 @@ def svg_of(report: JobReport) -> str:
 
 
 def _text(text: str, longest: int = 400) -> str:
-    return escape(text if len(text) <= longest else text[: longest - 3] + "...")
+    return escape(clipped(text, longest))
 
 
 def _style() -> str:

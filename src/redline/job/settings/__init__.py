@@ -13,9 +13,14 @@ from redline.job.settings.options import (
     Kind,
     Option,
     Options,
+    choice,
+    flag,
     kinds_of,
     options_in,
     read,
+    switch,
+    time,
+    whole,
 )
 from redline.job.settings.otel_settings import OtelSettings
 from redline.job.settings.otel_table import parse_otel

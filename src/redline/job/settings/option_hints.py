@@ -69,9 +69,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
     name: as it was written. known: in the same form, such as `--max-retries` or `max_retries`.
     """
-    # Without the flags of one letter.
-    long = (each for each in known if each[:2] == "--" or each[:1] != "-")
-    plain = {_plain(each): each for each in long}
+    plain = {_plain(each): each for each in known if not _is_short(each)}
     word = _plain(name)
     if word in _SENTENCES:
         option, hint = _SENTENCES[word]
@@ -85,3 +83,7 @@ def meant(name: str, known: Iterable[str]) -> str:
 
 def _plain(name: str) -> str:
     return name.lstrip("-").replace("_", "-").lower()
+
+
+def _is_short(name: str) -> bool:
+    return name.startswith("-") and not name.startswith("--")

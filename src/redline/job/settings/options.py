@@ -75,26 +75,64 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     absent: Mapping[str, str] = {}
 
 
+def flag(key: str, metavar: str | None, about: str, **facts: Any) -> Option:
+    """Returns an option with a flag.
+
+    facts: other fields of `Option`; without `section`, the flag is in that of the previous one.
+    """
+    return Option(key=key, metavar=metavar, help=about, **facts)
+
+
+def switch(key: str, about: str, **facts: Any) -> Option:
+    """Returns a flag without a value."""
+    return Option(key=key, help=about, kind=Kind.FLAG, **facts)
+
+
+def whole(key: str, about: str, *, least: int = 1, most: int = 10**15, **facts: Any) -> Option:
+    """Returns a flag whose value is a whole number within bounds."""
+    reader = partial(values.whole, least=least, most=most)
+    return flag(key, "N", about, read=reader, **facts)
+
+
+def time(key: str, about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Option:
+    """Returns a flag that sets a field in seconds: `drain_s` for `drain`."""
+    reader = partial(values.duration, most_s=most_s)
+    return flag(key, "TIME", about, field=f"{key}_s", read=reader, **facts)
+
+
+def choice(key: str, known: Sequence[str], about: str, **facts: Any) -> Option:
+    """Returns a flag whose value is one of `known`."""
+    reader = partial(values.choice, known=known)
+    return flag(key, "NAME", about, read=reader, complete=tuple(known), **facts)
+
+
+def _field(option: Option) -> Any:
+    """Returns the field of an option that is not given."""
+    return field(default=None, metadata={"option": option})
+
+
 def _option(**facts: Any) -> Any:
-    """Returns the field of an option that is not given. facts: of its `Option`."""
-    return field(default=None, metadata={"option": Option(**facts)})
+    return _field(Option(**facts))
 
 
-def _flag(metavar: str, about: str, **facts: Any) -> Any:
-    return _option(metavar=metavar, help=about, **facts)
-
-
-def _choice(known: Sequence[str], about: str, **facts: Any) -> Any:
-    read = partial(values.choice, known=known)
-    return _flag("NAME", about, read=read, complete=tuple(known), **facts)
-
-
-def _time(about: str, *, most_s: float = values.MAX_SECONDS, **facts: Any) -> Any:
-    return _flag("TIME", about, read=partial(values.duration, most_s=most_s), **facts)
+def _flag(metavar: str, about: str, *, key: str = "", **facts: Any) -> Any:
+    return _field(flag(key, metavar, about, **facts))
 
 
 def _switch(about: str, **facts: Any) -> Any:
-    return _option(help=about, kind=Kind.FLAG, **facts)
+    return _field(switch("", about, **facts))
+
+
+def _whole(about: str, **facts: Any) -> Any:
+    return _field(whole("", about, **facts))
+
+
+def _time(about: str, **facts: Any) -> Any:
+    return _field(time("", about, **facts))
+
+
+def _choice(known: Sequence[str], about: str, **facts: Any) -> Any:
+    return _field(choice("", known, about, **facts))
 
 
 def _of_each(metavar: str, about: str, **facts: Any) -> Any:
@@ -154,9 +192,7 @@ class Options:
     temperature: float | None = _flag(
         "T", "Sampling temperature.", read=values.number, python="params"
     )
-    max_tokens: int | None = _flag(
-        "N", "Most tokens in an answer.", read=partial(values.whole, least=1), python="params"
-    )
+    max_tokens: int | None = _whole("Most tokens in an answer.", python="params")
     params: dict[str, Any] | None = _flag(
         "NAME=VALUE",
         "Any other body field, with its value as JSON or text: seed=7. Repeatable.",
@@ -354,10 +390,10 @@ class Options:
     force: bool | None = _switch(
         "Continue an output that was begun with another prompt, model or parameter."
     )
-    max_retries: int | None = _flag(
-        "N",
+    max_retries: int | None = _whole(
         "Attempts after the first. Default 8.",
-        read=partial(values.whole, least=0, most=_MOST_RETRIES),
+        least=0,
+        most=_MOST_RETRIES,
         section=_END,
     )
     timeout_s: float | None = _time(
@@ -381,7 +417,7 @@ class Options:
         "Longest time of a row with all its retries. Default: none."
     )
     deadline_s: float | None = _time("Longest time of the run. The same command continues it.")
-    limit: int | None = _flag("N", "Only the first N rows.", read=partial(values.whole, least=1))
+    limit: int | None = _whole("Only the first N rows.")
     fail_on: Sequence[str] | None = _flag(
         "REASONS",
         "Count these answers as failures: length (cut at the token limit), empty, "

@@ -16,7 +16,7 @@ from redline.errors import ConfigError
 from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment, default_key
 from redline.job.settings.embedded import UNKNOWN_URL, Embedded, EmbeddedSim
 from redline.job.settings.keywords import options_of
-from redline.job.settings.options import Options
+from redline.job.settings.options import TABLE, Options
 from redline.job.settings.otel_settings import with_secrets
 from redline.job.settings.settings import Hooks, Job, Prompting
 from redline.journal import Output
@@ -25,8 +25,10 @@ from redline.limits import Limits
 SIM = "sim"
 OPENAI = "https://api.openai.com/v1"
 _OUTPUT = ("format", "ordered", "keep_input", "raw")
-# The settings of a job that options state as they are.
-_JOB = [name for name in Job.__struct_fields__ if name not in ("cache", "output", "trace", "otel")]
+# The fields that options state as they are.
+_PROMPTING = [name for name in Prompting.__struct_fields__ if name in TABLE]
+_MADE = ("cache", "output", "trace", "otel")
+_JOB = [name for name in Job.__struct_fields__ if name in TABLE and name not in _MADE]
 
 
 def make_job(rows: object, keywords: Mapping[str, Any], environ: Mapping[str, str]) -> Job:
@@ -41,7 +43,6 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
     Raises ConfigError.
     """
     embedded = embedded_in(options.endpoint)
-    budget, tokens = options.budget, options.budget_tokens
     return Job(
         rows=rows,
         endpoints=() if options.call is not None else endpoints_of(options, environment),
@@ -53,9 +54,7 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
         output=None if options.output is None else output_at(options.output, options),
         hooks=Hooks(**_given(options, *Hooks.__struct_fields__)),
         retry=RetryPolicy(**_given(options, "max_retries")),
-        allowance=None
-        if budget is tokens is None
-        else Allowance(picodollars=budget, tokens=tokens),
+        allowance=_allowance(options),
         trace=None if options.trace is None else Path(options.trace),
         otel=None if options.otel is None else with_secrets(options.otel, environment.environ),
         **_given(options, *_JOB),
@@ -87,12 +86,12 @@ def memory_path(environ: Mapping[str, str]) -> Path | None:
 
 def _given(options: Options, *names: str) -> dict[str, Any]:
     """Returns the given options among these names; their receiver has defaults for the others."""
-    found = {name: getattr(options, name, None) for name in names}
+    found = {name: getattr(options, name) for name in names}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _prompting(options: Options, embedded: Embedded | None) -> Prompting:
-    fields = _given(options, *Prompting.__struct_fields__)
+    fields = _given(options, *_PROMPTING)
     if embedded is not None:
         # It has one model, so none need be named.
         fields.setdefault("model", embedded.model)
@@ -218,3 +217,9 @@ def _cache(options: Options, environ: Mapping[str, str]) -> Cache | None:
         folder = beside.with_name("answers")
     size = {} if options.cache_size is None else {"max_bytes": options.cache_size}
     return Cache(folder, includes_sampled=bool(options.cache_sampled), **size)
+
+
+def _allowance(options: Options) -> Allowance | None:
+    if options.budget is None and options.budget_tokens is None:
+        return None
+    return Allowance(picodollars=options.budget, tokens=options.budget_tokens)

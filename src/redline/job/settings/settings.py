@@ -12,7 +12,7 @@ import msgspec
 
 from redline.calls import Cache, Endpoint, RetryPolicy
 from redline.calls.cost import Allowance, Price, Prices
-from redline.errors import ConfigError, nearest
+from redline.errors import ConfigError, check_known, nearest
 from redline.job.settings.embedded import Embedded
 from redline.job.settings.otel_settings import OtelSettings
 from redline.job.settings.task import Task
@@ -186,11 +186,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 hint="leave the cache out, or cache inside the function",
             )
         for reason in self.fail_on:
-            if reason not in FAIL_ON:
-                raise ConfigError(
-                    f"unknown reason to fail on: {reason}",
-                    hint=nearest(reason, FAIL_ON) or f"one of {', '.join(FAIL_ON)}",
-                )
+            check_known("reason to fail on", reason, FAIL_ON)
         for name in ("row_deadline_s", "deadline_s", "longest_wait_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -292,11 +288,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_via(self) -> None:
         """Refuses what batches cannot do."""
-        if self.via and self.via not in VIAS:
-            raise ConfigError(
-                f"unknown way to send rows: {self.via}",
-                hint=nearest(self.via, VIAS) or f"one of {', '.join(VIAS)}",
-            )
+        if self.via:
+            check_known("way to send rows", self.via, VIAS)
         if self.via not in BATCHING:
             return
         if self.output is None:
@@ -373,10 +366,13 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     def _check_output(self) -> None:
         """Refuses to write over the input."""
-        source, output = _place_of(self.rows), self.output
+        output = self.output
         if output is None:
             return
         _check_suffix(output)
+        source = _place_of(self.rows)
+        if source is None:
+            return
         again = (
             f"failures go there when results go to {output.name}: to try them again, run the first "
             "command with --retry-failed"

@@ -15,7 +15,7 @@ from redline.errors import TimedOut
 NO_MORE_S = -math.inf
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Ask:
     """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
 
@@ -78,7 +78,7 @@ class Remembering(Protocol):
         ...
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Answered:
     """Stub backend that returns an existing outcome, and keeps the first request."""
 

@@ -1,7 +1,7 @@
 """The displays of a job: progress, notices, row counts and the report."""
 
 from redline.job.show import notices
-from redline.job.show.layout import Line, screen, text_of
+from redline.job.show.layout import screen, text_of
 from redline.job.show.notebook import NotebookProgress, is_notebook
 from redline.job.show.notices import TELEMETRY, failing, finishing, outage_now, outages_ended
 from redline.job.show.progress import JsonProgress, PlainProgress, line_of

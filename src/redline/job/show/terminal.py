@@ -130,7 +130,7 @@ class _Area:
         self._stream.flush()
 
 
-@dataclass
+@dataclass(eq=False)
 class _Above:
     """A stream of the user's, whose whole lines come above the view."""
 

@@ -25,7 +25,7 @@ _Watched = HttpBackend | FunctionBackend
 _Seen = tuple[str, _Watched, bool]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Endpoints:
     """The endpoints of a run: those of a pool, or its only backend."""
 

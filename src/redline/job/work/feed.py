@@ -76,7 +76,7 @@ class _Batch(msgspec.Struct):
     is_end: bool = False
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Feed:
     """The supply of a run: hands out each row that is to be done, once.
 

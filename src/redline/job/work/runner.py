@@ -84,7 +84,7 @@ class Results(Protocol):
         ...
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Runner:
     """The runner of one job on one backend. `run` once; `drain` and `abort` at any time.
 
@@ -146,7 +146,8 @@ class Runner:
 
         supply: the source of rows meanwhile; the runner's own by default.
         """
-        own, self.supply = self.supply, supply or self.supply
+        own = self.supply
+        self.supply = own if supply is None else supply
         try:
             await self._run()
         finally:
@@ -182,9 +183,11 @@ class Runner:
 
     async def _work_together(self) -> None:
         async with asyncio.TaskGroup() as self._group:
-            job, workers = self.job, self.slots
-            if job.hooks.before or job.hooks.after or job.cache or self.permit:
-                workers, self._spare = workers + self._spare, 0
+            hooks, workers = self.job.hooks, self.slots
+            has_functions = hooks.before is not None or hooks.after is not None
+            if has_functions or self.job.cache or self.permit:
+                workers += self._spare
+                self._spare = 0
             for _ in range(workers):
                 self._add_worker(self._group)
 
@@ -299,6 +302,7 @@ class Runner:
 
     async def request_of(self, picked: Picked) -> Request | Outcome:
         """Returns the request for the row; its outcome if it cannot be sent."""
+        # Only the request that it records is used.
         noted = Answered(failed(Rejected("the row is not sent here")))
         outcome = await self._elsewhere(picked, Call(), noted)
         return outcome if noted.request is None else noted.request
@@ -609,8 +613,9 @@ def _unusable(picked: Picked) -> BadRow:
 
 def _unwanted(reasons: list[str | None], fail_on: Container[str]) -> str:
     """Returns the flaw of each choice that ended for a reason to fail on; empty for none."""
-    return "; ".join(
-        ("" if len(reasons) == 1 else f"choice {i}: ") + f"{FAIL_ON.get(reason, reason)} ({reason})"
-        for i, reason in enumerate(reasons)
-        if reason and reason in fail_on
-    )
+    flaws = []
+    for number, reason in enumerate(reasons):
+        if reason and reason in fail_on:
+            flaw = f"{FAIL_ON.get(reason, reason)} ({reason})"
+            flaws.append(flaw if len(reasons) == 1 else f"choice {number}: {flaw}")
+    return "; ".join(flaws)

@@ -9,10 +9,10 @@ time in which the process was stopped.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from redline.calls.cost import Metered
 from redline.clock import SYSTEM, Clock
@@ -23,6 +23,7 @@ from redline.job.work.runner import Runner
 from redline.job.work.tally import Tally
 from redline.journal import Journal
 from redline.observe import Setting, expected, setting_of
+from redline.process import end_tasks
 from redline.timeline import (
     NO_USE,
     WINDOW_S,
@@ -47,7 +48,7 @@ _MOST_WINDOWS = 1_800
 _SHARE = 1 / 600
 
 
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Sampler:
     """The sampler of one run, which makes its windows.
 
@@ -73,8 +74,13 @@ class Sampler:
     def __post_init__(self) -> None:
         self.windows: list[Window] = []
         self.slots = 0
+        self._thread_time = _ThreadTime()
+        self._begun_s = self._closed_s = 0.0
+        self._counters = Counters()
         self._stopped_s = 0.0
         self._task: asyncio.Task[None] | None = None
+        self._totals: Callable[[], Totals] = Totals
+        self._on_window: Callable[[Window], None] | None = None
         self._new: list[Window] = []
         self._is_begun = False
         self._setting: Setting | None = None
@@ -95,6 +101,7 @@ class Sampler:
         """
         self._totals = totals
         self._on_window = on_window
+        self._thread_time.open()
         self._begun_s = self._closed_s = self.clock.now_s()
         self._counters = self._count()
         self.gatherer.begin(self._begun_s, self._counters)
@@ -110,9 +117,8 @@ class Sampler:
         """
         if self._task is None:
             return
-        self._task.cancel()
         try:
-            await asyncio.wait([self._task])
+            await end_tasks(self._task)
             now_s = self.clock.now_s()
             self.gatherer.sample(self._state(now_s, 0.0))
             self._close(now_s)
@@ -121,6 +127,8 @@ class Sampler:
         except BaseException:
             self._abandon()
             raise
+        finally:
+            self._thread_time.close()
         end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what)
         if self.file is not None:
             await asyncio.to_thread(self._end, self.file, end)
@@ -251,7 +259,7 @@ class Sampler:
             failed=tally.failed,
             input_tokens=tally.input_tokens,
             output_tokens=tally.output_tokens,
-            thread_s=_thread_s(),
+            thread_s=self._thread_time.read_s(),
             cpu_s=time.process_time(),
             write_s=0.0 if journal is None else journal.write_s,
             sync_s=0.0 if journal is None else journal.sync_s,
@@ -289,12 +297,30 @@ class Sampler:
         file.close()
 
 
-def _thread_s() -> float:
-    """Returns the seconds that the calling thread has run, or was ready to run without a CPU."""
-    # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
-    try:
-        fields = Path("/proc/thread-self/schedstat").read_bytes().split()
-    except OSError:
-        fields = []
-    waited_ns = int(fields[1]) if len(fields) > 1 else 0
-    return time.thread_time() + waited_ns / 1e9
+class _ThreadTime:
+    """The time that the event loop's thread has run, or was ready to run without a CPU."""
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def open(self) -> None:
+        """Begins to read the time of the calling thread."""
+        # Linux reports how long the thread has waited for a CPU; on other systems it is unknown.
+        # Kept open: a wait that is known only now and then would make the time run backwards.
+        try:
+            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def read_s(self) -> float:
+        """Returns the seconds of the calling thread, which must be the one that opened this."""
+        waited_ns = 0
+        if self._fd >= 0:
+            fields = os.pread(self._fd, 100, 0).split()
+            waited_ns = int(fields[1]) if len(fields) > 1 else 0
+        return time.thread_time() + waited_ns / 1e9
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -27,7 +27,7 @@ def fate(job: Job, failed: KeySet, key: int, mark: int) -> Literal["to do", "don
     return "done" if has_failed else "untried"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Selection:
     """The choice of rows to do from those read, with counts of what earlier runs have done.
 

@@ -34,7 +34,7 @@ WINDOW_ROWS = 1000
 LEAST_ROWS = 100
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Failures:
     """The failures of a run; decides with each one whether the run must end."""
 

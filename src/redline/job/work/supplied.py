@@ -5,31 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from redline.calls import Backend, Call, Load, Outcome, Request, Sink
+from redline.calls import Call, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
 from redline.errors import JournalError
 from redline.job.work.runner import Results
 from redline.journal import Brief, Result
-from redline.waist import Attempts
+from redline.waist import Around, Attempts
 
 # Called with rows that are durable, or were passed on.
 Acknowledge = Callable[[list[Brief]], None]
 
 
-@dataclass
-class SuppliedBackend:
+@dataclass(eq=False, repr=False)
+class SuppliedBackend(Around):
     """A caller's backend, which several jobs may share.
 
     before_write: called before each write of this job's requests. attempts: counts them.
     """
 
-    _backend: Backend
     _before_write: Callable[[], None]
     _attempts: Attempts
     _clock: Clock = SYSTEM
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._backend.load(now_s, request)
 
     async def aclose(self) -> None:
         """Does nothing: the owner closes the backend."""
@@ -53,7 +49,7 @@ class SuppliedBackend:
 
         call.on_write = on_write
         try:
-            outcome = await self._backend.send(request, call, sink)
+            outcome = await self._inner.send(request, call, sink)
         finally:
             call.on_write = outer
             if sent_s is not None:
@@ -71,7 +67,7 @@ class SuppliedBackend:
         self._attempts.ended(now_s, now_s - sent_s, error, input_tokens, output_tokens)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class SuppliedResults:
     """A caller's own results: each row is acknowledged once it is taken."""
 

@@ -74,7 +74,7 @@ class EndpointUse(msgspec.Struct, frozen=True, kw_only=True):
     failing: Outages | None = None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Outage:
     """One endpoint's outages: the last one, when it began (inf if it is over), and earlier ones."""
 

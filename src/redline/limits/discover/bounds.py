@@ -25,14 +25,8 @@ USUAL_S = (1.0, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900
            7200.0, 21600.0, 43200.0, 86400.0)  # fmt: skip
 # Between them, a grid so fine that every window length has a point within 2.5 %.
 _STEP = 1.05
-_SHORTEST_S, _LONGEST_S = 1.0, 86400.0
-_GRID_S = sorted(
-    {*USUAL_S}
-    | {
-        _SHORTEST_S * _STEP**n
-        for n in range(math.ceil(math.log(_LONGEST_S / _SHORTEST_S, _STEP)) + 1)
-    }
-)
+_LONGEST_S = 86400.0
+_GRID_S = sorted({*USUAL_S, *(_STEP**n for n in range(math.ceil(math.log(_LONGEST_S, _STEP)) + 1))})
 # Calls overtake each other on the way by at most this many seconds: stamps are no more exact.
 _BLUR_S = 0.05
 # The bounds of a bucket may overlap by this factor before it is contradicted.

@@ -152,12 +152,12 @@ class AdaptiveConcurrency:
         self._latest_s = -math.inf
         self._settling = 0
         self._rest = self._rests = 1
-        self._is_trying = False
         self._is_up = True
         self._is_longer = False
         self._earlier_gain: float | None = None
         self._step = _FIRST_STEP
-        self._wins = self._losses = 0
+        self._wins = 0
+        self._has_turned = False
         self._wall = most + 1
         self._hold = _FIRST_HOLD
         self._held_answers = 0
@@ -222,7 +222,7 @@ class AdaptiveConcurrency:
             return
         if self.limit >= self._wall:
             self._wall, self._hold = self._most + 1, _FIRST_HOLD
-        if self._is_trying:
+        if self.limit != self._level:
             self._judge_try(done, now_s)
             return
         if self._stood is None:
@@ -241,7 +241,11 @@ class AdaptiveConcurrency:
             self._try(now_s)
 
     def _judge_try(self, tried: _Round, now_s: float) -> None:
-        gain, doubt = self._gain_of(tried)
+        assert self._stood is not None
+        ratio = math.log(self.limit / self._level)
+        slower, noise = tried.slower_than(self._stood)
+        # Of the step to `limit`, with its standard error.
+        gain, doubt = 1 - slower / ratio, noise / abs(ratio)
         is_clear = abs(gain - _LEAST_GAIN) > doubt
         if self._is_up and self._earlier_gain is not None:
             gain = (gain + max(-0.5, self._earlier_gain)) / 2
@@ -261,22 +265,13 @@ class AdaptiveConcurrency:
             self._level = self.limit
             self._stood = tried
             self._wins += 1
-            self._losses = 0
             self._rests = 1
             if self._is_up and (self._wins > 1 or gain > _WHOLE_GAIN):
                 # Only upwards: a step too far down costs work, one too far up only latency.
                 self._step = min(_FIRST_STEP, self._step**_GROWTH)
             self._try(now_s)
         else:
-            noise = doubt * abs(math.log(self.limit / self._level))
             self._turn(now_s, noise, is_clear=is_clear)
-
-    def _gain_of(self, tried: _Round) -> tuple[float, float]:
-        """The gain of the step to `limit`, and its standard error."""
-        assert self._stood is not None
-        ratio = math.log(self.limit / self._level)
-        slower, doubt = tried.slower_than(self._stood)
-        return 1 - slower / ratio, doubt / abs(ratio)
 
     def _has_changed(self, before: _Round, after: _Round) -> bool:
         """The server has become faster or slower at the same limit: tries the side of its knee."""
@@ -309,17 +304,15 @@ class AdaptiveConcurrency:
             self._turn(now_s, 0.0, is_clear=True)
             return
         self.limit = target
-        self._is_trying = True
         self._round = _Round(now_s)
         self._settling = max(0, math.ceil((target - level) * _SETTLING_SHARE))
 
     def _turn(self, now_s: float, noise: float, *, is_clear: bool) -> None:
         """Back to the level; the other way is tried next, in finer steps once both have lost."""
         self._is_up = not self._is_up
-        if self._wins or self._losses:
+        if self._wins or self._has_turned:
             self._step = math.sqrt(self._step)
-        self._wins = 0
-        self._losses += 1
+        self._wins, self._has_turned = 0, True
         finest = min(_COARSEST_STEP, max(_FINEST_STEP, math.exp(1.5 * noise)))
         self._step = max(self._step, finest)
         is_found = self._step < _SEARCH_STEP and is_clear
@@ -329,7 +322,7 @@ class AdaptiveConcurrency:
 
     def _stand(self, now_s: float) -> None:
         self.limit = self._level
-        self._is_trying = self._is_longer = False
+        self._is_longer = False
         self._stood = None
         self._settling = 0
         self._round = _Round(now_s)
@@ -340,8 +333,8 @@ class AdaptiveConcurrency:
             is_known = 0.9 * self._wall <= wall <= 1.1 * self._wall
             self._hold = min(2 * self._hold, _MOST_HOLD) if is_known else _FIRST_HOLD
             self._wall, self._held_answers = wall, self._hold * wall
-            is_fine = self._is_trying and self._step < _LARGE_STEP
-            if not (is_fine and self._level < wall):
+            is_fine = self.limit != self._level and self._level < wall and self._step < _LARGE_STEP
+            if not is_fine:
                 # Not our own small step beyond a level that was good: that one is too high too.
                 self._level = max(self._least, min(self.limit - 1, int(_CUT * wall)))
             self._climb_to = self._level
@@ -351,7 +344,7 @@ class AdaptiveConcurrency:
         self._cut_s = now_s
         self._step = _FINEST_STEP
         self._is_up = True
-        self._wins = self._losses = 0
+        self._wins, self._has_turned = 0, False
         self._earlier_gain = None
         self._rest = self._rests = 1
         self._stand(now_s)

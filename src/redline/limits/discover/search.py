@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 
 from redline.limits.discover.bounds import Bucket, Evidence, likeliest, named
-from redline.limits.discover.tracking import Hold, Word
+from redline.limits.discover.tracking import Hold, Level, Word
 from redline.limits.rule import Rate
 
 # Slow enough for a server that allows a few calls per minute, and fast enough to grow quickly.
@@ -46,12 +46,9 @@ class RateSearch:
     def __init__(self, start: Rate | None = None) -> None:
         self._evidence = Evidence()
         self._round_trip_s = 0.0
-        self._changed_s: float | None = None  # None until the first call
-        self._measured_s = 0.0  # the beginning of a round
+        self._level = Level(math.inf, math.inf)  # until the first call, none
         self._per_s = _FIRST_PER_S
-        self._growth, self._round = _GROWTH, _ROUND
-        self._sent = 0  # in this round
-        self._admitted = 0  # in this round
+        self._is_careful = False  # the server has refused something
         self._rest_s: float | None = None  # between single calls, while resting
         self._hold: Hold | None = None if start is None else Hold(start, 0.0, start.count)
         self._burst = 0  # calls admitted before the first refusal
@@ -77,12 +74,12 @@ class RateSearch:
 
     def sent(self, now_s: float) -> None:
         """Counts a call that was written."""
-        if self._changed_s is None:
-            self._changed_s = self._measured_s = now_s
+        if self._level.since_s == math.inf:
+            self._change(now_s)
             if self._hold is not None:
-                self._hold = Hold(self._hold.held, now_s, self._hold.held.count)
+                self._hold = Hold(self._hold.rate, now_s, self._hold.rate.count)
         self._evidence.sent(now_s)
-        self._sent += 1
+        self._level.sent += 1
         if self._hold is not None:
             self._hold.sent()
 
@@ -100,9 +97,9 @@ class RateSearch:
             full_s = _surely_full_s(asked_s)
             if full_s > 0:
                 self._evidence.note_full(sent_s + full_s)
-        if self._changed_s is None or sent_s < self._changed_s:
+        if sent_s < self._level.since_s:
             return False
-        self._admitted += not is_limited
+        self._level.admitted += not is_limited
         if self._rest_s is not None:
             return self._rested(now_s, sent_s, is_limited, asked_s)
         if self._hold is not None:
@@ -115,17 +112,16 @@ class RateSearch:
         return self._grow(now_s)
 
     def _grow(self, now_s: float) -> bool:
-        lasted_s = now_s - self._measured_s
-        if self._admitted < self._round or lasted_s < max(
-            _SHORTEST_ROUND_S, _ROUND_TRIPS * self._round_trip_s
-        ):
+        level = self._level
+        growth, least = (_CAREFUL_GROWTH, _CAREFUL_ROUND) if self._is_careful else (_GROWTH, _ROUND)
+        lasts_s = max(_SHORTEST_ROUND_S, _ROUND_TRIPS * self._round_trip_s)
+        if level.admitted < least or now_s - level.measured_s < lasts_s:
             return False
-        if self._sent < 0.8 * self._per_s * lasted_s - 1:
-            # The caller has not used the present rate, so nothing shows that the server allows
-            # more.
-            self._measured_s, self._sent, self._admitted = now_s, 0, 0
+        if not level.was_wanted(self._per_s, now_s):
+            # Nothing shows that the server allows more.
+            level.admitted = 0
             return False
-        self._per_s = min(self._per_s * self._growth, _FASTEST_PER_S)
+        self._per_s = min(self._per_s * growth, _FASTEST_PER_S)
         return self._change(now_s)
 
     def _held(self, now_s: float, hold: Hold, word: Word, *, was_proven: bool) -> bool:
@@ -144,9 +140,9 @@ class RateSearch:
         """The held rate is not the limit, or no longer is."""
         if self._hold is not None:
             if self._hold.is_proven:
-                self._evidence.restart(self._hold.held.window_s)
+                self._evidence.restart(self._hold.rate.window_s)
                 self._refusals = 0
-            self._per_s = self._hold.held.per_s
+            self._per_s = self._hold.rate.per_s
             self._hold = None
 
     def _rest(self, now_s: float, asked_s: float) -> None:
@@ -182,9 +178,20 @@ class RateSearch:
         if bucket.is_narrow or (
             bucket.is_possible and (window is None or self._is_burst(window, bucket))
         ):
-            self._take_bucket(bucket, now_s)
+            rate = named(bucket) if bucket.is_narrow else None
+            if rate is not None:
+                self._take(rate, now_s)
+                return
+            # Between what it surely refills and what it surely does not; growth finds the rest.
+            least_per_s = max(bucket.least_per_s, bucket.most_per_s / 4)
+            self._grow_from((least_per_s * bucket.most_per_s) ** 0.5)
         elif window is not None:
-            self._take_window(window, now_s)
+            # A moving window gives back what a burst took only when the burst leaves it.
+            wait_s = evidence.room_at_s(window, now_s) - now_s
+            if wait_s > (0.05 + 1 / window.count) * window.window_s:
+                self._rest_s = wait_s
+            else:
+                self._take(window, now_s)
         else:
             # Nothing explains it all, so the limit has changed, or others use it, or what was
             # sent was too uneven: what comes next is judged by itself, and sent more evenly.
@@ -203,32 +210,16 @@ class RateSearch:
         is_quick = evidence.longest_block_s() < 0.05 * evidence.span_s()
         return is_slower and evidence.is_first and (is_quick or self._refusals > 2)
 
-    def _take_bucket(self, bucket: Bucket, now_s: float) -> None:
-        rate = named(bucket) if bucket.is_narrow else None
-        if rate is None:
-            # Between what it surely refills and what it surely does not; growth finds the rest.
-            least_per_s = max(bucket.least_per_s, bucket.most_per_s / 4)
-            self._grow_from((least_per_s * bucket.most_per_s) ** 0.5)
-        else:
-            self._rest_s, self._hold = None, Hold(rate, now_s, self._burst)
-
-    def _take_window(self, rate: Rate, now_s: float) -> None:
-        # A moving window gives back what a burst took only when the burst leaves it.
-        wait_s = self._evidence.room_at_s(rate, now_s) - now_s
-        if wait_s > (0.05 + 1 / rate.count) * rate.window_s:
-            self._rest_s = wait_s
-        else:
-            self._rest_s, self._hold = None, Hold(rate, now_s, self._burst)
+    def _take(self, rate: Rate, now_s: float) -> None:
+        self._rest_s, self._hold = None, Hold(rate, now_s, self._burst)
 
     def _grow_from(self, per_s: float) -> None:
         self._rest_s = None
         self._per_s = max(min(per_s, 0.8 * self._per_s), _SLOWEST_PER_S)
-        self._growth, self._round = _CAREFUL_GROWTH, _CAREFUL_ROUND
+        self._is_careful = True
 
     def _change(self, now_s: float) -> bool:
-        self._changed_s = self._measured_s = now_s
-        self._sent = 0
-        self._admitted = 0
+        self._level = Level(now_s, now_s)
         return True
 
 

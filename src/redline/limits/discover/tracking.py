@@ -17,6 +17,8 @@ import math
 from collections import deque
 from enum import Enum
 
+import msgspec
+
 from redline.limits.discover.bounds import USUAL_S
 from redline.limits.rule import Rate
 
@@ -60,29 +62,42 @@ class Word(Enum):
     LOST = "the limit is another one"
 
 
+class Level(msgspec.Struct, eq=False):
+    """The calls at one rate. since_s: what was sent before says nothing about it."""
+
+    since_s: float
+    measured_s: float  # since when sends are counted
+    sent: int = 0
+    admitted: int = 0
+
+    def was_wanted(self, per_s: float, now_s: float) -> bool:
+        """Whether the caller has used up `per_s` since the last query, and so may use more."""
+        allowed = (now_s - self.measured_s) * per_s
+        sent, self.sent, self.measured_s = self.sent, 0, now_s
+        return sent >= 0.8 * allowed - 1
+
+
 class Hold:
-    """One rate. burst: the most calls that the server may admit at once before it refuses one."""
+    """One rate. burst: the most calls that the server may admit at once before it refuses one.
+
+    rate: what to send at now: `_more` above `sure` while climbing or watched. sure: what the server
+    grants, without what is only tried or watched.
+    """
 
     def __init__(self, rate: Rate, now_s: float, burst: int) -> None:
-        self.held = rate
+        self.rate = self.sure = rate
         self.is_proven = False  # a whole window has passed at this rate
         self._burst = burst
-        self._full = rate  # the rate before it was trimmed
-        self._trims = 0
+        self._full: Rate | None = None  # the rate before it was trimmed
         self._first_share = 0.0  # of refusals, at that rate
         self._tolerated = 0.0  # share of refusals
-        self._trial: Rate | None = None  # while climbing
-        self._more = 0.0  # its share above what is held; 0 for the plain rate next to it
+        self._is_climbing = False
+        self._more = 0.0  # 0 for the plain rate next to it
         self._plain: Rate | None = None  # the last one that was tried
-        self._extra = 0.0  # calls beyond what is held, in this climb
-        self._safe: Rate | None = None  # to go back to, while watched
-        self._gained = 0.0  # the share above it
-        self._changed_s = now_s
-        self._measured_s = now_s  # since when sends are counted
+        self._extra = 0.0  # calls beyond what is sure, in this climb
+        self._level = Level(now_s, now_s)
         self._deaf_until_s = now_s  # calls sent before it suffer from the rate before
         self._slowest_s = 0.0  # verdicts of late: until then, a refusal may still be on its way
-        self._sent = 0
-        self._admitted = 0  # since the change
         self._pause = _SOON if rate.count < _SMALL else _PAUSE
         self._rested = 0  # calls admitted since the last climb
         self._refused = 0  # since the last trim
@@ -92,20 +107,9 @@ class Hold:
         self._blocks = 0  # times that nearly everything was refused
         self._since_block = 0  # calls since the last of them
         self._last: deque[bool] = deque(maxlen=_CLOSE)
-        self._missed = 0  # calls that the last refusal kept from being sent
-
-    @property
-    def sure(self) -> Rate:
-        """What the server grants, without what is only tried or watched."""
-        return self._safe or self.held
-
-    @property
-    def rate(self) -> Rate:
-        """The rate to send at now."""
-        return self._trial or self.held
 
     def sent(self) -> None:
-        self._sent += 1
+        self._level.sent += 1
 
     def answered(
         self, now_s: float, sent_s: float, is_limited: bool, retry_after_s: float = 0.0
@@ -117,63 +121,57 @@ class Hold:
         """
         self._cost += is_limited
         self._slowest_s = max(now_s - sent_s, 0.99 * self._slowest_s)
-        if sent_s < self._changed_s:
+        if sent_s < self._level.since_s:
             return Word.KEEP
         missed = int(min(retry_after_s, self.rate.window_s) * per_second(self.rate))
         self._last.extend([True] * min(missed, _CLOSE))
-        self._since_first += missed
-        self._missed = missed
         self._last.append(is_limited)
-        self._since_first += 1
+        self._since_first += missed + 1
         self._since_block += 1
         if is_limited:
-            return self._suffer(now_s, sent_s) if self._trial is None else self._fall(now_s)
-        self._admitted += 1
+            return self._fall(now_s) if self._is_climbing else self._suffer(now_s, sent_s, missed)
+        self._level.admitted += 1
         self._rested += 1
-        return self._keep(now_s) if self._trial is None else self._climb(now_s, sent_s)
+        return self._climb(now_s, sent_s) if self._is_climbing else self._keep(now_s)
 
     def _keep(self, now_s: float) -> Word:
-        lasted_s = now_s - self._slowest_s - self._changed_s
+        window_s, admitted = self.rate.window_s, self._level.admitted
+        lasted_s = now_s - self._slowest_s - self._level.since_s
         if not self.is_proven:
-            self.is_proven = self._admitted >= 20 and lasted_s >= self.held.window_s
-            return Word.KEEP
-        if self._safe is not None:
-            watched_s = _WATCHED_WINDOWS * self.held.window_s
-            if self._admitted >= _WATCHED_DUE / self._gained and lasted_s >= watched_s:
-                self._safe = None
-                self._pause, self._failures = _SOON, 0
+            self.is_proven = admitted >= 20 and lasted_s >= window_s
+        elif self._more:
+            if admitted >= _WATCHED_DUE / self._more and lasted_s >= _WATCHED_WINDOWS * window_s:
+                self._gained()
         elif self._rested >= self._pause:
             self._rested = 0
-            if self._was_wanted(now_s):
+            if self._level.was_wanted(self.rate.per_s, now_s):
                 return self._begin(now_s)
         return Word.KEEP
 
     def _begin(self, now_s: float) -> Word:
         """Begins a climb: to a plain rate if one is near, since limits are plain numbers."""
-        plain = plain_above(self.held)
+        plain = plain_above(self.sure)
+        self._is_climbing = True
         self._extra = 0.0
         self._cost = 0
         if plain is None or plain == self._plain:
-            self._more, self._plain = self._step(), None
-            self._trial = scaled(self.held, 1 + self._more)
-        else:
-            self._more = 0.0
-            self._trial = self._plain = plain
+            self._plain = None
+            return self._send_above(self._step(), now_s)
+        self.rate = self._plain = plain
         return self._change(now_s)
 
-    def _suffer(self, now_s: float, sent_s: float) -> Word:
-        """The consequence of a refusal outside a climb.
+    def _suffer(self, now_s: float, sent_s: float, missed: int) -> Word:
+        """The consequence of a refusal outside a climb. missed: calls that it kept from being sent.
 
         Gives up part of what a climb has gained, trims a rate that is refused now and then, and
         reports a block or a lost rate if refusals are close together.
         """
         is_deaf = sent_s < self._deaf_until_s
         close = sum(self._last)
-        if self._safe is not None and (close > 1 or not is_deaf):
-            self._gain(self._safe, (self._gained - self._step()) / 2)
-            return self._change(now_s)
+        if self._more and (close > 1 or not is_deaf):
+            return self._fall(now_s)
         if close >= (_LOST if self.is_proven else _LOST_UNPROVEN):
-            if self._since_block > max(_FORGOTTEN_BLOCK, 4 * self.held.count):
+            if self._since_block > max(_FORGOTTEN_BLOCK, 4 * self.rate.count):
                 self._blocks = 0
             self._blocks += 1
             if not self.is_proven or self._blocks > (2 if is_deaf else 1):
@@ -183,103 +181,94 @@ class Hold:
             self._since_block = self._refused = 0
             self._last.clear()
             return Word.BLOCKED
-        return Word.KEEP if is_deaf else self._trim(now_s, is_first=close == 1)
+        return Word.KEEP if is_deaf else self._trim(now_s, missed, is_first=close == 1)
 
-    def _trim(self, now_s: float, *, is_first: bool) -> Word:
+    def _trim(self, now_s: float, missed: int, *, is_first: bool) -> Word:
         """Reduces the rate by the share that is refused, in whole calls per window if that fits.
 
         is_first: no refusal came shortly before this one.
         """
-        if self._refused == 0 or self._since_first > _FORGOTTEN:
-            self._trims = 0 if self._since_first > _FORGOTTEN else self._trims
+        since_first = self._since_first
+        if self._refused == 0 or since_first > _FORGOTTEN:
+            if since_first > _FORGOTTEN:
+                self._full = None
             self._refused, self._since_first = 1, 0
             return Word.KEEP
-        self._refused += 1 + self._missed
-        if self._since_first < (_CLOSE if is_first else 3 * _CLOSE):
+        self._refused += 1 + missed
+        if since_first < (_CLOSE if is_first else 3 * _CLOSE):
             return Word.KEEP
         # A rate that is one call per window too high causes one refusal in a window's calls.
-        share = (self._refused - 1) / max(self._since_first, self.held.count)
+        share = (self._refused - 1) / max(since_first, self.sure.count)
         self._refused = 0
-        if self._trims == 0:
-            self._full, self._first_share, self._tolerated = self.held, share, 0.0
+        if self._full is None:
+            self._full, self._first_share, self._tolerated = self.sure, share, 0.0
         if share <= self._tolerated:
             return Word.KEEP
-        self._trims += 1
-        is_far = per_second(self.held) < _LEAST_SHARE * per_second(self._full)
+        is_far = per_second(self.sure) < _LEAST_SHARE * per_second(self._full)
         if is_far and share > _AS_MANY * self._first_share:
-            self.held, self._tolerated = self._full, 3 * share
-            return self._change(now_s)
-        share = min(max(share, _LEAST_TRIM), _MOST_TRIM)
-        step = self._step()
-        if share >= 0.4 * step:
-            share = step * max(1, round(share / step))
-        self.held = scaled(self.held, 1 - share)
-        return self._change(now_s)
+            self.sure, self._tolerated = self._full, 3 * share
+        else:
+            share, step = min(max(share, _LEAST_TRIM), _MOST_TRIM), self._step()
+            if share >= 0.4 * step:
+                share = step * max(1, round(share / step))
+            self.sure = scaled(self.sure, 1 - share)
+        return self._send_above(0.0, now_s)
 
     def _step(self) -> float:
         """The smallest change worth trying: one call per window, as a share of the rate."""
-        count = self.held.count if self._safe is None else self._safe.count
-        if count < 10:
-            return 0.05
-        return max(1 / count, 0.001)
-
-    def _was_wanted(self, now_s: float) -> bool:
-        """Whether the caller has used up the rate since the last query, and so may use more."""
-        allowed = (now_s - self._measured_s) * self.rate.per_s
-        sent, self._sent, self._measured_s = self._sent, 0, now_s
-        return sent >= 0.8 * allowed - 1
+        return 0.05 if self.sure.count < 10 else max(1 / self.sure.count, 0.001)
 
     def _climb(self, now_s: float, sent_s: float) -> Word:
         """Continues to the next level if this one has passed."""
-        per_s = per_second(self.held)
+        per_s, level = per_second(self.sure), self._level
         more = self._more or _DUE / 100
-        lasted_s = min(sent_s, now_s - self._slowest_s) - self._changed_s
-        if lasted_s < max(self.held.window_s, max(_DUE / more, _CLOSE) / per_s):
+        lasted_s = min(sent_s, now_s - self._slowest_s) - level.since_s
+        if lasted_s < max(self.sure.window_s, max(_DUE / more, _CLOSE) / per_s):
             return Word.KEEP
-        if not self._was_wanted(now_s):
-            self._trial = None
-            return self._change(now_s)
+        if not level.was_wanted(self.rate.per_s, now_s):
+            self._is_climbing = False
+            return self._send_above(0.0, now_s)
         higher = 2 * self._more + self._step()
         extra = self._extra + lasted_s * self._more * per_s
         if not self._more:
-            assert self._trial is not None
-            self.held = self._trial
-            self._trial = None
-            self._pause, self._failures = _SOON, 0
-        elif higher <= _HIGHEST:
-            self._extra, self._more = extra, higher
-            self._trial = scaled(self.held, 1 + higher)
-        elif extra >= 1.2 * self._burst:
+            self._is_climbing = False
+            self._gained()
+            return self._change(now_s)
+        if higher <= _HIGHEST:
+            self._extra = extra
+            return self._send_above(higher, now_s)
+        if extra >= 1.2 * self._burst:
             self._burst, self._extra = 0, 0.0
-            self.held = self.rate
-            self._trial = scaled(self.held, 1 + self._more)
-        else:
-            return Word.KEEP
-        return self._change(now_s)
+            self.sure = self.rate
+            return self._send_above(self._more, now_s)
+        return Word.KEEP
+
+    def _gained(self) -> None:
+        """What was tried, or watched, is sure by now, and there may be more."""
+        self.sure, self._more = self.rate, 0.0
+        self._pause, self._failures = _SOON, 0
 
     def _fall(self, now_s: float) -> Word:
-        """Ends a climb at a refused level: the level before is kept for now, if there was one."""
-        passed = (self._more - self._step()) / 2
-        self._trial = None
-        self._gain(self.held, passed)
-        return self._change(now_s)
-
-    def _gain(self, safe: Rate, more: float) -> None:
-        """Keeps the share `more` above the safe rate, watched; if it is 0, the safe rate alone."""
+        """Goes back from a refused rate: the level before is watched, if there was one."""
+        self._is_climbing = False
+        more = (self._more - self._step()) / 2
         if more > 1e-9:
-            self._safe, self._gained, self.held = safe, more, scaled(safe, 1 + more)
-        else:
-            self._safe, self.held = None, safe
-            self._failures += 1
-            self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)
+            return self._send_above(more, now_s)
+        self._failures += 1
+        self._pause = min(_PAUSE * max(self._cost, 1) * self._failures, _LONGEST_PAUSE)
+        return self._send_above(0.0, now_s)
+
+    def _send_above(self, more: float, now_s: float) -> Word:
+        """From now on the share `more` above the sure rate is sent."""
+        self._more = more
+        self.rate = scaled(self.sure, 1 + more) if more else self.sure
+        return self._change(now_s)
 
     def _change(self, now_s: float) -> Word:
         """Starts counting anew after a change of the rate."""
-        if self._trial is None:
-            self._deaf_until_s = now_s + 2 * self.held.window_s
-        self._changed_s = self._measured_s = now_s
-        self._sent = 0
-        self._admitted = 0
+        if not self._is_climbing:
+            self._deaf_until_s = now_s + 2 * self.rate.window_s
+        self._level = Level(now_s, now_s)
         self._last.clear()
         return Word.CHANGED
 

@@ -68,11 +68,9 @@ def parse_count(text: str, what: str = "count") -> int:
 
     Raises ConfigError for anything else, zero included.
     """
-    match = _COUNT.fullmatch(text.strip())
-    if match is None:
+    value = _amount(text)
+    if value is None:
         raise ConfigError(f"{what} is not a number: {text}", hint="write it like 500, 200k or 1.5m")
-    # Decimal, because 8.2m and 1.001k are whole numbers and their float products are not.
-    value = Decimal(match[1]) * _FACTOR[match[2].lower()]
     if not 1 <= value <= MAX_COUNT or value != int(value):
         raise ConfigError(
             f"{what} must be a whole number of at least 1, not {text}",
@@ -88,14 +86,20 @@ def rate_per(value: str | float, window_s: float, what: str = "rate") -> Rate:
     stretches the window: 2.5 a second are 3 in 1.2 s. Raises ConfigError that names `what`.
     """
     text = format(Decimal(repr(float(value))), "f") if isinstance(value, float) else str(value)
-    match = _COUNT.fullmatch(text.strip())
-    amount = Decimal(match[1]) * _FACTOR[match[2].lower()] if match else Decimal(0)
-    if match and not amount:
+    amount = _amount(text)
+    if amount == 0:
         raise ConfigError(f"{what} must be above 0, not {text}", hint="leave it out for no limit")
-    if amount == int(amount):
+    if amount is None or amount == int(amount):
         return Rate(parse_count(text, what), window_s)
     count = math.ceil(amount)
     return Rate(count, float(Decimal(window_s) * count / amount))
+
+
+def _amount(text: str) -> Decimal | None:
+    """The number in a text such as `1.5m`; None if there is none."""
+    match = _COUNT.fullmatch(text.strip())
+    # Decimal, because 8.2m and 1.001k are whole numbers and their float products are not.
+    return Decimal(match[1]) * _FACTOR[match[2].lower()] if match else None
 
 
 def parse_rate(text: str, what: str = "rate") -> Rate:

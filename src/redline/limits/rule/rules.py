@@ -59,19 +59,6 @@ class LimitLine(msgspec.Struct, eq=False):
         in_bucket = missing_s * self.stated.count / self.stated.window_s
         return Alone(self.window.used(now_s), in_bucket, self.others)
 
-    def name_in_headers(self) -> None:
-        """Records that the server's headers mention this limit."""
-        self.is_headed = True
-
-    def saw_steady_refill(self, rate: float, now_s: float) -> None:
-        """Records a header by which it refills steadily. rate: its weight, up to 1."""
-        self.looked_s = now_s
-        self.steady += rate * (1 - self.steady)
-
-    def saw_odd_refill(self, rate: float) -> None:
-        """Records a header by which it does not. rate: its weight, up to 1."""
-        self.steady -= rate * self.steady
-
     def take(self, amount: int, now_s: float) -> None:
         """Counts `amount` as used by other clients."""
         self.others += amount
@@ -132,7 +119,11 @@ class Rules:
         for line, amount_of, most in self._tokens:
             if amount_of(cost) > most:
                 rate = usable(line.stated, self.limits.headroom)
-                raise _too_large(line.kind, amount_of(cost), rate)
+                raise OverLimit(
+                    f"the call needs about {amount_of(cost):,} {line.kind.replace('_', ' ')}, more "
+                    f"than the limit of {rate} allows at all",
+                    hint="shorten the prompt, lower max_tokens, or raise the token limit",
+                )
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
         """The bookings of `cost` in all windows, if it may be sent now; None if it must wait.
@@ -346,12 +337,3 @@ class Rules:
     def _guard_now_s(self) -> float:
         has_margin = self.limits.guard_s is not None or not self.is_searched
         return self.jitter.guard_s - (0.0 if has_margin else MARGIN_S)
-
-
-def _too_large(kind: Kind, amount: int, rate: Rate) -> OverLimit:
-    """The error for a call that needs more than `rate` ever allows."""
-    return OverLimit(
-        f"the call needs about {amount:,} {kind.replace('_', ' ')}, more than the limit of {rate} "
-        "allows at all",
-        hint="shorten the prompt, lower max_tokens, or raise the token limit",
-    )

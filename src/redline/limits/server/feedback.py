@@ -37,6 +37,18 @@ _TELLING = 0.9
 _SHORTEST_LOOK_S = 1.0
 # The smallest share of a limit that is used, so that probing continues.
 _LEAST = 0.02
+# How shares become equal (see _Crowd).
+_GAIN, _GIVEN = 0.5, 0.08
+# How rejections are judged (see _Pressure).
+_TOLERATED, _RAISE = 0.01, 0.01
+_CUT, _MORE = 4.0, 0.05
+_MANY, _FLOOD = 0.15, 0.3
+# While half of the calls are let in, this share is kept: not all 429s come of our number.
+_LEAST_ACCEPTED = 0.1
+# Two windows above 1 % by chance are rare among this many.
+_MEMORY = 8
+# A share has no meaning with fewer answers.
+_LEAST_ANSWERS = 20
 
 
 class Feedback:
@@ -85,8 +97,8 @@ class Feedback:
             return False
         line = self._line_of(one)
         if line is None:
-            return self._is_auto and self._adopt(one, now_s)
-        is_changed = self._follow(line, one, now_s)
+            return self._is_auto and self._adopt(one, one.limit, now_s)
+        is_changed = self._follow(line, one, one.limit, now_s)
         if one.remaining is not None:
             is_changed |= self._yield(line, one, bookings, now_s)
         return is_changed
@@ -99,7 +111,7 @@ class Feedback:
                 if math.isclose(line.stated.window_s, one.window_s, rel_tol=0.01):
                     return line
             elif line.stated.count == one.limit:
-                line.name_in_headers()
+                line.is_headed = True
                 return line
         if one.window_s is not None:
             return None
@@ -107,10 +119,9 @@ class Feedback:
         headed = [line for line in lines if line.is_headed]
         return headed[0] if len(headed) == 1 else None
 
-    def _follow(self, line: LimitLine, one: Stated, now_s: float) -> bool:
+    def _follow(self, line: LimitLine, one: Stated, count: int, now_s: float) -> bool:
         """Adopts the server's count, up to the user's own."""
-        assert one.limit is not None
-        count, window_s = one.limit, line.stated.window_s
+        window_s = line.stated.window_s
         if line.user is not None:
             count = min(count, line.user.count)
         elif one.window_s is None and one.reset_s is not None:
@@ -122,14 +133,13 @@ class Feedback:
         self._rules.restate(line, Rate(count, window_s))
         return True
 
-    def _adopt(self, one: Stated, now_s: float) -> bool:
-        assert one.limit is not None
+    def _adopt(self, one: Stated, limit: int, now_s: float) -> bool:
         of_kind = [line.stated for line in self._rules.lines if line.kind == one.kind]
         if len(of_kind) >= _MOST_LINES:
             return False
-        self._rules.set_rates(one.kind, [*of_kind, Rate(one.limit, window_s_of(one))], now_s)
+        self._rules.set_rates(one.kind, [*of_kind, Rate(limit, window_s_of(one))], now_s)
         if one.window_s is None:
-            self._rules.lines[-1].name_in_headers()
+            self._rules.lines[-1].is_headed = True
         return True
 
     def _yield(
@@ -171,9 +181,10 @@ class Feedback:
         if used * unit_s + 2 * slack_s > _TELLING * window_s:
             return
         if abs(one.reset_s - used * unit_s) > slack_s:
-            line.saw_odd_refill(3 * _STEADY_RATE)
+            line.steady -= 3 * _STEADY_RATE * line.steady
         elif now_s - line.looked_s >= window_s / _LOOKS:
-            line.saw_steady_refill(_STEADY_RATE, now_s)
+            line.looked_s = now_s
+            line.steady += _STEADY_RATE * (1 - line.steady)
 
 
 class _Look(msgspec.Struct):
@@ -215,9 +226,6 @@ class _Crowd:
     to use the same (Chiu and Jain 1989) and 96 % are used. The last term is for where others are.
     """
 
-    _GAIN = 0.5
-    _GIVEN = 0.08
-
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._looks: WeakKeyDictionary[Window, _Look] = WeakKeyDictionary()
@@ -240,10 +248,10 @@ class _Crowd:
     def _conclude(
         self, line: LimitLine, limit: int, used: float, ours: float, now_s: float
     ) -> None:
-        change = (limit - used) * self._GAIN
+        change = (limit - used) * _GAIN
         others = used - ours - _left_free(self._rules, line, limit)
         if others > _noise(self._rules, line, limit):
-            change -= self._GIVEN * ours * ours / used
+            change -= _GIVEN * ours * ours / used
         elif self.share == 1:
             return
         usable = line.stated.count * self._rules.limits.headroom
@@ -278,19 +286,6 @@ class _Pressure:
     All who add and cut shares of their own rate come to use the same (Chiu and Jain 1989).
     """
 
-    _TOLERATED = 0.01
-    _RAISE = 0.01
-    _CUT = 4.0
-    _MORE = 0.05
-    _MANY = 0.15
-    _FLOOD = 0.3
-    # While half of the calls are let in, this share is kept: not all 429s come of our number.
-    _LEAST_ACCEPTED = 0.1
-    # Two windows above 1 % by chance are rare among this many.
-    _MEMORY = 8
-    # A share has no meaning with fewer answers.
-    _LEAST_ANSWERS = 20
-
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._since_s = math.inf  # what came before it does not count; inf before the first answer
@@ -298,7 +293,7 @@ class _Pressure:
         self._is_resting = False  # until _since_s, after a change
         self._answered = 0
         self._limited = 0
-        self._clear = self._MEMORY  # windows since the last that was clearly above 1 %
+        self._clear = _MEMORY  # windows since the last that was clearly above 1 %
         self._quiet = 0  # windows since the last that counted
         self._is_certain = False
         self._is_guard_doubled = False
@@ -324,7 +319,7 @@ class _Pressure:
             self._answered = 0
         self._answered += 1
         self._limited += is_limited
-        if self._limited and self._answered < self._LEAST_ANSWERS:
+        if self._limited and self._answered < _LEAST_ANSWERS:
             return
         longest_s = max(line.stated.window_s for line in self._rules.lines)
         window_s = max(_SHORTEST_LOOK_S, min(60.0, longest_s))
@@ -347,29 +342,29 @@ class _Pressure:
             self._answered = self._limited = 0
 
     def _is_flood(self, answered: int) -> bool:
-        return self._limited >= answered * self._FLOOD
+        return self._limited >= answered * _FLOOD
 
     def _conclude(self, limited: int, answered: int, *, is_alone: bool) -> bool:
         """Judges one window; True if less is sent from now on."""
-        rejected, expected = limited / answered, answered * self._TOLERATED
+        rejected, expected = limited / answered, answered * _TOLERATED
         # Three standard deviations of a Poisson law.
         is_clear = limited > expected + 3 * math.sqrt(expected)
-        is_certain = is_clear and (rejected >= self._MANY or self._clear < self._MEMORY)
+        is_certain = is_clear and (rejected >= _MANY or self._clear < _MEMORY)
         self._is_certain = self._is_certain or is_certain
         self._clear = 0 if is_clear else self._clear + 1
         if not self._is_certain or limited <= expected:
             self._quiet += 1
-            self._is_certain = self._is_certain and self._quiet < self._MEMORY
-            self.share = min(1.0, self.share + self._RAISE * self._quiet)
+            self._is_certain = self._is_certain and self._quiet < _MEMORY
+            self.share = min(1.0, self.share + _RAISE * self._quiet)
             return False
         self._quiet = 0
-        if rejected < self._MANY and is_alone and not self._is_guard_doubled:
+        if rejected < _MANY and is_alone and not self._is_guard_doubled:
             self._is_guard_doubled = True
             self._rules.jitter.was_short()
             return True
-        cut = min(self._CUT * (rejected - self._TOLERATED), rejected + self._MORE)
-        least = _LEAST if rejected > 0.5 else self._LEAST_ACCEPTED
-        self.share = max(least, self.share * (1 - cut) + self._RAISE)
+        cut = min(_CUT * (rejected - _TOLERATED), rejected + _MORE)
+        least = _LEAST if rejected > 0.5 else _LEAST_ACCEPTED
+        self.share = max(least, self.share * (1 - cut) + _RAISE)
         return True
 
     def _sent(self, since_s: float, now_s: float) -> int:

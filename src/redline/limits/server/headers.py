@@ -189,7 +189,7 @@ class HeaderReader:
         if found := _BY_KIND.fullmatch(plain):
             field, subject, span, bare_span = found.groups()
             window = span or bare_span
-            window_s = SECONDS[window] if window else None
+            window_s = SECONDS.get(window)
             # Kong names the window alone and means requests.
             kind = _KINDS[subject] if subject else "requests"
             key = (is_passed_on, f"{subject} {window}")
@@ -199,7 +199,7 @@ class HeaderReader:
         elif found := _TOKENS.fullmatch(plain):
             subject, field, window = found.groups()
             kind, key = "tokens", (is_passed_on, f"{subject} {window}")
-            window_s = SECONDS[window] if window else None
+            window_s = SECONDS.get(window)
             if subject == "tokenlimit" and not window and not self._tells_reset(key, field):
                 window_s = _TOGETHER_WINDOW_S
         elif found := _UNSORTED.fullmatch(plain):

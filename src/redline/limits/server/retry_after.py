@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC
@@ -16,6 +15,7 @@ from redline.limits.server.stated_limit import (
     Stated,
     read_duration_s,
     read_limit,
+    read_number,
     read_window_s,
 )
 
@@ -60,11 +60,12 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
     RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None if nothing is stated.
     0..86,400; anything else reads as absent.
     """
-    wait_s = _number(headers.get("retry-after-ms"), 1e-3)
+    wait_ms = read_number(headers.get("retry-after-ms"))
+    wait_s = None if wait_ms is None else wait_ms / 1000
     if not wait_s:
         # Azure rounds its milliseconds down to 0 beside a Retry-After of 1.
         text = headers.get("retry-after")
-        seconds_s = _number(text, 1.0)
+        seconds_s = read_number(text)
         if seconds_s is None and text:
             seconds_s = _until(text, wall_s)
         wait_s = wait_s if seconds_s is None else seconds_s
@@ -138,14 +139,6 @@ def _body_s(body: bytes) -> float | None:
         else:
             waits.append(read_duration_s(found[1].decode().lower()) or 0.0)
     return max(waits, default=None)
-
-
-def _number(text: str | None, unit_s: float) -> float | None:
-    try:
-        value = float(text) if text else None
-    except ValueError:
-        return None
-    return value * unit_s if value is not None and math.isfinite(value) and value >= 0 else None
 
 
 def _until(text: str, wall_s: float) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -66,6 +67,15 @@ def read_count(text: str | None) -> int | None:
     return count if 0 <= count <= MAX_COUNT else None
 
 
+def read_number(text: str | None) -> float | None:
+    """A finite number, 0 or more; None for anything else."""
+    try:
+        number = float(text or "")
+    except ValueError:
+        return None
+    return number if 0 <= number < math.inf else None
+
+
 @lru_cache(maxsize=256)  # a limit stays the same from reply to reply
 def read_limit(text: str | None) -> int | None:
     """A count of 1 to 10^12. A limit of 0 cannot be kept: some gateways mean `unenforced` by it."""
@@ -99,17 +109,8 @@ def read_duration_s(text: str) -> float | None:
     found = _DURATION.fullmatch(text)
     if found is None or not text:
         return None
-    days, hours, minutes, seconds, millis = found.groups()
-    duration_s = float(seconds) if seconds else 0.0
-    if millis:
-        duration_s += float(millis) / 1000
-    if minutes:
-        duration_s += 60 * float(minutes)
-    if hours:
-        duration_s += 3600 * float(hours)
-    if days:
-        duration_s += 86_400 * float(days)
-    return duration_s
+    days, hours, minutes, seconds, millis = map(float, found.groups("0"))
+    return seconds + millis / 1000 + 60 * minutes + 3600 * hours + 86_400 * days
 
 
 @lru_cache(maxsize=1024)  # a server repeats its resets, and reading one costs ten look-ups
@@ -118,25 +119,19 @@ def _time_s(text: str) -> float | None:
     duration_s = read_duration_s(text)
     if duration_s is not None:
         return duration_s if duration_s < _FIRST_MOMENT_S else None
-    try:
-        number = float(text)
-    except ValueError:
+    number = read_number(text)
+    if number is None:
         return _moment_s(text)
-    if not 0 <= number < float("inf"):
-        return None
     return number if number < _FIRST_MOMENT_MS else number / 1000
 
 
 def _moment_s(text: str) -> float | None:
     try:
         moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    try:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
         return max(_FIRST_MOMENT_S, moment.timestamp())
-    except OverflowError:
+    except (ValueError, OverflowError):
         # A zone may lead out of the years 1 to 9999.
         return None
 
@@ -188,5 +183,4 @@ def window_s_of(one: Stated) -> float:
 
 def _usual_s(reset_s: float) -> float:
     """The shortest usual window that may reset after reset_s, which some round up to seconds."""
-    longer = [usual_s for usual_s in _USUAL_S if usual_s >= reset_s - 1]
-    return longer[0] if longer else reset_s
+    return next((usual_s for usual_s in _USUAL_S if usual_s >= reset_s - 1), reset_s)

@@ -138,7 +138,7 @@ class FileLedger:
             self._file = LockedFile(os.open(self._path, flags, 0o600))
         if not self._file.try_lock():
             return False
-        if _is_same(self._file.fd, self._path):
+        if self._file.is_at(self._path):
             return True
         # The file was moved or deleted: the other processes use the file that is at the path now.
         self._file.close()
@@ -204,13 +204,6 @@ class FileLedger:
 
 def _offset(place: int) -> int:
     return _FIRST_PLACE + place * _PLACE_BYTES
-
-
-def _is_same(fd: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _boot_id() -> str:

@@ -2,60 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
-import msgspec
-
 from redline.process import SharedTable
 
 
-class Flights(Protocol):
-    """Calls that have started and not ended."""
+class Flights:
+    """Calls that have started and not ended. counts: of each process. number: this one's."""
+
+    def __init__(self, counts: list[int] | memoryview, number: int) -> None:
+        self._counts = counts
+        self._number = number
 
     @property
     def count(self) -> int:
         """In all processes."""
+        return sum(self._counts)
 
     @property
     def own(self) -> int:
         """In this process."""
+        return self._counts[self._number]
 
     def add(self, more: int) -> None:
         """This many more have started here; -1 if one has ended."""
+        self._counts[self._number] += more
 
 
-class OwnFlights(msgspec.Struct, eq=False):
+class OwnFlights(Flights):
     """Those of this process alone."""
 
-    count: int = 0
-
-    @property
-    def own(self) -> int:
-        return self.count
-
-    def add(self, more: int) -> None:
-        self.count += more
+    def __init__(self) -> None:
+        super().__init__([0], 0)
 
 
-class SharedFlights:
+class SharedFlights(Flights):
     """Those of all processes that share a table; of one that is lost, none.
 
     name: the same for all of them. process: this one, from 0.
     """
 
     def __init__(self, table: SharedTable, name: str, process: int) -> None:
-        self._words = table.words
-        self._first = table.counts(name)
-        self._end = self._first + table.processes
-        self._own = self._first + process
+        super().__init__(table.words[row(table, name)], process)
 
-    @property
-    def count(self) -> int:
-        return sum(self._words[self._first : self._end])
 
-    @property
-    def own(self) -> int:
-        return self._words[self._own]
-
-    def add(self, more: int) -> None:
-        self._words[self._own] += more
+def row(table: SharedTable, name: str) -> slice:
+    """The table's words or reals of that name, one for each process."""
+    first = table.counts(name)
+    return slice(first, first + table.processes)

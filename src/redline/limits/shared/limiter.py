@@ -29,7 +29,6 @@ from redline.limits.shared.schedule import (
     Change,
     Lease,
     LeaseRequest,
-    Rule,
     described,
     lease_s_of,
     rated,
@@ -83,23 +82,6 @@ class Slot(msgspec.Struct, eq=False):
     sent_s: float | None = None
     late_s: float | None = None  # how late it reached the server at most, once proved
 
-    def write(self, now_s: float) -> None:
-        """Its call was written at `now_s`, local."""
-        self.sent_s = now_s
-
-    def prove(self, late_s: float | None) -> None:
-        """Records that the call reached the server at most `late_s` late; None if unknown."""
-        self.late_s = late_s
-
-    def settle(self, used: _Amounts) -> None:
-        """Records the amounts that the call used."""
-        self.used = used
-
-    def restate(self, stamp_s: float) -> None:
-        """Reports to the ledger what was used, and that it was sent at `stamp_s`."""
-        self.stamp_s = stamp_s
-        self.amounts = self.used or self.amounts
-
     def fits(self, amounts: _Amounts) -> bool:
         return all(map(int.__le__, amounts, self.amounts))
 
@@ -126,8 +108,6 @@ class SharedLimiter(RateLimiter):
         self._rated = rated(limits)
         self._lease_s = lease_s_of(limits)
         self._shortest_s = min((rate.window_s for _, rate in self._rated), default=1.0)
-        self._rules: tuple[Rule, ...] = ()
-        self._pace_guard_s = -1.0
         self._batch = [
             math.ceil(rate.count * max(_LEASE_SHARE, self._lease_s / rate.window_s))
             for _, rate in self._rated
@@ -208,11 +188,7 @@ class SharedLimiter(RateLimiter):
             try:
                 slot = await turn
             except asyncio.CancelledError:
-                if turn.cancelled():
-                    queue.forget()
-                elif turn.exception() is None:
-                    # Granted in the same turn of the loop as the cancellation.
-                    self.give_back(turn.result())
+                queue.leave(turn, self.give_back)
                 raise
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
@@ -222,7 +198,7 @@ class SharedLimiter(RateLimiter):
 
     def mark_sent(self, taken: Slot, now_s: float) -> None:
         """Records that a grant's call was written at `now_s`."""
-        taken.write(now_s)
+        taken.sent_s = now_s
         self._note(taken)
 
     def give_back(self, taken: Slot) -> None:
@@ -236,14 +212,14 @@ class SharedLimiter(RateLimiter):
         """Records that a grant's call used `used`."""
         # More than a whole window cannot be owed, or a server that counts wrongly would stop the
         # run.
-        taken.settle(tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated))
+        taken.used = tuple(min(used.amount(kind), rate.count) for kind, rate in self._rated)
         self._note(taken)
 
     def replied(self, taken: Slot, took_s: float, sent_s: float, used: Cost | None) -> None:
         """Records that a grant's reply began `took_s` after its write; used: as for `settle`."""
         if self._limits.guard_s is None:
             self.jitter.replied(took_s, sent_s)
-            taken.prove(self.jitter.proved_s(took_s))
+            taken.late_s = self.jitter.proved_s(took_s)
             self._note(taken)
         if used is not None:
             self.settle(taken, used)
@@ -391,9 +367,6 @@ class SharedLimiter(RateLimiter):
         # Without a hard rule, the pace must bear all that a call may reach the server late by.
         is_bucket = self._limits.profile == "bucket"
         pace_guard_s = slack_s + unproven_s if is_bucket else max(guard_s, slack_s)
-        if pace_guard_s != self._pace_guard_s:
-            self._pace_guard_s = pace_guard_s
-            self._rules = rules_of(self._limits, pace_guard_s)
         changes = [self._change(slot, unproven_s) for slot in self._changed]
         self._changed.clear()
         self._flush_s = math.inf
@@ -401,7 +374,7 @@ class SharedLimiter(RateLimiter):
         return LeaseRequest(
             owner=self._owner,
             limits=self._words,
-            rules=self._rules,
+            rules=rules_of(self._limits, pace_guard_s),
             wants=wants,
             changes=changes,
             guard_s=unproven_s,
@@ -419,7 +392,8 @@ class SharedLimiter(RateLimiter):
             unused = (0,) * len(before)
             return Change(from_s, from_s, before, unused, slot.planned_s, was_sent=False)
         late_s = unproven_s if slot.late_s is None else slot.late_s
-        slot.restate(self._ledger.stamp_s(slot.sent_s) + late_s)
+        slot.stamp_s = self._ledger.stamp_s(slot.sent_s) + late_s
+        slot.amounts = slot.used or before
         return Change(from_s, slot.stamp_s, before, slot.amounts, slot.planned_s)
 
     def _book(

@@ -53,12 +53,12 @@ class RedisLedger:
         self._where = _shown(url)
         self._key = f"redline:{{{sha256(name.encode()).hexdigest()[:24]}}}"
         self._clock = clock
-        self._client: Redis | None = None
         self._offset = Offset()
         # The time until an answer arrives, on the safe side; slots that begin earlier would be
         # late.
         self.lead_s = 0.0
         self._check(limits)
+        self._client = self._connected()
 
     @property
     def unsure_s(self) -> float:
@@ -79,8 +79,6 @@ class RedisLedger:
         """The lease. Raises NoEndpoint if Redis does not answer in time, or refuses."""
         from redis.exceptions import NoScriptError, RedisError
 
-        if self._client is None:
-            self._client = self._connected()
         blob = _ENCODER.encode(request)
         began_s = self._clock.now_s()
         try:
@@ -103,9 +101,7 @@ class RedisLedger:
 
     async def aclose(self) -> None:
         """Closes the connection. May be repeated."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        await self._client.aclose()
 
     def _connected(self) -> Redis:
         from redis.asyncio import Redis

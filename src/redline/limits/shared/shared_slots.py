@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from redline.clock import SYSTEM, Clock
+from redline.limits.shared.flights import row
 from redline.limits.wait import Slots
 from redline.process import SharedTable
 
@@ -62,21 +63,20 @@ class SharedCount:
     def __init__(self, sharer: Sharer, name: str, most: int, endpoint: str = "") -> None:
         table = sharer.table
         self.most = most
-        self._sharer = sharer
-        self._words, self._reals = table.words, table.reals
-        self._processes = table.processes
-        self._used = table.counts(f"{name}/used")
-        self._wants = table.counts(f"{name}/wants")  # when it last checked
-        self._taken = table.counts(f"{name}/taken")  # when it last took one
-        self._ranks = table.counts(f"{name}/rank")
-        self._shares = table.counts(f"{name}/share")
+        self._demand = sharer.demand
         self._endpoint = endpoint
-        self._own = self._used + sharer.number
+        self._own = sharer.number
+        # By the number of the process.
+        self._used = table.words[row(table, f"{name}/used")]
+        self._wants = table.reals[row(table, f"{name}/wants")]  # when it last checked
+        self._taken = table.reals[row(table, f"{name}/taken")]  # when it last took one
+        self._ranks = table.words[row(table, f"{name}/rank")]
+        self._shares = table.reals[row(table, f"{name}/share")]
 
     @property
     def used(self) -> int:
         """Slots used by all processes."""
-        return sum(self._words[self._used : self._used + self._processes])
+        return sum(self._used)
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
         """Whether this process may take a slot, once it has taken this many more."""
@@ -88,11 +88,10 @@ class SharedCount:
 
     def _is_next(self, now_s: float, coming: int) -> bool:
         """Whether no other process comes before this one."""
-        wants, own = self._wants, self._sharer.number
-        since_s = now_s - _FRESH_S
+        own, since_s = self._own, now_s - _FRESH_S
         others = [
             number
-            for number, looked_s in enumerate(self._reals[wants : wants + self._processes])
+            for number, looked_s in enumerate(self._wants)
             if looked_s > since_s and number != own
         ]
         if not others:
@@ -103,37 +102,35 @@ class SharedCount:
 
     def take(self, now_s: float) -> None:
         """Counts a slot taken by this process. Needs the table's lock."""
-        self._words[self._own] += 1
-        self._reals[self._taken + self._sharer.number] = now_s
+        self._used[self._own] += 1
+        self._taken[self._own] = now_s
 
     def release(self) -> None:
         """Counts a slot released by this process."""
-        self._words[self._own] -= 1
+        self._used[self._own] -= 1
 
     def want(self, now_s: float) -> None:
         """Records that this process waits for a slot."""
         self._state_demand()
-        self._reals[self._wants + self._sharer.number] = now_s
+        self._wants[self._own] = now_s
 
     def want_none(self) -> None:
         """Records that this process no longer waits."""
-        self._reals[self._wants + self._sharer.number] = 0.0
+        self._wants[self._own] = 0.0
 
     def resize(self, most: int) -> None:
         """Sets the number of slots."""
         self.most = most
 
     def _state_demand(self) -> None:
-        number, demand = self._sharer.number, self._sharer.demand(self._endpoint)
-        self._words[self._ranks + number] = demand.rank
-        self._reals[self._shares + number] = demand.share
+        demand = self._demand(self._endpoint)
+        self._ranks[self._own], self._shares[self._own] = demand.rank, demand.share
 
     def _turn(self, number: int, coming: int = 0) -> tuple[int, float, float]:
         """The sort key of a process: its rank, its use for its share, the time of its last slot."""
-        share = self._reals[self._shares + number]
-        used = self._words[self._used + number] + coming
+        share, used = self._shares[number], self._used[number] + coming
         turn = (used + 1) / share if share > 0 else math.inf
-        return self._words[self._ranks + number], turn, self._reals[self._taken + number]
+        return self._ranks[number], turn, self._taken[number]
 
 
 class SharedSlots(Slots):

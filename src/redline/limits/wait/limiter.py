@@ -50,13 +50,7 @@ class Limiter(RateLimiter):
         # The head of the queue waits until a call that has its grant is written.
         self.is_stalled = False
 
-    def __call__(
-        self,
-        tokens: int = 0,
-        *,
-        output_tokens: int = 0,
-        priority: int = 0,
-    ) -> _Entry:
+    def __call__(self, tokens: int = 0, *, output_tokens: int = 0, priority: int = 0) -> _Entry:
         """A context that is entered when one call may be sent, which is then taken as sent.
 
         tokens: of the input, or of input and output together; 0 or more.
@@ -148,12 +142,8 @@ class Limiter(RateLimiter):
         try:
             bookings = await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                queue.forget()
-                self.pump()
-            elif turn.exception() is None:
-                # Granted in the same turn of the loop as the cancellation.
-                self.give_back(turn.result())
+            queue.leave(turn, self.give_back)
+            self.pump()
             raise
         return Grant(self, bookings, cost, self._clock.now_s() - asked_s)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from operator import attrgetter
 from typing import Generic, TypeVar
@@ -83,6 +83,16 @@ class WaitQueue(Generic[Want, Got]):
         """Whether its waiter is the next one."""
         head = self.head()
         return head is not None and head.future is future
+
+    def leave(self, turn: asyncio.Future[Got], give_back: Callable[[Got], None]) -> None:
+        """Takes out the waiter of this future, whose task is cancelled.
+
+        give_back: takes back what it got in the same turn of the loop as the cancellation.
+        """
+        if turn.cancelled():
+            self.forget()
+        elif turn.exception() is None:
+            give_back(turn.result())
 
     def line(self) -> Iterator[Waiter[Want, Got]]:
         """The waiters in their order, as long as none comes or goes."""

@@ -31,6 +31,8 @@ class RateLimiter(ABC):
     is_shared: other processes keep the same limits, so that it may be parked by their calls.
     counts_tokens: a token limit is set, so estimates matter.
     shook_hands: records the seconds that a connection to the endpoint took.
+    most: the largest amount of a kind that one call could ever be granted; inf if nothing limits
+    it. check: raises OverLimit for a cost that could never be granted.
     accepted: counts an answer other than a 429, by the time (monotonic); False if `answered` must
     be called for it instead.
     """
@@ -46,6 +48,8 @@ class RateLimiter(ABC):
         self.rules = Rules(limits)
         self.counts_tokens = self.rules.counts_tokens
         self.shook_hands = self.rules.jitter.shook_hands
+        self.most = self.rules.most
+        self.check = self.rules.check
         self._clock = clock
         self._queue: WaitQueue[Any, Any] = WaitQueue()
         self._parked_until_s = -math.inf
@@ -62,14 +66,6 @@ class RateLimiter(ABC):
     def waiting(self) -> int:
         """Callers in the queue."""
         return self._queue.waiting
-
-    def most(self, kind: Kind) -> float:
-        """The largest amount that one call could ever be granted; inf if nothing limits it."""
-        return self.rules.most(kind)
-
-    def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted."""
-        self.rules.check(cost)
 
     @abstractmethod
     def room_s(self, cost: Cost, now_s: float) -> float:

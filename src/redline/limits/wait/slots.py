@@ -63,11 +63,7 @@ class Slots:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():
-                self._queue.forget()
-            else:
-                # The slot was handed over in the same turn of the loop as the cancellation.
-                self.release()
+            self._queue.leave(turn, lambda _: self.release())
             raise
 
     def release(self) -> None:

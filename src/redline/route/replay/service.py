@@ -239,9 +239,13 @@ def _fit(form: Service, parts: Sequence[_Part], by_time: Sequence[Served]) -> Se
         usual_s = max(_LEAST_S, _sum(weights, term))
         off.append(abs(math.log((part.wait_s + part.stretch * usual_s) / one.latency_s)))
         ratios.append(part.work_s / usual_s)
+    base_s, input_s, cached_s, output_s = weights
     return replace(
         form,
-        **dict(zip(("base_s", "input_s", "cached_s", "output_s"), weights, strict=True)),
+        base_s=base_s,
+        input_s=input_s,
+        cached_s=cached_s,
+        output_s=output_s,
         off=math.expm1(statistics.median(off)),
         spread=_quantiles(sorted(ratios)),
     )

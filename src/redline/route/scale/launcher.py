@@ -31,8 +31,8 @@ from redline.apis import chat, completions, embeddings, responses
 from redline.calls import Call, Endpoint, Health, HttpBackend, Load, Outcome, Request, Shared
 from redline.calls.http import Mask
 from redline.clock import SYSTEM
-from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, nearest
-from redline.process import printable
+from redline.errors import CallError, ConfigError, Final, NoEndpoint, RedlineError, check_known
+from redline.process import end_tasks, printable
 from redline.route.endpoints import intake_of, seat_of
 from redline.route.member import Seat
 from redline.route.scale.guardian import guarded
@@ -87,11 +87,7 @@ class LocalReplica(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("command is empty", hint=_EXAMPLE)
         if not any("{port}" in part for part in (*self.command, *self.env.values())):
             raise ConfigError("command has no {port}", hint=_EXAMPLE)
-        if self.trial not in TRIALS:
-            raise ConfigError(
-                f"unknown trial: {self.trial}",
-                hint=nearest(self.trial, TRIALS) or f"one of {', '.join(TRIALS)}",
-            )
+        check_known("trial", self.trial, TRIALS)
         if not 0 < self.start_s <= 86_400:
             raise ConfigError(f"start_s must be above 0 and at most 86,400, not {self.start_s:g}")
         if not self.cwd.is_dir():
@@ -269,8 +265,7 @@ class _Process:
             await asyncio.wait({task, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             return task.result() if task.done() and self.is_running else None
         finally:
-            task.cancel()
-            await asyncio.wait({task})
+            await end_tasks(task)
 
     async def end(self) -> None:
         """Raises RedlineError if something is left of it."""

@@ -208,6 +208,10 @@ class Admission:
                 return line.settings.priority, weights
         return None
 
+    def is_wanted(self, endpoint: str) -> bool:
+        """Whether a waiting call may use this endpoint."""
+        return any(endpoint not in avoid for line in self._lines for avoid in line.queue.avoided)
+
     def class_of(self, priority: int) -> str:
         """The name of the highest class that starts no sooner than this; otherwise the lowest."""
         for line in self._lines:

@@ -21,6 +21,7 @@ from heapq import heapify, heappop, heappush
 import msgspec
 
 from redline.errors import ConfigError
+from redline.structs import mutable
 
 # Tenants without waiting calls that are remembered for their usage or their calls in flight.
 _MOST_IDLE = 10_000
@@ -40,6 +41,7 @@ class Step(Enum):
     MOVED = "moved"
 
 
+@mutable
 class Waiter(msgspec.Struct, eq=False):
     """A waiting call. avoid: endpoints that it may not use. turn: what its task awaits."""
 
@@ -58,6 +60,7 @@ class Waiter(msgspec.Struct, eq=False):
             self.turn.set_result(None)
 
 
+@mutable
 class Flow(msgspec.Struct, eq=False):
     """A tenant in the queue.
 
@@ -139,10 +142,14 @@ class _Alike(msgspec.Struct, eq=False):
 
 
 class FairQueue:
-    """Waiting calls, served fairly between tenants. waiting: their number."""
+    """Waiting calls, served fairly between tenants.
+
+    waiting: the number of waiting calls. weights: the sum for tenants with waiting calls.
+    """
 
     def __init__(self) -> None:
         self.waiting = 0
+        self.weights = 0.0
         self._flows: dict[str, Flow] = {}
         self._busy = 0  # tenants with waiting calls
         # Waiting tenants by virtual time. An entry whose time differs from `Flow.place` is
@@ -167,6 +174,8 @@ class FairQueue:
                 self._forget()
             flow = self._flows[tenant] = Flow(tenant)
         if weight != flow.weight:
+            if flow.waiting:
+                self.weights += weight - flow.weight
             for avoid in flow.tokens:
                 self._alike[avoid].weights += weight - flow.weight
             flow.weight = weight
@@ -190,6 +199,8 @@ class FairQueue:
     def weights_for(self, endpoint: str) -> float:
         """The sum of weights of tenants with a waiting call that may use this endpoint."""
         usable = [alike for avoid, alike in self._alike.items() if endpoint not in avoid]
+        if len(usable) == len(self._alike):
+            return self.weights
         if len(usable) > 1:
             # A tenant may have several of them.
             return sum(flow.weight for flow in self.flows() if flow.may_use(endpoint))
@@ -210,6 +221,7 @@ class FairQueue:
         flow.add(waiter)
         if is_first:
             self._busy += 1
+            self.weights += flow.weight
             flow.used = max(flow.used, self._floor)
             self._put(flow)
 
@@ -250,6 +262,7 @@ class FairQueue:
             del self._alike[waiter.avoid]
         if not flow.waiting:
             self._busy -= 1
+            self.weights -= flow.weight
         if not self.waiting:
             self._clear()
 
@@ -298,7 +311,7 @@ class FairQueue:
         self._flows.clear()
         self._order.clear()
         self._alike.clear()
-        self._floor = self._time = 0.0
+        self.weights = self._floor = self._time = 0.0
 
     def _forget(self) -> None:
         """Forgets tenants without waiting calls.

@@ -16,12 +16,14 @@ from redline.serve.admission.admission import REVIEW_S, Admission, Line
 from redline.serve.admission.fair_queue import Flow, Step, Waiter
 from redline.serve.admission.settings import CLASSES, ClassSettings
 from redline.serve.admission.state import ClassLoad
+from redline.structs import mutable
 
 # A larger estimate is a mistake.
 _MOST_TOKENS = 1e9
 _ALL: frozenset[str] = frozenset()
 
 
+@mutable
 class Place(msgspec.Struct, eq=False):
     """A started call's place among the calls in flight. Left once: by `with` or by `leave`."""
 
@@ -138,7 +140,7 @@ class Gate:
 
     def waits_for(self, endpoint: str) -> bool:
         """Whether a waiting call may use this endpoint."""
-        return self._admission.first(endpoint) is not None
+        return self._admission.is_wanted(endpoint)
 
     def demand(self, endpoint: str) -> Demand:
         """The demand for slots of an endpoint that several processes share."""

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import msgspec
+from dataclasses import KW_ONLY, dataclass, field
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import Withdrawn
 from redline.route import MOVED
 from redline.serve.admission.errors import Overloaded, QueueFull
 from redline.serve.admission.gate import Gate
-from redline.waist import Backend, Call, Load, Outcome, Request, Sink, failed
+from redline.waist import Around, Call, Outcome, Request, Sink, failed
 
 
-class Gated(msgspec.Struct, eq=False):
+@dataclass(eq=False)
+class Gated(Around):
     """Sends each call in the class of its priority and in the name of its tenant.
 
-    gate: the gate in front of the pool that `backend` leads to; once it moves its calls, calls here
-    fail with Withdrawn. tokens_of: estimates the usage of a request. weight_of: returns the weight
-    of a tenant. Both are called only for calls that have to wait. A reply with usage replaces the
-    estimate.
+    gate: the gate in front of the pool that the other backend leads to; once it moves its calls,
+    calls here fail with Withdrawn. tokens_of: estimates the usage of a request. weight_of: returns
+    the weight of a tenant. Both are called only for calls that have to wait. A reply with usage
+    replaces the estimate.
     """
 
-    backend: Backend
     gate: Gate
+    _: KW_ONLY
     tokens_of: Callable[[Request], float] = lambda _: 1.0
     weight_of: Callable[[str], float] = lambda _: 1.0
     clock: Clock = SYSTEM
-    _moves: int = 0
+    _moves: int = field(init=False)
 
     def __post_init__(self) -> None:
         self._moves = self.gate.moves
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self.backend.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         gate, since_s = self.gate, None
@@ -59,13 +56,10 @@ class Gated(msgspec.Struct, eq=False):
             if gate.moves != self._moves:
                 # They were moved after its turn had come.
                 return failed(Withdrawn(MOVED))
-            outcome = await self.backend.send(request, call, sink)
+            outcome = await self._inner.send(request, call, sink)
             reply = outcome.reply
             if reply is not None and not (reply.input_tokens is reply.output_tokens is None):
                 place.settle((reply.input_tokens or 0) + (reply.output_tokens or 0))
         if since_s is not None:
             outcome.was_queued(since_s)
         return outcome
-
-    async def aclose(self) -> None:
-        await self.backend.aclose()

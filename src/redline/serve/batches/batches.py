@@ -20,7 +20,7 @@ from redline.calls import Backend
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError, JournalError
 from redline.httpserver import JSON, Exchange
-from redline.process import LockedFile, sync_name, telling
+from redline.process import LockedFile, end_tasks, sync_name, telling
 from redline.serve.batches.asked import read_batch
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.files import Files
@@ -118,9 +118,7 @@ class Batches:
         Files and batches are still served, until `aclose`. May be repeated.
         """
         self._is_closing = True
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.wait([self._keeping])
+        await end_tasks(self._keeping)
         for life in self._lives.values():
             life.stop()
         if self._tasks:

@@ -106,7 +106,13 @@ class Files:
             name, kept_s = await upload.receive(exchange, settings.kept_s)
             # The folder is synced with the record.
             storing = self._store(
-                upload.keep, file_id, tenant, name, UPLOADED, upload.size_bytes, kept_s
+                upload.keep,
+                file_id=file_id,
+                tenant=tenant,
+                name=name,
+                purpose=UPLOADED,
+                size_bytes=upload.size_bytes,
+                kept_s=kept_s,
             )
             return (await self._disk.whole(storing)).shown()
         finally:
@@ -117,8 +123,15 @@ class Files:
         self, source: Path, file_id: str, tenant: str, name: str, size_bytes: int, kept_s: int
     ) -> None:
         """Stores a file that the server wrote itself and that is already durable at `source`."""
-        move = partial(_move, source)
-        await self._store(move, file_id, tenant, name, WRITTEN, size_bytes, kept_s)
+        await self._store(
+            partial(_move, source),
+            file_id=file_id,
+            tenant=tenant,
+            name=name,
+            purpose=WRITTEN,
+            size_bytes=size_bytes,
+            kept_s=kept_s,
+        )
 
     async def delete(self, _: Exchange, tenant: str, file_id: str) -> object:
         """The response, once the file is gone. Raises Refusal."""
@@ -165,6 +178,7 @@ class Files:
     async def _store(
         self,
         put: Callable[[Path], None],
+        *,
         file_id: str,
         tenant: str,
         name: str,

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from redline.errors import JournalError
-from redline.process import replace_file, sync_name, telling, write_all
+from redline.process import sync_name, telling, write_file
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.records import BatchRecord, StoredFile
 
@@ -83,8 +83,7 @@ class Shelf(Generic[R]):
 
     async def save(self, record: R) -> None:
         """Returns once the present state of the record is durable. Raises JournalError."""
-        data = msgspec.json.encode(record)
-        await self._disk.do(replace_file, self._path(record.id), lambda fd: write_all(fd, [data]))
+        await self._disk.do(write_file, self._path(record.id), msgspec.json.encode(record))
         self._records[record.tenant][record.id] = record
 
     async def drop(self, record: R) -> None:

@@ -7,11 +7,11 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
-import msgspec
-
-from redline.calls import Backend, Call, Load, Outcome, Request, Sink
+from redline.calls import Backend, Call, Outcome, Request, Sink
 from redline.clock import SYSTEM, Clock
+from redline.waist import Around
 
 # Seconds between two queries of a backend's slots, at least.
 _FRESH_S = 0.05
@@ -102,12 +102,14 @@ class _Group:
         now_s = self._clock.now_s()
         if now_s - self._room_s >= _FRESH_S:
             self._room_s = now_s
-            slots = self._backend.load(now_s, self._request).slots or math.inf
-            self._room = int(min(self._most, slots + max(_LEAST_AHEAD, slots // 2)))
+            slots = self._backend.load(now_s, self._request).slots
+            room = slots + max(_LEAST_AHEAD, slots // 2)
+            self._room = min(self._most, room) if slots else self._most
         return self._room
 
 
-class Shared(msgspec.Struct, eq=False):
+@dataclass(eq=False)
+class Shared(Around):
     """The backend of all batches, which passes on a few calls more than can be answered at once.
 
     The bound is for each tenant and model. most: calls of a tenant to a model, at most. The backend
@@ -116,10 +118,9 @@ class Shared(msgspec.Struct, eq=False):
     up other calls.
     """
 
-    _backend: Backend
     _most: int
     _clock: Clock = SYSTEM
-    _groups: dict[tuple[str, str], _Group] = {}
+    _groups: dict[tuple[str, str], _Group] = field(default_factory=dict)
 
     @property
     def held(self) -> int:
@@ -131,22 +132,17 @@ class Shared(msgspec.Struct, eq=False):
         for group in self._groups.values():
             group.turns.look()
 
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._backend.load(now_s, request)
-
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        body = request.body
-        model = body.get("model") if isinstance(body, dict) else None
-        name = call.tenant, model if isinstance(model, str) else ""
+        name = call.tenant, request.model or ""
         group = self._groups.get(name)
         if group is None:
-            group = _Group(self._backend, request, self._most, self._clock)
+            group = _Group(self._inner, request, self._most, self._clock)
             self._groups[name] = group
         group.calls += 1
         try:
             await group.turns.acquire(call.tenant)
             try:
-                return await self._backend.send(request, call)
+                return await self._inner.send(request, call)
             finally:
                 group.turns.release(call.tenant)
         finally:

@@ -20,7 +20,7 @@ import msgspec
 from redline.calls import Health, Retry
 from redline.clock import SYSTEM
 from redline.errors import RedlineError
-from redline.process import counted, end_at_second, run_until_told
+from redline.process import counted, end_at_second, end_tasks, run_until_told
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
 from redline.serve.fleet.settings import FleetSettings
@@ -164,13 +164,13 @@ class ServedFleet:
                 while not stop.is_set():
                     self._look()
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(stop.wait(), _LOOK_S)
+                        async with asyncio.timeout(_LOOK_S):
+                            await stop.wait()
                 if in_flight := relay.in_flight:
                     calls = counted(in_flight, "call")
                     self._on_event(f"ending {calls}, within {self._settings.front.drain_s:g} s")
         finally:
-            running.cancel()
-            await asyncio.wait([running])
+            await end_tasks(running)
             await self._pool.aclose()
         if not running.cancelled():
             running.result()

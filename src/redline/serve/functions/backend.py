@@ -15,7 +15,6 @@ from redline.calls import (
     Call,
     Chunk,
     DynamicBatcher,
-    Load,
     Outcome,
     Reply,
     Request,
@@ -27,6 +26,7 @@ from redline.errors import CallError, ConfigError, NoEndpoint, Rejected
 from redline.process import load_object
 from redline.serve.functions.forms import Form, Question, forms_of, read, tokens_of
 from redline.serve.http import events_of
+from redline.waist import Around
 
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream; charset=utf-8"}
@@ -41,7 +41,7 @@ class FunctionSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_wait_s: float = 0.01
 
 
-class ServedFunction:
+class ServedFunction(Around):
     """A backend that answers requests in OpenAI's form with a function of a list.
 
     name: of the function, and of its model. paths: those that it answers. Items of all requests
@@ -66,13 +66,11 @@ class ServedFunction:
         self._batcher = DynamicBatcher(
             function, max_batch_size, max_wait_s, max_in_flight=max_in_flight
         )
+        super().__init__(self._batcher)
 
     def figures(self) -> BatchFigures:
         """The figures of its batches."""
         return self._batcher.figures()
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self._batcher.load(now_s)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         form = self._forms.get(request.url)
@@ -100,9 +98,6 @@ class ServedFunction:
             endpoint=self.name,
             latency_s=max(outcome.latency_s for outcome in outcomes),
         )
-
-    async def aclose(self) -> None:
-        await self._batcher.aclose()
 
     async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
         """The outcome of each item."""

@@ -14,25 +14,23 @@ from redline.calls.client import RetryBudget, RetryPolicy
 from redline.clock import SYSTEM
 from redline.errors import Retryable, Withdrawn
 from redline.route import MOVED, Pool
-from redline.waist import Call, Load, Outcome, Request, Sink, failed
+from redline.waist import Around, Call, Outcome, Request, Sink, failed
 
 MOST = 2
 
 
-class Failover:
+class Failover(Around):
     """A backend that sends a failed call again without waiting.
 
     pool: records in `Call.avoid` that another endpoint works. failovers: so far.
     """
 
     def __init__(self, pool: Pool) -> None:
+        super().__init__(pool)
         self.pool = pool
         self._budget = RetryBudget(RetryPolicy(max_retries=MOST))
         self._calls = 0
         self.failovers = 0
-
-    def load(self, now_s: float, request: Request | None = None) -> Load:
-        return self.pool.load(now_s, request)
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
@@ -54,9 +52,6 @@ class Failover:
             outcome.tried = tried + outcome.tried
         outcome.attempts = call.attempts
         return outcome
-
-    async def aclose(self) -> None:
-        await self.pool.aclose()
 
     def _may_repeat(self, outcome: Outcome, call: Call) -> bool:
         """Whether another endpoint may answer, and deadline and retry budget allow it now."""

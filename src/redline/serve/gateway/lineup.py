@@ -23,6 +23,7 @@ from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
 from redline.limits import Slots
 from redline.limits.shared import Demand
+from redline.process import end_tasks
 from redline.route import (
     Pool,
     PoolMember,
@@ -242,11 +243,7 @@ class Lineup:
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
-        changes = [*self._changes]
-        for task in changes:
-            task.cancel()
-        if changes:
-            await asyncio.wait(changes)
+        await end_tasks(*self._changes)
         for pool in [*self._ending, *self.pools]:
             await pool.aclose()
 
@@ -386,14 +383,17 @@ def _followed(groups: Sequence[Group], ways: Sequence[Way]) -> list[tuple[Group,
             left.remove(old)
         followed.append((group, old))
     taken = {old.group.name for _, old in followed if old is not None}
-    for index, (group, old) in enumerate(followed):
-        others = (f"{group.name} {number}" for number in count(2))
-        names = chain([group.name], sorted(group.barred), others)
-        free = (name for name in names if name not in taken)
-        name = next(free) if old is None else old.group.name
-        taken.add(name)
-        followed[index] = msgspec.structs.replace(group, name=name), old
-    return followed
+    named = list[tuple[Group, Way | None]]()
+    for group, old in followed:
+        if old is None:
+            others = (f"{group.name} {number}" for number in count(2))
+            names = chain([group.name], sorted(group.barred), others)
+            name = next(name for name in names if name not in taken)
+            taken.add(name)
+        else:
+            name = old.group.name
+        named.append((replace(group, name=name), old))
+    return named
 
 
 def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:

@@ -10,6 +10,7 @@ import msgspec
 
 from redline.calls import Call, Request
 from redline.clock import SYSTEM
+from redline.process import end_tasks
 from redline.serve.gateway.lineup import Ask, Lineup
 from redline.serve.http import model_entry
 
@@ -47,9 +48,7 @@ class ModelList:
 
     async def aclose(self) -> None:
         """Cancels queries in progress."""
-        if self._asking is not None:
-            self._asking.cancel()
-            await asyncio.wait([self._asking])
+        await end_tasks(self._asking)
 
     async def _ask(self) -> None:
         """Queries every server whose models the settings do not name."""

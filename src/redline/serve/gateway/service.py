@@ -24,7 +24,7 @@ from redline.calls.cache import AnswerStore, Cached
 from redline.errors import ConfigError
 from redline.httpserver import Address
 from redline.job.settings import Flags
-from redline.process import counted, end_at_second, raise_limit_fully, run_until_told
+from redline.process import counted, end_at_second, end_tasks, raise_limit_fully, run_until_told
 from redline.serve.batches import Batches
 from redline.serve.functions import function_backend
 from redline.serve.gateway.gates import Gates
@@ -298,8 +298,7 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await end_tasks(task)
 
 
 async def _follow_keys(gateway: Gateway) -> None:

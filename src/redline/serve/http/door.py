@@ -93,7 +93,8 @@ class Door(HttpServer):
     async def _emptied(self, within_s: float) -> None:
         """Returns once nothing is in flight, or the time is up."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._is_empty.wait(), within_s)
+            async with asyncio.timeout(within_s):
+                await self._is_empty.wait()
 
     async def _handle(self, exchange: Exchange) -> None:
         try:

@@ -45,9 +45,8 @@ class Routes:
         # By the expression of a path, whose groups are the ids, and by method.
         self._table: dict[re.Pattern[str], dict[str, Answer]] = {}
         for route in table:
-            self._table.setdefault(re.compile(_ID.sub("([^/]+)", route.pattern)), {})[
-                route.method
-            ] = route.answer
+            path = re.compile(_ID.sub("([^/]+)", route.pattern))
+            self._table.setdefault(path, {})[route.method] = route.answer
         # Paths without ids, for hints.
         self.paths = tuple(dict.fromkeys(r.pattern for r in table if "{" not in r.pattern))
         self.bodies_by_path: Mapping[str, int] = {

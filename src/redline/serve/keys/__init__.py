@@ -1,7 +1,7 @@
 """The tenant of a request, by its key, and the tenant's limits."""
 
-from redline.serve.keys.day_money import DAY_S, DayMoney
-from redline.serve.keys.key_file import Key, add_key, check_tenant, read_keys, revoke_key
+from redline.serve.keys.day_money import DAY_S
+from redline.serve.keys.key_file import Key, add_key, read_keys, revoke_key
 from redline.serve.keys.keyring import DEFAULT_TENANT, InvalidKey, Keyring
 from redline.serve.keys.limit_store import OWN, LimitStore
 from redline.serve.keys.shared_store import SharedStore

@@ -26,6 +26,7 @@ from redline.serve.keys.day_money import DAY_S
 from redline.serve.keys.limit_store import OWN, CountedWindow, LimitStore
 from redline.serve.keys.tenant_settings import TenantSettings
 from redline.serve.keys.window import GiveBack
+from redline.structs import mutable
 
 # The mean duration of calls is taken over about this many of the latest.
 _RECENT_CALLS = 8
@@ -53,6 +54,7 @@ class Refused(msgspec.Struct, frozen=True):
         return Refusal(self.what, status=429, code=self.code, headers=headers)
 
 
+@mutable
 class Started(msgspec.Struct, eq=False):
     """A call that has started. It ends once: by `settle`, `cancel`, or with a `with` block."""
 
@@ -143,11 +145,8 @@ class TenantLimits:
         self._requests = self._windows("requests", settings.requests, self._requests)
         self.of_tokens = self._windows("tokens", settings.tokens, self.of_tokens)
         self._allowance = settings.picodollars_per_day
-        self.alone = (
-            self._store.alone
-            if any((settings.requests, settings.tokens, self._most, self._allowance))
-            else OWN.alone
-        )
+        limits = (settings.requests, settings.tokens, self._most, self._allowance)
+        self.alone = self._store.alone if any(limits) else OWN.alone
 
     def try_start(
         self, now_s: float, tokens: int = 0, picodollars: int | None = 0

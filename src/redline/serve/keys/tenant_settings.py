@@ -55,11 +55,8 @@ def parse_tenants(tables: object, file: str, classes: Collection[str]) -> dict[s
 
 
 def _tenant(stated: dict[str, Any], classes: Collection[str]) -> TenantSettings:
-    default = _known(
-        "class",
-        stated.pop("class", "normal" if "normal" in classes else next(iter(classes))),
-        classes,
-    )
+    normal = "normal" if "normal" in classes else next(iter(classes))
+    default = _known("class", stated.pop("class", normal), classes)
     asked = [_known("classes", name, classes) for name in stated.pop("classes", ())]
     return TenantSettings(
         default_class=default, classes=tuple(dict.fromkeys([default, *asked])), **stated

@@ -11,6 +11,7 @@ import msgspec
 
 from redline.errors import Disconnected
 from redline.httpserver import BodyError, Exchange, State
+from redline.process import end_tasks
 from redline.serve.http import Refusal, Route, busy
 
 _CONNECT_S = 5.0
@@ -81,9 +82,7 @@ class _Passing(msgspec.Struct, eq=False):
                 raise _away() from None
             self._exchange.break_off()
         finally:
-            for task in both:
-                task.cancel()
-            await asyncio.wait(both)
+            await end_tasks(*both)
 
     async def _send(self) -> None:
         exchange, writer = self._exchange, self._writer

@@ -6,10 +6,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from itertools import chain
-from operator import add, attrgetter
+from operator import attrgetter
 from typing import TypeVar
 
-from msgspec.structs import astuple, replace
+from msgspec.structs import replace
 
 from redline.job.monitor import Family, Histogram
 from redline.serve.dashboard import (
@@ -138,4 +138,10 @@ def _with_nearest(second: Second, others: Sequence[Second]) -> Second:
     if not near:
         return second
     other = min(near, key=lambda one: abs(one.at_s - second.at_s))
-    return Second(second.at_s, *map(add, astuple(second)[1:], astuple(other)[1:]))
+    return Second(
+        second.at_s,
+        second.answers + other.answers,
+        second.tokens + other.tokens,
+        second.running + other.running,
+        second.waiting + other.waiting,
+    )

@@ -10,39 +10,47 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-# By the letter that is written for one of them.
-_WORDS = {
-    letter: words.split()
-    for letter, words in {
-        "N": """
+
+def _listed(words: str) -> list[str]:
+    """Returns the words between white space."""
+    return words.split()
+
+
+_NAMES = _listed("""
     Ada Bela Chandra Dunya Eamon Farid Greta Hana Ines Jonas Kofi Leila Marek Nadia Olaf Priya Quinn
     Rosa Soren Tariq Ulla Viktor Wanda Ximena Yusuf Zora Amara Boris Clara Dmitri Elena Fumiko
-""",
-        "t": """
+""")
+_THINGS = _listed("""
     lantern kettle map violin ladder compass letter umbrella clock basket mirror anchor whistle coat
     suitcase candle ribbon telescope spoon drum blanket ticket notebook button feather hammer key
     bicycle pocketwatch saddle teapot harp barrel chessboard kite wheel scarf bell lamp trunk
-""",
-        "k": """
+""")
+_KINDS = _listed("""
     broken silver borrowed crooked forgotten heavy painted quiet rusty small stolen strange tall
     tiny velvet wooden yellow ancient brass burnt careful cheap cold dusty empty folded golden
     hollow ivory jagged lost muddy narrow odd pale restless sharp simple tangled worn
-""",
-        "p": """
+""")
+_PLACES = _listed("""
     harbour orchard station cellar bridge market attic lighthouse quarry ferry library bakery
     windmill garden tunnel courtyard meadow theatre chapel canal rooftop stable forest kitchen
     museum pier valley workshop tower glacier island bazaar crossroads dockyard monastery schoolyard
-""",
-        "d": """
+""")
+_DEEDS = _listed("""
     carried hid mended sold found followed traded polished buried counted dropped examined guarded
     handed inspected kicked lifted measured noticed opened packed questioned raised searched
     touched unwrapped visited watched wrapped admired bought chased dragged emptied fetched gathered
-""",
-        "w": """
+""")
+_TIMES = _listed("""
     yesterday later suddenly tomorrow slowly again afterwards eventually meanwhile nightly once
     finally quickly secretly carefully together alone twice sometimes nearby
-""",
-    }.items()
+""")
+_WORDS = {
+    "N": _NAMES,
+    "t": _THINGS,
+    "k": _KINDS,
+    "p": _PLACES,
+    "d": _DEEDS,
+    "w": _TIMES,
 }
 # A single letter is replaced by a word of its list.
 _SENTENCES = tuple(
@@ -109,8 +117,6 @@ def _changed(story: str, rng: Random) -> str:
     words = story.split(" ")
     for place in rng.sample(range(len(words)), _CHANGED_WORDS):
         end = "." if words[place].endswith(".") else ""
-        word = rng.choice(
-            [thing for thing in _WORDS["t"] if thing != words[place].lower().rstrip(".")]
-        )
+        word = rng.choice([thing for thing in _THINGS if thing != words[place].lower().rstrip(".")])
         words[place] = word + end
     return " ".join(words)

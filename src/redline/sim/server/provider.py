@@ -256,8 +256,11 @@ class Provider:
 
     def _charge(self, draft: Draft) -> Charge:
         """Returns the amounts that the request counts for on arrival."""
-        outputs = {"actual": draft.completion_tokens, "reserved": draft.most_tokens}
-        return Charge(draft.prompt_tokens, outputs.get(self._settings.charge, 0))
+        if self._settings.charge == "actual":
+            return Charge(draft.prompt_tokens, draft.completion_tokens)
+        if self._settings.charge == "answered":
+            return Charge(draft.prompt_tokens)
+        return Charge(draft.prompt_tokens, draft.most_tokens)
 
     def _charge_answer(self, exchange: Exchange, draft: Draft) -> None:
         if self._settings.charge == "answered":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from redline.clock import SYSTEM, Clock
@@ -71,10 +71,9 @@ class Sim(HttpServer):
 
     def _metrics(self) -> Reply:
         """Returns the metrics that a pool reads from one of its servers."""
-        gauges = {"running": self._provider.stats.serving, "waiting": self._provider.waiting}
-        names = {f"redline_requests_{kind}": count for kind, count in gauges.items()}
-        lines = [f"# TYPE {name} gauge\n{name} {count}\n" for name, count in names.items()]
-        return Reply(200, "".join(lines).encode(), PROMETHEUS)
+        running, waiting = self._provider.stats.serving, self._provider.waiting
+        page = _page({"redline_requests_running": running, "redline_requests_waiting": waiting})
+        return Reply(200, page, PROMETHEUS)
 
     def _show(self, exchange: Exchange) -> Reply | None:
         """Returns a page that can be read without being counted; None for any other path."""
@@ -98,6 +97,12 @@ class Sim(HttpServer):
                 return refusal(error)
             return _MODELS
         return None
+
+
+def _page(gauges: Mapping[str, int]) -> bytes:
+    """Returns gauges in Prometheus' text format."""
+    lines = (f"# TYPE {name} gauge\n{name} {value}\n" for name, value in gauges.items())
+    return "".join(lines).encode()
 
 
 def serve_forever(

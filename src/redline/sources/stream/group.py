@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from redline.clock import SYSTEM
 from redline.errors import ConfigError, JournalError
-from redline.process import replace_file, write_all
+from redline.process import write_file
 from redline.sources.stream_url import MOST_IDLE_S, StreamUrl
 from redline.sources.text import extra
 
@@ -248,5 +248,5 @@ def consumer_of(path: Path) -> bytes:
     if kept:
         return kept
     name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}".encode()
-    replace_file(path, lambda fd: write_all(fd, [name, b"\n"]))
+    write_file(path, name + b"\n")
     return name

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal, Inexact
@@ -71,6 +70,7 @@ _MAGNITUDE = re.compile(
     r"|(?P<e9>billions?|milliard\w*|mrd|млрд)|(?P<e12>trillions?)))(?![^\W\d])"
     r"|[ ]?(?:(?P<e4>[万萬만])|(?P<e8>[亿億억]))"
 )
+_NEAR_MAGNITUDES = {"k": 3, "m": 6, "b": 9}
 _MONEY_AFTER = re.compile(
     rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR)\b)"
 )
@@ -94,8 +94,14 @@ _PHRASE = re.compile(
     rf"(?:an?[ ])?{_WORD}){{0,24}}(?![\w-])",
 )
 
-_CHINESE = re.compile("[零一二三四五六七八九两兩十百千万萬亿億]{1,24}")
-# More digits than any numeral's decimals have, if they end.
+_CHINESE_DIGITS = {sign: value for value, sign in enumerate("零一二三四五六七八九")} | {
+    "两": 2,
+    "兩": 2,
+}
+_CHINESE_TENS = {"十": 10, "百": 100, "千": 1000}
+_CHINESE_LARGE = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
+_CHINESE = re.compile(f"[{''.join([*_CHINESE_DIGITS, *_CHINESE_TENS, *_CHINESE_LARGE])}]{{1,24}}")
+# A number that takes more digits is shown as a fraction, as one whose decimals do not end.
 _EXACTLY = Context(prec=2000, traps=[Inexact])
 
 
@@ -193,7 +199,7 @@ def numerals(
             near, name = scale["near"], scale.lastgroup or ""
             if near in {"m", "b"} and not has_lead:
                 break  # metres
-            value *= 1000 ** (1 + "kmb".index(near[0].lower())) if near else 10 ** int(name[1:])
+            value *= 10 ** (_NEAR_MAGNITUDES[near[0].lower()] if near else int(name[1:]))
             at = scale.end()
         number = None
         if value is not None:
@@ -222,13 +228,12 @@ def chinese_numeral(text: str, at: int) -> Numeral | None:
         return None
     total, group, digit = 0, 0, 0
     for sign in found[0]:
-        value = int(unicodedata.numeric(sign, 2))  # 两 has no value in all versions of Unicode
-        if value < 10:
-            digit = 10 * digit + value
-        elif value <= 1000:
-            group, digit = group + (digit or 1) * value, 0
+        if sign in _CHINESE_DIGITS:
+            digit = 10 * digit + _CHINESE_DIGITS[sign]
+        elif sign in _CHINESE_TENS:
+            group, digit = group + (digit or 1) * _CHINESE_TENS[sign], 0
         else:
-            total += (group + digit or 1) * value
+            total += (group + digit or 1) * _CHINESE_LARGE[sign]
             group, digit = 0, 0
     return Numeral(*found.span(), Number(Fraction(total + group + digit)))
 

@@ -161,12 +161,12 @@ class _Questions:
 
     def same_in(self, others: _Questions, row: int) -> int | None:
         """Returns the row of this question in `others`; None if it has no answer there."""
-        hashes = (hashed for hashed in self._hashes[row] if hashed in others._rows)
-        found = others._rows.get(next(hashes, ""))
+        rows = (others._rows[hashed] for hashed in self._hashes[row] if hashed in others._rows)
+        found = next(rows, None)
         if found is None:
             # Asked once in one run and several times in the other: samples have other names.
             name = self.answers[row][0].custom_id
-            found = others._named.get(self._base(name or ""))
+            found = others._named.get(self._base(name)) if name else None
         return found if found in others.answers else None
 
     def share(self, row: int) -> Fraction:

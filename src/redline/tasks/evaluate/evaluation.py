@@ -80,6 +80,7 @@ class Grading:
                 hint='metric = "judge", and below it [judge] with model = "..."',
             )
         self._judge = None if judge is None else Judge(judge)
+        # A judge grades in place of the metric, which then only reads the gold answer as text.
         self._metric = Metric()
         if judge is None:
             self._metric = metric_of(

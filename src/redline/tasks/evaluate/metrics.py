@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, Rejected, nearest
+from redline.process import clipped
 from redline.tasks.answers import (
     Number,
     final_choice,
@@ -117,12 +118,11 @@ class _AnyOf(Metric):
     def read(self, gold: Any) -> list[Any]:
         if gold == []:
             raise Rejected("the list of gold answers is empty")
-        rights = []
         listed = self._listed(gold)
         for one in listed:
             if one is None or isinstance(one, list):
                 raise Rejected(f"the gold answer is neither text nor a number: {_shown(one)}")
-            rights.append(self._metric.read(one))
+        rights = [self._metric.read(one) for one in listed]
         if isinstance(gold, str) and listed != [gold]:
             with suppress(Rejected):  # the text itself may be meant
                 rights.append(self._metric.read(gold))
@@ -159,7 +159,7 @@ class _Number(Metric):
     def grade(self, answer: str, right: Number, *, is_cut: bool = False) -> Grade:
         found, strict = final_number(answer, is_cut=is_cut), strict_number(answer)
         return Grade(
-            found and str(found),
+            None if found is None else str(found),
             found is not None and is_same(found, right),
             strict is not None and is_same(strict, right),
         )
@@ -297,5 +297,4 @@ def _plain(text: str) -> str:
 
 
 def _shown(gold: Any) -> str:
-    text = " ".join(as_text(gold).split())
-    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "..."
+    return clipped(" ".join(as_text(gold).split()), _LONGEST_SHOWN)

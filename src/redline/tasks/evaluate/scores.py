@@ -22,14 +22,16 @@ from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
 from redline.tasks.evaluate.text import summary
 
 
-class Failed(msgspec.Struct, frozen=True):
+class _Line(msgspec.Struct, frozen=True):
+    row: int
+    hash: str
+
+
+class Failed(_Line, frozen=True):
     """A failed answer, as in a line of the failures file."""
 
-    hash: str
-    row: int
 
-
-class Graded(Failed, frozen=True):
+class Graded(_Line, frozen=True):
     """A graded answer, as in a line of the results file."""
 
     correct: bool

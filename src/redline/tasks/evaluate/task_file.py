@@ -61,20 +61,27 @@ def shots_of(
     grading = Grading(evaluation)
     path = str(evaluation.shots_file)
     shots = []
-    with first_rows(path, evaluation.shots) as rows:
-        for row in rows:
-            if row.data is None:
-                what = f"a shot cannot be read: {row.problem}"
-                raise ConfigError(what, where=f"{path}:{row.line}")
-            if evaluation.gold not in row.data:
-                raise ConfigError(f"a shot has no {evaluation.gold}", where=path)
-            try:
-                answer = grading.example(row.data)
-            except Rejected as error:
-                raise ConfigError(f"a shot cannot be used: {error.what}", where=path) from error
-            shots.append((prompt_of(row.data), answer))
+    for row in _first_rows(path, evaluation.shots):
+        if evaluation.gold not in row:
+            raise ConfigError(f"a shot has no {evaluation.gold}", where=path)
+        try:
+            answer = grading.example(row)
+        except Rejected as error:
+            raise ConfigError(f"a shot cannot be used: {error.what}", where=path) from error
+        shots.append((prompt_of(row), answer))
     if len(shots) < evaluation.shots:
         raise ConfigError(
             f"{path} has {counted(len(shots), 'row')} for {counted(evaluation.shots, 'shot')}"
         )
     return shots
+
+
+def _first_rows(path: str, count: int) -> list[dict[str, Any]]:
+    found = []
+    with first_rows(path, count) as rows:
+        for row in rows:
+            if row.data is None:
+                what = f"a shot cannot be read: {row.problem}"
+                raise ConfigError(what, where=f"{path}:{row.line}")
+            found.append(row.data)
+    return found

@@ -92,8 +92,10 @@ def delivered(output: Output, wanted: int, similarity: float | None = None) -> D
 
 def _note(words: list[int], similarity: float | None) -> str:
     """Returns a warning if most texts are too short for near-duplicates to be found."""
-    least = fewest_words(similarity or 1)
-    if math.isinf(least) or not words or median(words) >= least:
+    if similarity is None or not words:
+        return ""
+    least = fewest_words(similarity)
+    if math.isinf(least) or median(words) >= least:
         return ""
     return (
         f"half of the texts have at most {median(words):.0f} words; below {least:.0f} words, texts "

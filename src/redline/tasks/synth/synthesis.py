@@ -179,11 +179,12 @@ class Synthesis:
             return _Judgement(text, *ending)
         least, most = self._filters.least_chars, self._filters.most_chars
         size = len(text.strip())
-        has = f"{size:,} characters, but at"
         if size < least:
-            return _Judgement(text, "too_short", f"{has} least {least:,} are required")
+            reason = f"{size:,} characters, but at least {least:,} are required"
+            return _Judgement(text, "too_short", reason)
         if most is not None and size > most:
-            return _Judgement(text, "too_long", f"{has} most {most:,} are allowed")
+            reason = f"{size:,} characters, but at most {most:,} are allowed"
+            return _Judgement(text, "too_long", reason)
         schema = self._filters.schema
         if schema is None:
             return _Judgement(text)
@@ -209,5 +210,5 @@ def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) 
 def text_of(value: Any) -> str:
     """Returns the text to compare: the value itself, or all values of its JSON."""
     if isinstance(value, Mapping):
-        value = list(value.values())
+        return text_of(list(value.values()))
     return "\n".join(map(text_of, value)) if isinstance(value, list) else str(value)

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import msgspec
 
 from redline.errors import ConfigError
+from redline.process import clipped
 from redline.sources import extra
 from redline.tasks.answers import spoken
 
@@ -268,7 +269,7 @@ def _validator(json_schema: dict[str, Any]) -> Any:
             raise ConfigError(
                 f"the schema refers to {reference}, outside of it", hint="put that under $defs"
             )
-        is_pointer = reference[1:2] in ("", "/")
+        is_pointer = reference == "#" or reference.startswith("#/")
         is_known = (
             _pointed(json_schema, reference) is not None
             if is_pointer
@@ -345,12 +346,14 @@ def _words(error: Any) -> str:
     allowed = error.validator_value
     if error.validator != "enum" or not isinstance(allowed, list):
         return _placed(error.absolute_path, error.message)
-    said, *values = (json.dumps(value, ensure_ascii=False) for value in (error.instance, *allowed))
-    among = f"not one of {', '.join(values)}"
-    if len(values) > _MOST_LISTED:
-        among = f"none of its {len(values)} values"
+    if len(allowed) > _MOST_LISTED:
+        among = f"none of its {len(allowed)} values"
+    else:
+        values = (json.dumps(value, ensure_ascii=False) for value in allowed)
+        among = f"not one of {', '.join(values)}"
+    said = _short(json.dumps(error.instance, ensure_ascii=False))
     place = ".".join(map(str, error.absolute_path))
-    return _short(f"{place or 'the value'} is {_short(said)}, which is {among}")
+    return _short(f"{place or 'the value'} is {said}, which is {among}")
 
 
 def _placed(path: Iterable[Any], message: str) -> str:
@@ -371,4 +374,4 @@ def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST_PROBLEM else text[: _LONGEST_PROBLEM - 3] + "..."
+    return clipped(text, _LONGEST_PROBLEM)

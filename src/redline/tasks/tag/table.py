@@ -149,8 +149,10 @@ def _arrow(path: Path) -> tuple[Any, Any]:
 
 def _type(kinds: set[str]) -> str:
     """Returns Arrow's name for the type of a column."""
-    if kinds in ({"bool"}, {"int"}):
-        return "bool" if "bool" in kinds else "int64"
+    if kinds == {"bool"}:
+        return "bool"
+    if kinds == {"int"}:
+        return "int64"
     return "float64" if kinds and kinds <= {"int", "float"} else "string"
 
 

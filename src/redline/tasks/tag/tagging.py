@@ -89,7 +89,7 @@ class Tagging:
             value, problem = None, "the answer is empty"
         else:
             value, problem = await in_thread_if_long(answer, self._judged)
-        return value, problem and _ENDINGS.get(finish_reason, problem)
+        return value, _ENDINGS.get(finish_reason, problem) if problem else ""
 
     def _judged(self, answer: str) -> tuple[Any, str]:
         found: Any = find_json(answer, self._schema.kind)

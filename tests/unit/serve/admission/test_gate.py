@@ -11,6 +11,7 @@ import pytest
 
 from redline.calls import Call, Load, Request
 from redline.errors import ConfigError, Withdrawn
+from redline.limits.shared import Demand
 from redline.serve.admission import ClassSettings, Gate, Gated, Overloaded, Place, QueueFull
 from redline.testing import virtual_run
 from support.admitting import CLOCK, Site, assert_empty, error_of, pool_of, servers
@@ -565,6 +566,44 @@ def test_a_gated_backend_has_the_class_of_the_priority_and_fails_what_is_refused
         ]
         assert all(isinstance(one.error, QueueFull) for one in outcomes[2:])
         assert outcomes[1].tried[0].queued_s is not None
+        assert_empty(gate)
+
+    in_virtual_time(main())
+
+
+def test_who_waits_for_an_endpoint_is_known_without_a_look_at_each_tenant() -> None:
+    class Name(str):
+        """The name of an endpoint; looked_up: how often it was looked for in a set."""
+
+        __slots__ = ()
+        looked_up = 0
+
+        def __hash__(self) -> int:
+            Name.looked_up += 1
+            return super().__hash__()
+
+    async def main() -> None:
+        gate = gate_of(1)
+        first = gate.try_enter("normal")
+        assert first is not None
+        calls = [
+            entering(gate, tenant=str(number), weight=2.0, avoid=frozenset(avoid))
+            for number in range(200)
+            for avoid in (["a"], ["b"], ["a", "b"])
+        ]
+        await settled()
+        assert gate.waits_for(Name("a"))
+        assert gate.waits_for(Name("c"))
+        assert Name.looked_up < 20
+        # All may use it, so that all the weights count.
+        assert gate.demand(Name("c")) == Demand(10, 400.0)
+        assert Name.looked_up < 40
+        assert gate.demand("a") == Demand(10, 400.0)
+        for call in calls:
+            call.cancel()
+        await settled()
+        assert not gate.waits_for("c")
+        first.leave()
         assert_empty(gate)
 
     in_virtual_time(main())
