@@ -57,8 +57,6 @@ _DEVIATIONS = 4.0
 _CALM_SHARE = 4
 # For this many windows after it was more, Phases must know the past.
 _CROWDED_WINDOWS = 4
-# The number of a record of sends that only a bucket counts.
-_IN_NO_WINDOW = -1
 
 
 class Doubt:
@@ -376,7 +374,8 @@ class Window:
             return
         amount, records = booking.amount, self._records
         if not self._is_hard:
-            booking.record = Record(_IN_NO_WINDOW, now_s, amount)
+            # In no window, of which each has a number from 0.
+            booking.record = Record(-1, now_s, amount)
             self._left_bucket(booking, now_s)
             return
         if now_s <= self._open_until_s and records:
