@@ -101,6 +101,8 @@ class CallError(RedlineError):
     """One attempt failed. `status` is the HTTP status, or None without an answer."""
 
     _body: bytes | Callable[[], bytes] = b""
+    # False if the call was refused a place in a queue, or has waited there for too long.
+    is_admitted = True
 
     def __init__(
         self, what: str, *, where: str = "", hint: str = "", status: int | None = None

@@ -41,6 +41,20 @@ def test_a_live_run_says_nothing_of_batches(cli: Cli, rows: Rows) -> None:
     assert not Path("out.redline/batches.jsonl").exists()
 
 
+@pytest.mark.parametrize("via", ["batch", "live"])
+def test_damaged_notes_of_batches_are_put_aside_by_restart(cli: Cli, rows: Rows, via: str) -> None:
+    cli("run", three(rows), *SIM, "--via", "batch")
+    notes = Path("out.redline/batches.jsonl")
+    notes.write_bytes(b"damaged\n")
+    told = cli("run", three(rows), *SIM, "--via", via)
+    assert told.status == 2
+    assert "line 1 of out.redline/batches.jsonl is damaged" in told.err
+    assert "start over with --restart" in told.err
+    assert cli("run", three(rows), *SIM, "--via", via, "--restart").status == 0
+    assert Path("out.redline/batches.old-1.jsonl").read_bytes() == b"damaged\n"
+    assert cli("run", three(rows), *SIM, "--via", via).status == 0
+
+
 def test_redline_toml_may_say_it(cli: Cli, rows: Rows) -> None:
     Path("redline.toml").write_text('[run]\nvia = "batch"\n')
     told = cli("run", three(rows), *SIM)

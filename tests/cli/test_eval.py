@@ -339,3 +339,44 @@ def test_a_task_without_questions_is_hinted_at_by_its_file(cli: Cli) -> None:
         told = cli("eval", *named)
         assert (told.status, told.out) == (2, "")
         assert f"hint: redline eval {' '.join(named)} --data FILE\n" in told.err
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_rows_that_are_added_before_others_keep_their_questions_apart(
+    cli: Cli, data: str, samples: int
+) -> None:
+    lines = Path(data).read_text().splitlines(keepends=True)
+    named = [json.dumps(json.loads(line) | {"custom_id": str(n)}) for n, line in enumerate(lines)]
+    if samples > 1:
+        lines = [f"{line}\n" for line in named]
+    Path(data).write_text("".join(lines[2:]))
+    evaluated(cli, "two", data, samples)
+    Path(data).write_text("".join(lines))
+    added = evaluated(cli, "two", data, samples)
+    Path(f"two-{samples}.jsonl").rename("added.jsonl")
+    shutil.move(f"two-{samples}.redline", "added.redline")
+    whole = evaluated(cli, "two", data, samples)
+    assert added.out == whole.out
+    told = cli("eval", "compare", "added.jsonl", f"two-{samples}.jsonl")
+    assert told.status == 0, told.err
+    assert "12 equal" in told.out or "9 of 12" in told.out
+    assert "left out" not in told.out
+    assert "won" not in told.out
+
+
+def test_samples_without_names_that_share_a_row_number_are_pointed_out(cli: Cli, data: str) -> None:
+    lines = Path(data).read_text().splitlines(keepends=True)
+    Path(data).write_text("".join(lines[2:]))
+    evaluated(cli, "two", data, 2)
+    Path(data).write_text("".join(lines))
+    assert "2 row numbers have more than 2 answers" in evaluated(cli, "two", data, 2).out
+
+
+def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> None:
+    before = evaluated(cli, "two", data, 1)
+    assert "last run did not read" not in before.out
+    text = Path(data).read_text()
+    Path(data).write_text(text.replace('"gold": "yes0"', '"gold": "yes00"', 1))
+    after = evaluated(cli, "two", data, 1)
+    assert "1 answer is counted though the last run did not read the row" in after.out
+    assert after.out.splitlines()[-1] == "accuracy: 9/13"

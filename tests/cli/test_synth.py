@@ -95,7 +95,7 @@ def test_a_dry_run_needs_no_file_and_makes_nothing(cli: Cli) -> None:
 
 def test_columns_of_a_file_and_lines_of_a_file(cli: Cli, rows: Rows) -> None:
     name = rows({"custom_id": "a", "hero": "Ada"}, {"custom_id": "b", "hero": "Bo"})
-    Path("places.txt").write_text("the sea, at night\n\na town\n", "utf-8")
+    Path("places.txt").write_text("the sea, at night\n\na town\n", "utf-8-sig")
     told = cli(*SIM, *OUT, "--count", "3", "--rows-from", name, "--vary", "place=@places.txt",
                "--prompt", "{{ n }}: what {{ hero }} did {{ place }}")  # fmt: skip
     assert told.status == 0, told.err

@@ -402,6 +402,17 @@ def test_batches_that_are_left_are_gone_on_with_or_cancelled_but_not_forgotten()
         assert run(sim, via=None).skipped == 20
 
 
+def test_force_continues_batches_although_the_settings_are_damaged(plain: Simulated) -> None:
+    write_rows(5)
+    with dying("batch", "after"):
+        run(plain)
+    Path("out.redline/manifest.json").write_bytes(b"damaged")
+    with pytest.raises(redline.errors.JournalError, match=r"manifest.json is damaged"):
+        run(plain)
+    assert run(plain, force=True).succeeded == 5
+    assert_once(5)
+
+
 def test_auto_waits_for_batches_while_time_allows_and_does_the_rest_live() -> None:
     with simulated("--batch-latency", "0-20", "--seed", "2") as sim:
         write_rows(60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import redline
 from redline.calls import RetryPolicy
 from redline.cli import main
+from redline.job.batch import ledger as batch_ledger
 from redline.job.batch import plan as batch_plan
 from redline.job.batch import runner as batch_module
 from support.scripted import Answer, Asked, Scripted, chat, said, scripted
@@ -52,7 +54,8 @@ def answered(line: Line) -> Line:
 class Provider:
     """A Batch API. writes: the file of results of each batch in turn, plain for those after.
 
-    shows: what a look shows, given the batch as it is and how often it was looked at.
+    shows: what a look shows, given the batch as it is and how often it was looked at. outages: of a
+    method and the end of a path, the requests, from 1, whose answers get lost.
     """
 
     def __init__(
@@ -67,8 +70,19 @@ class Provider:
         self.refused: set[str] = set()
         self.billed = 0
         self.hidden_downloads = 0
+        self.asked: Counter[str] = Counter()
+        self.outages: dict[str, range] = {}
 
     def __call__(self, request: Asked) -> Any:
+        name = f"{request.method} {request.path.partition('?')[0].rpartition('/')[2]}"
+        self.asked[name] += 1
+        is_lost = self.asked[name] in self.outages.get(name, ())
+        if is_lost and request.method == "GET":
+            return Answer(503)
+        answer = self._answer(request)
+        return Answer(503) if is_lost else answer
+
+    def _answer(self, request: Asked) -> Any:
         path, body = request.path, request.body
         parts = path.partition("?")[0].strip("/").split("/")[1:]
         if parts == ["files"]:
@@ -83,6 +97,8 @@ class Provider:
             return self.files[parts[1]]
         if parts == ["batches"] and isinstance(body, dict):
             return self._made(body)
+        if parts == ["batches"]:
+            return {"data": list(self.batches.values())[::-1]}
         if parts[0] == "batches":
             batch_id = parts[1]
             self.looks[batch_id] = self.looks.get(batch_id, 0) + 1
@@ -230,6 +246,101 @@ def test_results_that_never_come_are_asked_again_after_a_while() -> None:
     with serving(provider) as server:
         assert run(server).succeeded == ROWS
     assert provider.looks["batch-0"] > 2
+
+
+def write_rows_of_two_models() -> None:
+    """Rows that go into two batches."""
+    with Path("rows.jsonl").open("w") as file:
+        for number in range(ROWS):
+            row = {"custom_id": f"r{number}", "prompt": f"say {number}", "model": f"m{number % 2}"}
+            file.write(json.dumps(row) + "\n")
+
+
+def test_a_run_outlasts_an_outage_while_results_are_fetched() -> None:
+    provider = Provider()
+    # Longer than results may take to become visible, and that time begins after it.
+    provider.outages = {"GET content": range(1, 16)}
+    provider.hidden_downloads = 1
+    with serving(provider) as server:
+        assert run(server, max_retries=0).succeeded == ROWS
+    assert provider.asked["GET content"] > 16
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
+def test_a_run_outlasts_an_outage_while_batches_are_made_and_makes_none_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_module, "MOST_LOOK_S", 0.05)
+    write_rows_of_two_models()
+    provider = Provider()
+    provider.outages = {"POST files": range(2, 4), "POST batches": range(2, 3)}
+    with serving(provider) as server:
+        assert run(server, max_retries=0).succeeded == ROWS
+    assert provider.asked["POST files"] == 4
+    assert provider.asked["POST batches"] == 2
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
+@pytest.mark.parametrize(
+    "outage", [{"GET content": range(1, 10**6)}, {"POST files": range(2, 10**6)}]
+)
+def test_an_outage_without_end_ends_the_run_and_the_next_one_continues(
+    outage: dict[str, range], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_module, "MOST_LOOK_S", 0.05)
+    monkeypatch.setattr(batch_ledger, "MOST_SILENCE_S", 0.3)
+    write_rows_of_two_models()
+    provider = Provider()
+    provider.outages = outage
+    with serving(provider) as server:
+        stopped = run(server, max_retries=0).stopped
+        assert stopped is not None
+        assert "503" in stopped.what
+        provider.outages = {}
+        assert run(server, max_retries=0).is_complete
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
+def test_a_provider_that_does_not_take_the_first_file_is_told_at_once() -> None:
+    provider = Provider()
+    provider.outages = {"POST files": range(1, 2)}
+    with serving(provider) as server:
+        report = run(server, max_retries=0)
+    assert report.stopped is not None
+    assert (report.unfinished, provider.billed) == (ROWS, 0)
+
+
+def refusing(lines: dict[str, int]) -> Callable[[Line, int], Line]:
+    """What shows these batches as failed, each for one line."""
+
+    def shows(batch: Line, _: int) -> Line:
+        if batch["id"] not in lines:
+            return batch
+        problem = {"code": "invalid", "message": "a bad line", "line": lines[batch["id"]]}
+        return {**batch, "status": "failed", "output_file_id": None, "errors": {"data": [problem]}}
+
+    return shows
+
+
+def test_refused_lines_cost_the_other_rows_no_retry() -> None:
+    provider = Provider(shows=refusing({"batch-0": 2, "batch-1": 1, "batch-2": 6}))
+    with serving(provider) as server:
+        report = run(server, max_retries=0)
+    assert (report.succeeded, report.failed) == (ROWS - 3, 3)
+    assert {line["custom_id"] for line in failures()} == {"r0", "r1", f"r{ROWS - 1}"}
+    assert all("a bad line" in line["error"]["message"] for line in failures())
+    lines = map(json.loads, Path("out.jsonl").read_text().splitlines())
+    assert {line["attempts"] for line in lines} == {1}
+
+
+def test_refused_lines_that_are_none_of_the_file_cost_a_retry() -> None:
+    provider = Provider(shows=refusing({f"batch-{n}": 99 for n in range(9)}))
+    with serving(provider) as server:
+        report = run(server, max_retries=1)
+    assert (report.failed, len(provider.batches)) == (ROWS, 2)
 
 
 def test_odd_fields_of_a_batch_that_do_not_matter_do_not_matter() -> None:

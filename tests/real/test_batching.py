@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -13,13 +14,15 @@ import pytest
 
 import redline
 from redline.calls import Call, DynamicBatcher, Endpoint, HttpBackend, Reply, Request, Retry
-from redline.errors import Rejected
+from redline.errors import BudgetSpent, Rejected
+from redline.route import EndpointPool
 from redline.serve.functions import ServedFunction
 from redline.serve.http import Front, Relay
 from redline.sim import SimSettings
 from redline.sim.server import Sim
 from redline.testing import ScriptedBackend, Send
 from support.fronting import ask, serving
+from support.scripted import Asked, scripted
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -29,6 +32,12 @@ URL = "/v1/embeddings"
 
 def embedding_of(text: str) -> Request:
     return Request(url=URL, raw=msgspec.json.encode({"model": "m", "input": text}))
+
+
+def embedded(asked: Asked) -> Any:
+    """The answer to a list of texts."""
+    data = [{"index": n, "embedding": [1.0]} for n, _ in enumerate(asked.body["input"])]
+    return {"object": "list", "data": data, "model": "m"}
 
 
 def sdk(front: Front) -> openai.AsyncOpenAI:
@@ -61,6 +70,46 @@ def test_a_server_of_embeddings_gives_the_same_answers_in_fewer_calls(run: Run) 
             await batcher.aclose()
 
     run(main())
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_each_run_may_have_an_event_loop_of_its_own(run: Run) -> None:
+    async def main() -> None:
+        texts = map(embedding_of, "ab")
+        assert await asyncio.gather(*map(batcher, texts)) == [[1.0], [1.0]]
+
+    with scripted(embedded) as server:
+        batcher = DynamicBatcher(server.base_url)
+        for _ in range(3):
+            run(main())
+        run(batcher.aclose())
+        assert len(server.asked) == 3
+    # asyncio's transports outlive their loop; they are freed while their warning is ignored.
+    gc.collect()
+
+
+def test_a_member_that_may_not_be_written_is_asked_once_in_front_of_a_pool(run: Run) -> None:
+    refusals = 0
+
+    def refuse() -> None:
+        nonlocal refusals
+        refusals += 1
+        assert refusals == 1
+        raise BudgetSpent("the budget is spent")
+
+    async def main(url: str) -> None:
+        endpoints = [Endpoint(base_url=url, name=name, api_key=name) for name in "ab"]
+        batcher = DynamicBatcher(EndpointPool(endpoints))
+        calls = [Call(), Call(on_write=refuse), Call()]
+        outcomes = await asyncio.gather(*(batcher.send(embedding_of("x"), one) for one in calls))
+        assert [outcome.is_success for outcome in outcomes] == [True, False, True]
+        assert isinstance(outcomes[1].error, BudgetSpent)
+        assert str(outcomes[1].error) == "the budget is spent"
+        await batcher.aclose()
+
+    with scripted(embedded) as server:
+        run(main(server.base_url))
+        assert len(server.asked) == 1
 
 
 def test_a_batch_that_fills_up_is_sent_before_its_wait_is_over(run: Run) -> None:

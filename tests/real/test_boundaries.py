@@ -198,6 +198,7 @@ async def test_a_stream_left_while_it_opens_calls_nobody(
     stream = redline.stream(ROWS * 100, call=count, output=tmp_path / "out.jsonl")
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(anext(stream), 0.1)
+    await stream.aclose()
     assert calls == 0
 
 

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import msgspec
 import openai
+import pytest
 
 from redline.calls import Endpoint
 from redline.calls.cache import Cache
+from redline.calls.cost import Price
+from redline.errors import ConfigError
 from redline.limits import Limits, Rate
 from redline.serve.gateway import GatewaySettings, Served, gateway_of
 from redline.serve.keys import DEFAULT_TENANT, TenantSettings
@@ -23,6 +26,7 @@ from support.until import until
 
 SLOTS = 2
 LATENCY_S = 0.15
+FIXED = ("cache_ttl", "drain", "body_size")
 
 
 @dataclass
@@ -109,12 +113,14 @@ async def gateway(
     state: Path | None = None,
     cache: Cache | None = None,
     tenant: TenantSettings | None = None,
+    most: int | None = None,
 ) -> AsyncIterator[Gateway]:
     settings = GatewaySettings(
         endpoints=endpoints,
         port=0,
         state=state,
         cache=cache,
+        most=most,
         tenants={} if tenant is None else {DEFAULT_TENANT: tenant},
     )
     async with (
@@ -376,5 +382,100 @@ def test_lines_that_wait_for_an_endpoint_that_leaves_go_to_the_one_that_failed(
             assert two.in_flight == SLOTS
             front.change(one.named("A", "m"))
             assert await completed(front, batch) == 8
+
+    asyncio.run(main())
+
+
+def test_an_endpoint_with_another_shared_rate_joins_once_the_old_one_is_out_of_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("file_ledger", "schedule"):
+        monkeypatch.setattr(f"redline.limits.shared.{module}.STALE_S", 0.7)
+    share = str(tmp_path / "team.limits")
+
+    async def main() -> None:
+        one = Server(("m",))
+        async with listening(one):
+
+            def limited(requests: str) -> Endpoint:
+                return msgspec.structs.replace(
+                    one.named("A", "m"), limits=Limits(requests=requests, share=share)
+                )
+
+            async with gateway(limited("50/1s")) as front:
+                assert await front.ask("m") == 200
+                front.change(limited("100/1s"))
+                assert await front.ask("m") == 200
+                notes = [event.what for event in front.served.gateway.watch.snapshot().changes]
+                assert [note for note in notes if "A waits to join" in note]
+                # One that still waits may be replaced, too.
+                front.change(limited("70/1s"))
+                front.change(limited("60/1s"))
+                assert await front.ask("m") == 200
+                members = front.served.gateway.lineup.members
+                assert [member.name for member in members] == ["A"]
+
+    asyncio.run(main())
+
+
+def test_nothing_changes_if_the_limits_of_a_new_endpoint_cannot_be_opened(tmp_path: Path) -> None:
+    async def main() -> None:
+        one, two = Server(("m",)), Server(("m",))
+        async with listening(one, two), gateway(one.named("A")) as front:
+            limits = Limits(requests="50/1s", share=str(tmp_path / "none" / "team.limits"))
+            new = msgspec.structs.replace(two.named("B"), limits=limits)
+            with pytest.raises(ConfigError, match="cannot be saved"):
+                front.change(new)
+            assert await front.ask("m") == 200
+            assert one.answered["m"] == 1
+            (tmp_path / "none").mkdir()
+            front.change(new)
+            assert await front.ask("m") == 200
+            assert two.answered["m"] == 1
+
+    asyncio.run(main())
+
+
+def test_settings_that_need_a_restart_are_named_and_so_are_other_prices() -> None:
+    async def main() -> None:
+        one = Server(("m",))
+        async with listening(one), gateway(one.named("A")) as front:
+            other = msgspec.structs.replace(
+                front.settings,
+                drain_s=1.0,
+                most_body_bytes=1000,
+                cache_ttl_s=5.0,
+                prices={"m": Price(input=1, cached_input=1, output=2)},
+            )
+            for notes in (front.served.change(other), front.served.change(other)):
+                fixed = [f"{name} changes only at a restart" for name in FIXED]
+                assert [note for note in notes if "restart" in note] == fixed
+            assert "other prices" not in notes
+            front.served.change(front.settings)
+            assert "other prices" in front.served.change(other)
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_is_full_of_calls_of_an_endpoint_that_leaves_ends_no_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("redline.serve.gateway.watch._EVERY_S", 0.05)
+
+    async def main() -> None:
+        one, two = Server(("a",), latency_s=0.5), Server(("b",))
+        async with (
+            listening(one, two),
+            gateway(one.named("A", "a"), two.named("B", "b"), most=1) as front,
+        ):
+            calls = front.begin("a", 2)
+            await until(lambda: one.in_flight == 1)
+            leaving = msgspec.structs.replace(one.named("A", "a"), weight=2.0)
+            front.change(leaving, two.named("B", "b"))
+            snapshot = front.served.gateway.watch.snapshot
+            assert snapshot().binding.cause == "concurrency"
+            before = len(snapshot().history)
+            await until(lambda: len(snapshot().history) > before + 2)
+            assert await statuses(calls) == {200: 2}
 
     asyncio.run(main())

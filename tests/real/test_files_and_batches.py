@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ import pytest
 
 from redline.calls import Endpoint, HttpBackend, RetryPolicy
 from redline.limits import Limits
-from redline.serve.batches import Batches, BatchSettings
+from redline.serve.batches import Batches, BatchSettings, life
 from redline.serve.http import Relay
 from redline.sim import Constant, SimSettings, parse_faults
 from redline.sim.server import Sim
@@ -127,6 +128,16 @@ async def test_lines_that_fail_are_in_the_error_file(tmp_path: Path) -> None:
         assert wrong["r1"]["error"] is None
         assert wrong["r3"]["response"] is None
         assert "stream" in wrong["r3"]["error"]["message"]
+
+
+async def test_a_batch_whose_lines_all_fail_is_completed_without_a_pause(tmp_path: Path) -> None:
+    asked = [line(f"r{n}", body={"model": "m"}) for n in range(600)]
+    data = b"\n".join(json.dumps(one).encode() for one in asked)
+    async with world(tmp_path) as there, client_of(there.relay) as client:
+        # A run that ends at each hundred failures would pause for 31 s in all.
+        done = await over(client, (await begun(client, data)).id, within_s=15)
+        assert (done.status, done.request_counts.failed) == ("completed", 600)
+        assert there.backend.calls == 600
 
 
 async def test_lines_whose_endpoint_fails_are_tried_again(tmp_path: Path) -> None:
@@ -377,3 +388,69 @@ async def test_a_server_that_is_stopped_goes_on_at_its_next_start(tmp_path: Path
         await backend.aclose()
         # What was in flight has ended in time, so that nothing was asked twice.
         assert sim.stats()["received"] == 300 + cancelled.request_counts.completed
+
+
+@asynccontextmanager
+async def half_done(state: Path) -> AsyncIterator[tuple[Sim, Counted, Path]]:
+    """A batch of 100 lines that a server has begun; the folder of the batch."""
+    async with Sim(SimSettings(latency=Constant(0.02))) as sim:
+        limits = Limits(concurrency=8)
+        backend = Counted(HttpBackend(Endpoint(base_url=sim.base_url, limits=limits)))
+        async with publishing(state, backend) as (relay, _), client_of(relay) as client:
+            made = await begun(client, lines(100))
+            await until(lambda: sim.stats()["answered"] > 20)
+        yield sim, backend, state / "batches" / made.id
+        await backend.aclose()
+
+
+# What none of the files can be: a folder, a file that should be one, and a link to itself.
+OBSTACLES = {
+    "results.jsonl": Path.mkdir,
+    "results.redline": Path.touch,
+    "input.jsonl": lambda path: path.symlink_to(path),
+}
+
+
+@pytest.mark.parametrize("name", OBSTACLES)
+async def test_files_that_fail_for_a_while_hold_a_batch_up_and_lose_no_answer(
+    tmp_path: Path, name: str
+) -> None:
+    async with half_done(tmp_path) as (sim, backend, folder):
+        path, away = folder / name, tmp_path / "away"
+        path.rename(away)
+        OBSTACLES[name](path)
+        async with publishing(tmp_path, backend) as (relay, batches), client_of(relay) as client:
+            await until(lambda: batches.unfinished()[0].state != "in_progress")
+            (path.rmdir if path.is_dir() else path.unlink)()
+            away.rename(path)
+            done = await over(client, folder.name)
+            assert (done.status, done.request_counts.completed) == ("completed", 100)
+        assert sim.stats()["received"] == 100
+
+
+async def test_a_batch_that_cannot_continue_keeps_its_answers(tmp_path: Path) -> None:
+    async with half_done(tmp_path) as (sim, backend, folder):
+        (folder / "input.jsonl").unlink()
+        async with publishing(tmp_path, backend) as (relay, _), client_of(relay) as client:
+            done = await over(client, folder.name)
+            assert (done.status, done.errors.data[0].code) == ("failed", "internal_error")
+            assert done.failed_at is not None
+            assert len(await results(client, done.output_file_id)) == sim.stats()["answered"]
+            assert done.error_file_id is None
+        assert not folder.exists()
+
+
+async def test_a_file_that_cannot_be_read_now_is_checked_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_file, failures = life.check_file, [errno.EMFILE]
+
+    def checked(*of: Any) -> Any:
+        if failures:
+            raise OSError(failures.pop(), "Too many open files")
+        return check_file(*of)
+
+    monkeypatch.setattr(life, "check_file", checked)
+    async with world(tmp_path) as there, client_of(there.relay) as client:
+        done = await over(client, (await begun(client, lines(3))).id)
+        assert (done.status, done.request_counts.completed) == ("completed", 3)

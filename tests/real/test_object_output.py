@@ -356,6 +356,20 @@ def test_another_programs_object_is_refused_and_put_aside_by_restart(store: Obje
     assert store.get("data", "out/labels.old-2.failed.jsonl") == failed
 
 
+@pytest.mark.parametrize(
+    "refused", [{"rows": "missing.jsonl"}, {"rows": ["a"], "prompt": "the same for all rows"}]
+)
+def test_a_restart_that_is_refused_leaves_the_objects(
+    refused: dict[str, Any], store: ObjectServer
+) -> None:
+    run(Asked("r1"))
+    before = {key: store.get("data", key) for key in store.keys("data")}
+    with pytest.raises(ConfigError):
+        redline.run(**refused, endpoint="sim", model="m", output=URL, restart=True)
+    assert {key: store.get("data", key) for key in store.keys("data")} == before
+    assert run(Asked()).skipped == 8
+
+
 def test_failures_put_aside_are_beside_their_results(store: ObjectServer) -> None:
     def labels(**options: Any) -> redline.Report:
         return redline.run(ROWS, call=Asked("r1").call, output="s3://data/out/labels", **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import itertools
 import json
@@ -45,6 +46,22 @@ def test_run_writes_resumes_and_reports(tmp_path: Path) -> None:
     assert (first.succeeded, second.succeeded, second.skipped) == (25, 35, 25)
     assert second.is_complete
     assert len(output.read_text().splitlines()) == 60
+
+
+@pytest.mark.parametrize("params", [{"logit_bias": {50256: -100}}, {"stop": ("a", "b")}])
+def test_params_that_json_writes_otherwise_are_the_same_settings_again(
+    params: dict[str, Any], tmp_path: Path
+) -> None:
+    output, rows = tmp_path / "out.jsonl", [*ROWS[:2], {"nothing": "to send"}]
+
+    def labels(rows: object) -> redline.Report:
+        return redline.run(rows, endpoint="sim", model="m", params=params, output=output)
+
+    # A failure under other settings would be tried again.
+    assert labels(rows[2:]).failed == 1
+    assert labels(rows[2:]).skipped == 1
+    assert labels(rows).succeeded == 2
+    assert labels(rows).skipped == 3
 
 
 async def test_run_refuses_to_block_a_running_loop_and_arun_leaves_it_free(tmp_path: Path) -> None:
@@ -315,6 +332,39 @@ async def test_another_task_may_close_a_stream_that_waits() -> None:
     assert await reading == []
     await stream.aclose()
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_several_tasks_may_close_a_stream_at_once() -> None:
+    stream = redline.stream(**endless_answers([]))
+    await anext(stream)
+    await asyncio.gather(stream.aclose(), stream.aclose())
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    assert [outcome async for outcome in stream] == []
+
+
+async def test_a_cancelled_wait_does_not_end_a_stream() -> None:
+    may_answer = asyncio.Event()
+
+    async def call(row: dict[str, int]) -> int:
+        await may_answer.wait()
+        return row["n"]
+
+    async with redline.stream([{"n": number} for number in range(3)], call=call) as outcomes:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(outcomes), 0.05)
+        may_answer.set()
+        assert sorted([outcome.output async for outcome in outcomes]) == [0, 1, 2]
+
+
+async def test_a_stream_ends_once_nothing_refers_to_it() -> None:
+    stream = redline.stream(**endless_answers([]))
+    await anext(stream)
+    del stream
+    gc.collect()
+    async with asyncio.timeout(30):
+        while asyncio.all_tasks() != {asyncio.current_task()}:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_stream_with_an_output_gives_outcomes_and_keeps_them(tmp_path: Path) -> None:

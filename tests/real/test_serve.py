@@ -26,12 +26,13 @@ import pytest
 from redline.calls import Endpoint
 from redline.errors import ConfigError
 from redline.job.settings import EmbeddedSim
-from redline.limits import Limits
+from redline.limits import Limits, Rate
 from redline.serve.gateway import GatewaySettings, gateway_of, serve_gateway, serve_workers
+from redline.serve.keys import DEFAULT_TENANT, TenantSettings
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
-from support.until import wait_until
+from support.until import until, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 # For so many seconds an endpoint wants no calls.
@@ -542,6 +543,39 @@ def test_a_client_that_leaves_ends_its_call_and_a_stream_that_breaks_says_so(
         events = [line for line in done.stdout.splitlines() if line.startswith("data: ")]
         assert "error" in json.loads(events[-1].removeprefix("data: "))
         assert "[DONE]" not in done.stdout
+
+
+async def test_a_call_whose_client_leaves_before_it_is_sent_costs_nothing() -> None:
+    with SimProcess("--latency", "1") as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url, limits=Limits(concurrency=1)),),
+            port=0,
+            tenants={DEFAULT_TENANT: TenantSettings(requests=(Rate(2, 3600.0),))},
+        )
+        async with (
+            gateway_of(settings) as served,
+            openai.AsyncOpenAI(
+                base_url=served.gateway.base_url, api_key="none", max_retries=0
+            ) as client,
+        ):
+
+            def ask() -> asyncio.Task[Any]:
+                return asyncio.create_task(
+                    client.chat.completions.create(model="m", messages=HELLO)
+                )
+
+            first = ask()
+            await until(lambda: served.gateway.in_flight == 1)
+            waiting = ask()
+            await until(lambda: served.gateway.in_flight == 2)
+            waiting.cancel()
+            await until(lambda: served.gateway.in_flight == 1)
+            # Two may be sent in an hour.
+            assert (await ask()).choices
+            assert (await first).choices
+            with pytest.raises(openai.RateLimitError):
+                await ask()
+        assert sim.stats()["received"] == 2
 
 
 def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) -> None:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import json
 import signal
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from redline.calls import Endpoint, RetryPolicy
+from redline.limits import Limits, Rate
+from redline.serve.admission import CLASSES, ClassSettings
+from redline.serve.batches import BatchSettings
+from redline.serve.gateway import GatewaySettings, Served, gateway_of
+from redline.serve.keys import DEFAULT_TENANT, TenantSettings
+from redline.sim import Constant, SimSettings
+from redline.sim.server import Sim
+from support import batch_files
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
+from support.until import until
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 
@@ -198,3 +210,62 @@ def test_bounds_of_batches_are_those_of_the_settings(tmp_path: Path) -> None:
             with pytest.raises(openai.RateLimitError) as over:
                 client.batches.create(completion_window="24h", **facts)
             assert over.value.code == "too_many_batches"
+
+
+@asynccontextmanager
+async def gateway(
+    state: Path, sim: Sim, slots: int, **settings: Any
+) -> AsyncIterator[tuple[Served, openai.AsyncOpenAI]]:
+    endpoint = Endpoint(base_url=sim.base_url, limits=Limits(concurrency=slots))
+    made = GatewaySettings(endpoints=(endpoint,), port=0, state=state, **settings)
+    async with (
+        gateway_of(made) as served,
+        openai.AsyncOpenAI(
+            base_url=served.gateway.base_url, api_key="none", max_retries=0
+        ) as client,
+    ):
+        yield served, client
+
+
+async def test_at_the_end_the_calls_of_a_batch_have_as_long_as_other_calls(tmp_path: Path) -> None:
+    async with Sim(SimSettings(latency=Constant(1.0))) as sim:
+        bounds = BatchSettings(grace_s=0.1)
+        async with gateway(tmp_path, sim, 4, batches=bounds, drain_s=20.0) as (_, client):
+            batch = await batch_files.begun(client, batch_files.lines(4))
+            await until(lambda: sim.stats()["received"] == 4)
+        async with gateway(tmp_path, sim, 4) as (_, client):
+            done = await batch_files.over(client, batch.id)
+            assert done.request_counts.completed == 4
+        assert sim.stats()["received"] == 4
+
+
+async def test_lines_that_the_gateway_itself_refuses_are_tried_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    classes = (*CLASSES[:2], ClassSettings(name="low", priority=20, longest_wait_s=0.2))
+    bounds = BatchSettings(retry=RetryPolicy(max_retries=1, base_s=0.01, cap_s=0.02))
+    async with (
+        Sim(SimSettings(latency=Constant(0.1))) as sim,
+        gateway(tmp_path, sim, 1, classes=classes, batches=bounds) as (_, client),
+    ):
+        batch = await batch_files.begun(client, batch_files.lines(15))
+        done = await batch_files.over(client, batch.id)
+        assert (done.request_counts.completed, done.request_counts.failed) == (15, 0)
+
+
+async def test_lines_that_were_not_sent_cost_nothing(tmp_path: Path) -> None:
+    tenants = {DEFAULT_TENANT: TenantSettings(requests=(Rate(12, 3600.0),))}
+    async with (
+        Sim(SimSettings(latency=Constant(0.3))) as sim,
+        gateway(tmp_path, sim, 1, tenants=tenants) as (served, client),
+    ):
+        limits = served.gateway.gates.tenants.of(DEFAULT_TENANT).limits
+        batch = await batch_files.begun(client, batch_files.lines(10))
+        # One is in flight, and the others wait for their turn.
+        await until(lambda: limits.in_flight == 10)
+        await client.batches.cancel(batch.id)
+        done = await batch_files.over(client, batch.id)
+        for _ in range(12 - done.request_counts.completed):
+            await client.chat.completions.create(
+                model="m", messages=[{"role": "user", "content": "hello"}]
+            )

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,17 @@ def test_only_an_admin_sees_the_state_of_others(tmp_path: Path) -> None:
         tenants = {one["name"]: one for one in json.loads(body)["tenants"]}
         assert tenants["one"]["calls"] == 1
         assert tenants["one"]["tokens"] == 6
+
+
+def test_what_was_spent_before_a_restart_is_shown_as_spent_today(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one", "chief")
+    spent = {"day": f"{datetime.now(UTC):%Y-%m-%d}", "dollars": {"one": "1.25"}}
+    (tmp_path / "keys.spent.json").write_text(json.dumps(spent), "utf-8")
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        ask(serve, keys["one"])
+        _, body = page(serve, "/status", keys["chief"])
+        tenants = {one["name"]: one for one in json.loads(body)["tenants"]}
+        assert 1.25 < tenants["one"]["spent_usd"] < 1.3

@@ -367,3 +367,28 @@ def test_settings_that_cannot_be_served_end_all_with_the_reason(tmp_path: Path) 
     assert done.returncode == 2
     assert "cannot listen" in done.stderr
     assert done.stdout == ""
+
+
+def test_a_served_function_may_print(tmp_path: Path) -> None:
+    (tmp_path / "talking.py").write_text(
+        "print('loaded')\n"
+        "def embed(texts):\n"
+        "    print('x' * 200_000, flush=True)\n"
+        "    return [[1.0] for _ in texts]\n",
+        "utf-8",
+    )
+    with Serve(tmp_path, "--workers", "2", "--function", "talking:embed") as serve:
+        stdout = serve.process.stdout
+        assert stdout is not None
+        read: list[str] = []
+        reading = threading.Thread(target=lambda: read.append(stdout.read()))
+        reading.start()
+        client = serve.client(timeout=20)
+        for _ in range(4):
+            client.embeddings.create(model="embed", input="a")
+        serve.process.send_signal(signal.SIGTERM)
+        reading.join(60)
+        _, err = serve.process.communicate(timeout=60)
+        assert serve.process.returncode == 0
+    assert err.count("loaded") == 2
+    assert read[0].count("x") == 4 * 200_000

@@ -411,25 +411,64 @@ class Room:
         self.released += 1
 
 
+class Holding(ListServer):
+    """Its answers take room, each its own. The first ones, as many as are `broken`, are useless."""
+
+    def __init__(self, *, broken: int = 0) -> None:
+        super().__init__()
+        self.rooms: list[Room] = []
+        self._broken = broken
+
+    async def send(self, request: Request, call: Call, sink: Any = None) -> Outcome:
+        outcome = await super().send(request, call, sink)
+        call.held = room = Room()
+        self.rooms.append(room)
+        if len(self.rooms) <= self._broken:
+            outcome.reply = Reply(output=[1.0], body=b'{"data":{}}')
+        return outcome
+
+    @property
+    def released(self) -> list[int]:
+        return [room.released for room in self.rooms]
+
+
 def test_the_room_of_an_answer_is_free_when_its_last_reader_lets_go() -> None:
-    room = Room()
-
-    class Holding(ListServer):
-        async def send(self, request: Request, call: Call, sink: Any = None) -> Outcome:
-            outcome = await super().send(request, call, sink)
-            call.held = room
-            return outcome
-
     async def main() -> None:
-        batcher = batcher_of(Holding())
+        server = Holding()
+        batcher = batcher_of(server)
         calls = [Call() for _ in range(3)]
         await asyncio.gather(*(batcher.send(request_of("a"), call) for call in calls))
         for call in calls[:2]:
             call.let_go()
             call.let_go()
-        assert room.released == 0
+        assert server.released == [0]
         calls[2].let_go()
-        assert room.released == 1
+        assert server.released == [1]
+
+    virtual_run(main())
+
+
+def test_the_room_of_an_answer_is_free_when_a_batcher_called_as_a_function_returns() -> None:
+    async def main() -> None:
+        server = Holding()
+        await asyncio.gather(*map(batcher_of(server), map(request_of, "abc")))
+        assert server.released == [1]
+
+    virtual_run(main())
+
+
+def test_a_retry_frees_the_room_of_the_answer_before() -> None:
+    async def main() -> None:
+        server = Holding(broken=1)
+        clock = VirtualClock(asyncio.get_running_loop())
+        retry = Retry(batcher_of(server), clock=clock)
+        calls = [Call() for _ in range(3)]
+        outcomes = await asyncio.gather(*(retry.send(request_of("a"), call) for call in calls))
+        assert all(outcome.is_success for outcome in outcomes)
+        assert server.released == [1, *[0] * (len(server.rooms) - 1)]
+        for call in calls:
+            call.let_go()
+        assert all(server.released)
 
     virtual_run(main())
 

@@ -14,6 +14,7 @@ from redline.apis import replies as apis
 from redline.calls import Call, Chunk, Outcome, Reply, Request, Retry, RetryPolicy, Sink
 from redline.calls.cache import AnswerStore, Cached
 from redline.errors import BadReply, Disconnected, Refused, Rejected, ServerFailed, TimedOut
+from redline.serve.admission import Overloaded
 from redline.testing import ScriptedBackend, Step, VirtualClock, virtual_run
 from redline.waist import CacheUse
 
@@ -431,3 +432,30 @@ def test_its_load_is_that_of_the_backend(tmp_path: Path) -> None:
         assert world.cached.load(0.0).room_s == 7.0
 
     play(tmp_path, [answer()], story)
+
+
+def test_a_call_does_not_wait_for_one_of_another_priority(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        low = asyncio.ensure_future(world.send(priority=20))
+        await asyncio.sleep(0.5)
+        began_s = world.clock.now_s()
+        high = await asyncio.gather(*(world.send(priority=0) for _ in range(2)))
+        assert world.clock.now_s() == pytest.approx(began_s + 1.0)
+        assert [outcome.is_cached for outcome in high] == [False, True]
+        assert not (await low).is_cached
+        # They have one answer in the store.
+        assert (await world.send(priority=10)).is_cached
+
+    play(tmp_path, [answer()], story)
+
+
+def test_those_who_wait_for_a_call_that_is_not_admitted_go_on_at_once(tmp_path: Path) -> None:
+    async def story(world: World) -> None:
+        began_s = world.clock.now_s()
+        outcomes = await asyncio.gather(*(world.send() for _ in range(4)))
+        assert world.clock.now_s() == pytest.approx(began_s + 2.0)
+        assert [outcome.is_success for outcome in outcomes] == [False, True, True, True]
+        assert (await world.send()).is_cached
+
+    refused = Overloaded("busy", retry_after_s=1.0)
+    play(tmp_path, [refused, answer()], story)

@@ -284,6 +284,32 @@ def test_an_input_that_breaks_tells_one_worker_and_ends_for_the_others() -> None
     virtual_run(main())
 
 
+def test_an_input_that_breaks_tells_it_after_the_rows_before_it() -> None:
+    class Broken:
+        def __len__(self) -> int:
+            return 300
+
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            yield from rows(300)
+            raise ConfigError("the input broke")
+
+    async def main() -> None:
+        feed = feed_of(Broken())
+        taken: list[int] = []
+
+        async def take() -> None:
+            while (picked := await feed.next()) is not None:
+                taken.append(picked.row.number)
+
+        ends = await asyncio.gather(*(take() for _ in range(5)), return_exceptions=True)
+        assert sorted(taken) == [*range(1, 301)]
+        assert sorted(str(end) for end in ends) == ["None"] * 4 + ["the input broke"]
+        assert (feed.rows_read, feed.is_read, feed.is_input_done) == (300, False, False)
+        await feed.aclose()
+
+    virtual_run(main())
+
+
 def waiting(path: Path, at_once: int) -> int:
     """Workers that have to wait for a row, of 1,000 that take one at once: the median of five."""
 

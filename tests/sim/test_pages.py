@@ -79,14 +79,14 @@ def test_a_page_that_is_no_good_has_no_figures_and_takes_a_bounded_time(handle: 
 @pytest.mark.parametrize(
     ("health", "models", "is_well"),
     [(200, 200, True), (503, 200, False), (500, 200, False), (404, 200, True), (404, 500, False),
-     (404, 404, True), (401, 200, True)],
+     (404, 404, True), (401, 200, True), (204, 500, True), (202, 500, True)],
 )  # fmt: skip
 def test_a_server_is_well_by_its_health_page_or_its_models(
     health: int, models: int, is_well: bool
 ) -> None:
     async def handle(seen: Seen, writer: asyncio.StreamWriter) -> None:
         status = {"/health": health, "/v1/models": models}[seen.target]
-        writer.write(answer(b"{}", status=status))
+        writer.write(answer(b"", status=status))
 
     async def main() -> None:
         async with RawServer(handle) as server:

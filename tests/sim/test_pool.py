@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
@@ -12,6 +13,7 @@ import pytest
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
 from redline.errors import (
+    BadRow,
     Disconnected,
     NoEndpoint,
     OverLimit,
@@ -312,6 +314,69 @@ def test_a_server_that_dies_and_comes_back_loses_no_row() -> None:
         # Those that it had when it died were asked again elsewhere.
         assert len(set(users)) == 20_000
         assert len(users) <= 20_000 + 16
+
+    virtual_run(main())
+
+
+async def silent(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.Event().wait()
+
+
+def test_a_server_that_lets_the_deadlines_of_calls_pass_gets_few_of_them() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with RawServer(repeat) as one, RawServer(repeat) as other, RawServer(silent) as hung:
+            pool = pool_of([one, other, hung], Attempts(), "round_robin")
+            ends = Counter[str]()
+
+            async def work() -> None:
+                while loop.time() < until_s:
+                    call = Call(deadline_s=loop.time() + 0.5)
+                    ends[(await pool.send(ask(0), call)).status] += 1
+
+            until_s = loop.time() + 60.0
+            await asyncio.gather(*(work() for _ in range(8)))
+            assert pool.members[2].breaker.state is Health.DEGRADED
+            # Those in flight when it is noticed, and one for each pause of up to 15 s.
+            assert 0 < len(hung.seen) == ends["exhausted"] < 30
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+def test_deadlines_that_are_too_short_for_a_server_are_nothing_against_it() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with RawServer(repeat) as quick, RawServer(Window(1_000)) as slow:
+            pool = pool_of([quick, slow], Attempts(), "round_robin")
+            # Each has answered, so that it is known how long that takes.
+            await asyncio.gather(*(pool.send(ask(n), Call()) for n in range(4)))
+            late_s = loop.time() + LATENCY_S / 2
+            outcomes = await asyncio.gather(
+                *(pool.send(ask(n), Call(deadline_s=late_s)) for n in range(60))
+            )
+            assert Counter(outcome.status for outcome in outcomes)["exhausted"] == 30
+            assert [member.breaker.state for member in pool.members] == [Health.READY] * 2
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+def test_a_call_that_is_not_written_is_no_sign_that_its_server_works_again() -> None:
+    async def fails(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(b"{}", status=500))
+
+    async def main() -> None:
+        async with RawServer(repeat) as good, RawServer(fails) as bad:
+            pool = pool_of([good, bad], Attempts(), "round_robin")
+            await run_rows(pool, 100, at_once=8)
+            assert pool.members[1].breaker.state is Health.DEGRADED
+            await asyncio.sleep(30.0)
+            for _ in range(10):
+                outcome = await pool.send(Request(body={"model": object()}), Call())
+                assert isinstance(outcome.error, BadRow)
+            assert pool.members[1].breaker.state is Health.DEGRADED
+            await pool.aclose()
 
     virtual_run(main())
 

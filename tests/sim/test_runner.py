@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -235,6 +235,26 @@ def test_results_that_cannot_be_saved_are_told_whatever_stopped_the_run_before()
         for error in (first, full, later, NoEndpoint("down again")):
             runner.stop(error)
         assert runner.stopped is full
+
+    virtual_run(main())
+
+
+def test_an_input_that_breaks_leaves_no_row_that_was_read_without_its_outcome() -> None:
+    def broken() -> Iterator[dict[str, int]]:
+        yield from rows(20)
+        raise OSError("the queue is gone")
+
+    def step(send: Send) -> Step:
+        # Those that are tried again are not on the wire when the input breaks.
+        return ServerFailed("503", status=503) if send.number <= 4 else Reply(output="yes")
+
+    async def main() -> None:
+        run = Harness(broken(), ScriptedBackend(step, latency_s=0.01))
+        await run.run()
+        run.check_law()
+        assert sorted(result.row.number for result in run.results) == [*range(1, 21)]
+        assert run.unfinished == 0
+        assert "reading rows raised OSError: the queue is gone" in str(run.runner.stopped)
 
     virtual_run(main())
 

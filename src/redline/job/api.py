@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Unpack
 
 import msgspec
@@ -104,10 +105,10 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
             async for outcome in outcomes:
                 ...
 
-    rows and options: as for `run`. A slow consumer slows the run down. With `output`, outcomes are
-    on disk as well. The run ends when the block is left, however that happens; rows without an
-    outcome stay unfinished. Without a block it ends at `aclose`, or once nothing refers to the
-    stream: a loop that is left early does not end it while a variable holds it.
+    rows and options: as for `run`. A slow consumer slows the run down. With `output`, an outcome
+    comes once its line is safe on disk. The run ends when the block is left, however that happens;
+    rows without an outcome stay unfinished. Without a block it ends at `aclose`, or once nothing
+    refers to the stream: a loop that is left early does not end it while a variable holds it.
     Raises ConfigError or JournalError, also in the middle when the run is stopped by an error that
     no row can get around.
     """
@@ -115,22 +116,35 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
 
 
 class OutcomeStream:
-    """The outcomes of one run, which begins when the first one is asked for."""
+    """The outcomes of one run, which begins when the first one is asked for.
+
+    A wait for the next outcome may be cancelled, as by `asyncio.wait_for`: the run continues, and
+    no outcome is lost.
+    """
 
     def __init__(self, job: Job) -> None:
-        self._handover = _Handover()
-        self._outcomes = _outcomes(job, self._handover)
-        self._is_waiting = False
+        self._handover = _Handover(holds=job.output is not None)
+        # A generator, because the event loop closes it once nothing refers to the stream.
+        self._run = _running(job, self._handover)
+        self._has_begun = False
+        self._closing: asyncio.Task[None] | None = None
 
     def __aiter__(self) -> OutcomeStream:
         return self
 
     async def __anext__(self) -> Outcome:
-        self._is_waiting = True
-        try:
-            return await anext(self._outcomes)
-        finally:
-            self._is_waiting = False
+        if self._closing is None:
+            if not self._has_begun:
+                self._has_begun = True
+                await anext(self._run)
+            # Not in the generator, which a cancelled wait would end.
+            if (outcome := await self._handover.next()) is not None:
+                return outcome
+        if self._closing is not None:
+            await asyncio.shield(self._closing)
+        else:
+            await anext(self._run)
+        raise StopAsyncIteration
 
     async def __aenter__(self) -> OutcomeStream:
         return self
@@ -140,52 +154,56 @@ class OutcomeStream:
 
     async def aclose(self) -> None:
         """Ends the run and waits for its end. May be repeated, and called by any task."""
-        if self._is_waiting:
-            # Another task does so for the next outcome: its loop ends.
+        if self._closing is None:
+            # The loop of another task that waits for the next outcome ends as well.
             self._handover.end()
-            await self._handover.has_ended.wait()
-        else:
-            await self._outcomes.aclose()
+            self._closing = asyncio.create_task(self._close(), name="redline stream's end")
+        # Others may wait for the same end.
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await self._run.aclose()
 
 
-async def _outcomes(job: Job, handover: _Handover) -> AsyncGenerator[Outcome, None]:
-    """Yields the outcomes of a run of the job, which ends with the generator."""
+async def _running(job: Job, handover: _Handover) -> AsyncGenerator[None, None]:
+    """Begins a run of the job, which ends with the generator; yields once.
 
-    async def work() -> Report:
-        try:
-            parts = Parts(
-                on_start=handover.start, on_result=handover.put, on_metrics=_print_metrics
-            )
-            return await execute(job, parts)
-        finally:
-            handover.finish()
-
-    task = asyncio.create_task(work(), name="redline stream")
+    The next step, after the last outcome, raises the error that has stopped the run.
+    """
+    parts = Parts(
+        on_start=handover.start,
+        on_result=handover.hold if handover.holds else handover.put,
+        on_saved=handover.release if handover.holds else None,
+        on_metrics=_print_metrics,
+    )
+    task = asyncio.create_task(execute(job, parts), name="redline stream")
+    task.add_done_callback(handover.finish)
     try:
-        while (outcome := await handover.next()) is not None:
-            yield outcome
-        if not handover.is_left:
-            report = await task
-            if report.stopped is not None:
-                raise report.stopped
+        yield
+        report = await task
+        if report.stopped is not None:
+            raise report.stopped
     finally:
-        try:
-            await handover.leave(task)
-        finally:
-            handover.has_ended.set()
+        await handover.leave(task)
 
 
 class _Handover:
-    """Outcomes on their way from a run's workers to the reader of a stream."""
+    """Outcomes on their way from a run's workers to the reader of a stream.
 
-    def __init__(self) -> None:
-        self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(_STREAM_AHEAD)
+    holds: whether they are held until their lines are safe.
+    """
+
+    def __init__(self, *, holds: bool) -> None:
+        self.holds = holds
+        # In the order of their lines. The journal bounds what is not safe.
+        self._held: deque[Outcome] = deque()
+        # A group becomes safe at once, however many wait already.
+        self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(0 if holds else _STREAM_AHEAD)
         self._ahead_bytes = 0
         self._has_room = asyncio.Event()
         self._runner: Runner | None = None
         self._is_finished = False
         self.is_left = False
-        self.has_ended = asyncio.Event()
 
     def start(self, runner: Runner) -> None:
         """Notes that the run is about to begin; it is aborted if the reader has already left."""
@@ -206,17 +224,45 @@ class _Handover:
         self._ahead_bytes += _size_bytes(result.outcome)
         await self._outcomes.put(result.outcome)
 
+    def hold(self, result: Result) -> Awaitable[None] | None:
+        """Keeps a result until its line is safe; returns a wait if the reader is too far behind."""
+        if self.is_left:
+            return None
+        self._held.append(result.outcome)
+        return self._room() if self._is_full() else None
+
+    def release(self, rows: int) -> None:
+        """Hands over the first results that are held, whose lines are safe now."""
+        if self.is_left:
+            return
+        for _ in range(rows):
+            outcome = self._held.popleft()
+            self._ahead_bytes += _size_bytes(outcome)
+            self._outcomes.put_nowait(outcome)
+
+    def _is_full(self) -> bool:
+        return self._ahead_bytes >= _STREAM_AHEAD_BYTES or self._outcomes.qsize() >= _STREAM_AHEAD
+
+    async def _room(self) -> None:
+        while self._is_full() and not self.is_left:
+            self._has_room.clear()
+            await self._has_room.wait()
+
     async def next(self) -> Outcome | None:
-        """Returns the next outcome; None after the last."""
+        """Returns the next outcome; None after the last. A cancelled wait loses nothing."""
         if self._is_finished and self._outcomes.empty():
             return None
         outcome = await self._outcomes.get()
-        if outcome is not None:
-            self._ahead_bytes -= _size_bytes(outcome)
+        if outcome is None:
+            # For others that wait as well.
+            self._outcomes.put_nowait(None)
+            return None
+        self._ahead_bytes -= _size_bytes(outcome)
+        if not self._is_full():
             self._has_room.set()
         return outcome
 
-    def finish(self) -> None:
+    def finish(self, _: object) -> None:
         """Notes that the run has ended: a reader that waits for the next outcome gets None."""
         self._is_finished = True
         if self._outcomes.empty():

@@ -264,10 +264,10 @@ async def _take(output: Output, stream: StreamRows | None, stack: AsyncExitStack
 
 async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     tally = given.parts.tally or Tally()
-    acknowledge = _acknowledging(tally, given.stream, given.gatherer)
+    acknowledge = _acknowledging(tally, given)
     kept = None
     if job.output is not None:
-        kept = await _open_output(job, job.output, acknowledge, stack)
+        kept = await _open_output(job, job.output, acknowledge, given.parts, stack)
     journal = None if kept is None else kept.journal
     calls = _calls(job, given, kept, tally)
     if calls.answers is not None:
@@ -344,8 +344,9 @@ def _results(parts: Parts, acknowledge: Acknowledge) -> Results:
     return SuppliedResults(parts.results, acknowledge)
 
 
-def _acknowledging(tally: Tally, stream: StreamRows | None, gatherer: Gatherer) -> Acknowledge:
+def _acknowledging(tally: Tally, given: _Input) -> Acknowledge:
     """Returns the callback for rows that are durable."""
+    stream, gatherer, on_saved = given.stream, given.gatherer, given.parts.on_saved
 
     def acknowledge(rows: list[Brief]) -> None:
         if stream is not None:
@@ -354,6 +355,8 @@ def _acknowledging(tally: Tally, stream: StreamRows | None, gatherer: Gatherer) 
         tally.rows_saved(succeeded, len(rows) - succeeded, flaws_of(rows))
         tally.rows_answered(rows)
         gatherer.became_durable(SYSTEM.now_s(), list(map(attrgetter("complete_s"), rows)))
+        if on_saved is not None:
+            on_saved(len(rows))
 
     return acknowledge
 
@@ -362,12 +365,15 @@ async def _open_output(
     job: Job,
     output: Output,
     acknowledge: Acknowledge,
+    parts: Parts,
     stack: AsyncExitStack,
 ) -> Kept:
     """Opens the output's files; the caller holds its lock."""
     is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
     ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
     is_same_input = await asyncio.to_thread(_has_same_input, job, output)
+    if job.restart and parts.before_restart is not None:
+        await parts.before_restart()
     journal, manifest = await _open_journal(job, output, acknowledge)
     account = None
     try:

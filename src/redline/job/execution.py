@@ -88,6 +88,10 @@ async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
     mirror = await asyncio.to_thread(Mirror, output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
+    # Objects are put aside as late as files: a run that is refused leaves both as they are.
+    parts = msgspec.structs.replace(
+        parts, before_restart=partial(_in_thread, mirror, mirror.put_aside)
+    )
     report = await execute_local(job, parts)
     if isinstance(report.stopped, ResultsLost):
         # The files with these names are not those that the run has written.

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from redline.calls import TokenEstimator
-from redline.errors import BadRow, ConfigError, OverLimit, Rejected
+from redline.errors import BadRow, ConfigError, JournalError, OverLimit, Rejected
 from redline.job.outputs import fetched
 from redline.job.settings import Job
 from redline.job.work import Renderer, fate
@@ -113,7 +113,13 @@ def _done(job: Job) -> tuple[KeySet, KeySet]:
 
 
 def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
-    old = manifests.load(output)
+    try:
+        old = manifests.load(output)
+    except JournalError:
+        # As in a run: it is overruled by --force.
+        if not job.force:
+            raise
+        old = None
     succeeded, new = read_keys(output.path), job.manifest()
     if old is not None and len(succeeded) and not job.force:
         manifests.check(old, new, output)

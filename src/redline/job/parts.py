@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -31,9 +31,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     tally: counts this run's rows and attempts, and is notified of events. Use it for one run only.
     listeners: notified of the same events, after the tally.
     display: shows the run. on_start: gets the runner, to drain or abort it. on_result: gets each
-    row that has ended; the run waits for what it returns. on_failure: gets each row that has
-    failed. on_upload: gets a function that gives up the upload of the output, when the upload
-    begins. on_metrics: gets the URL of the metrics page.
+    row that has ended; the run waits for what it returns. on_saved: gets the number of rows that
+    have just become durable, in the order of on_result. on_failure: gets each row that has failed.
+    before_restart: awaited before the files of an earlier run are put aside. on_upload: gets a
+    function that gives up the upload of the output, when the upload begins. on_metrics: gets the
+    URL of the metrics page.
     """
 
     backend: Backend | None = None
@@ -44,7 +46,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     display: Display | None = None
     on_start: Callable[[Runner], None] | None = None
     on_result: OnResult | None = None
+    on_saved: Callable[[int], None] | None = None
     on_failure: OnFailure | None = None
+    before_restart: Callable[[], Awaitable[None]] | None = None
     on_upload: Callable[[Callable[[], None]], None] | None = None
     on_metrics: Callable[[str], None] | None = None
 

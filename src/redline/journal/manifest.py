@@ -51,12 +51,16 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
     elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
         # A file's name may not be UTF-8; it can be shown, but `verify` needs it stated again.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
+    kept: dict[str, Any] = {}
     for name, value in settings.items():
         try:
-            msgspec.json.encode(value)
+            data = msgspec.json.encode(value)
         except UnicodeEncodeError as error:
             raise ConfigError(f"{name} is not UTF-8", hint="write it in UTF-8") from error
-    return Manifest(input=path, settings={name: value for name, value in settings.items() if value})
+        if value:
+            # As it is loaded again: JSON has no tuples, and no keys that are numbers.
+            kept[name] = msgspec.json.decode(data)
+    return Manifest(input=path, settings=kept)
 
 
 def load(output: Output) -> Manifest | None:

@@ -15,10 +15,12 @@ more weight: a page that is well brings nothing back by itself, and one that is 
 nothing that has answered since.
 
 A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
-a 4xx never is one. How often the others fail is what is to be expected: an endpoint is degraded
-when it fails significantly more often than that, by a CUSUM test (Page, Continuous Inspection
-Schemes, Biometrika 41, 1954) of Bernoulli trials. So neither a rare failure nor a bad day of the
-whole provider takes an endpoint out.
+a 4xx never is one. A call that ends at its own deadline is a failure if it was written and has
+waited, without a byte, for as long as an answer takes on average; otherwise it does not count, and
+neither does a call that ends unwritten. How often the others fail is what is to be expected: an
+endpoint is degraded when it fails significantly more often than that, by a CUSUM test (Page,
+Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So neither a rare failure
+nor a bad day of the whole provider takes an endpoint out.
 """
 
 from __future__ import annotations

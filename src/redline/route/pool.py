@@ -574,7 +574,9 @@ class Pool:
         """Records a failure; returns whether it is the outcome of the call."""
         error, breaker, now_s = outcome.error, member.breaker, self._now_s()
         assert error is not None
-        says_nothing = isinstance(error, Withdrawn | OverLimit | Refused | Unpaid | RateLimited)
+        is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
+        is_failure = is_down or _is_failure(error) or self._is_overdue(member, outcome)
+        says_nothing = not is_failure and _says_nothing(error, outcome)
         if says_nothing:
             breaker.cancelled(epoch)
         if isinstance(error, Withdrawn):
@@ -585,10 +587,9 @@ class Pool:
             call.refused += 1
             self._lose(member, error)
             return not self._is_elsewhere(member, call.barred, now_s)
-        is_down = isinstance(error, NoEndpoint) or is_unreachable(error)
         if isinstance(error, NoEndpoint | Retryable):
             self._distrust(member)
-        if is_down or _is_failure(error):
+        if is_failure:
             member.failed()
             if breaker.failed(epoch, now_s, is_down=is_down):
                 if not is_down:
@@ -612,6 +613,23 @@ class Pool:
         avoided = call.avoid | {member.name}
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
         return True
+
+    def _is_overdue(self, member: PoolMember, outcome: Outcome) -> bool:
+        """Whether a call ended at its deadline, and its endpoint had long enough to answer it.
+
+        That is as long as an answer takes on average: here, or at the others if there was none here
+        of late. A degraded endpoint has to answer to be used again, however short the time was.
+        """
+        if not _is_late(outcome.error) or not outcome.tried:
+            return False
+        last = outcome.tried[-1]
+        if last.sent_s is None or last.first_byte_s is not None:
+            return False
+        if member.breaker.state is Health.DEGRADED:
+            return True
+        among = [member] if member.latency_s else self._members
+        known = [one.latency_s for one in among if one.latency_s]
+        return bool(known) and last.complete_s - last.sent_s >= sum(known) / len(known)
 
     def _pass_by(self, member: PoolMember, now_s: float) -> None:
         """Sends calls that wait at a parked endpoint to others."""
@@ -792,6 +810,22 @@ def _fail(ticket: Ticket, error: CallError | NoEndpoint) -> None:
     """Ends the wait of a call with this error, unless its turn has come or it was cancelled."""
     if ticket.turn is not None and not ticket.turn.done():
         ticket.turn.set_exception(error)
+
+
+def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
+    """Whether the error, which is no failure of the endpoint, does not show that it works either.
+
+    Many such errors precede the request, as an invalid row does. A deadline may be too short.
+    """
+    if isinstance(error, Withdrawn | OverLimit | Refused | Unpaid | RateLimited):
+        return True
+    is_unsent = bool(outcome.tried) and not outcome.tried[-1].was_sent
+    return is_unsent or _is_late(error)
+
+
+def _is_late(error: CallError | NoEndpoint | None) -> bool:
+    """Whether a call ended because of its own deadline."""
+    return isinstance(error, TimedOut) and error.phase == "row"
 
 
 def _is_failure(error: CallError | NoEndpoint) -> bool:

@@ -8,7 +8,8 @@ another file has its name   the old one is read until it has been quiet for 2 s,
 several have it in turn     each is opened while it has the name, even while nothing is read, and
                             is read when its turn comes
 its name is gone            it is still read, and a new file of that name is awaited
-it becomes shorter          the run ends: what was cut off before it was read is lost
+it becomes shorter          the run ends, even if that happens while nothing is read: what was cut
+                            off before it was read is lost
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ class FollowedFile(Blocks):
         self._fd = -1
         # Later files of that name, in order; kept open, so that they can be read later.
         self._next_fds: deque[int] = deque()
+        # By descriptor: the largest size seen, and the size at which it was first seen smaller.
+        self._most_bytes: dict[int, int] = {}
+        self._cut_to: dict[int, int] = {}
         self._watcher: threading.Thread | None = None
         self._begin()
 
@@ -107,15 +111,18 @@ class FollowedFile(Blocks):
     def _let_go(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
+            # The next file may get the same descriptor.
+            self._most_bytes.pop(self._fd, None)
+            self._cut_to.pop(self._fd, None)
         self._fd = -1
 
     def _next(self, most_bytes: int) -> bytes | None:
         """The bytes that can be read now: empty at the file's end, None if more must be awaited."""
         self._look()
         size = os.fstat(self._fd).st_size
-        if size < self._at:
+        if (cut_to := self._cut_to.get(self._fd)) is not None:
             raise CorruptInput(
-                f"{self.name} was truncated to {size:,} bytes while it was followed",
+                f"{self.name} was truncated to {cut_to:,} bytes while it was followed",
                 where="after 0 rows",
                 hint="rows that had not been read are lost; the same command reads it from its "
                 "beginning. If it is a rotated log, have it renamed instead of truncated",
@@ -153,17 +160,21 @@ class FollowedFile(Blocks):
         return now_s - self._replaced_s >= SETTLED_S
 
     def _watch(self) -> None:
-        """Notices each file that gets the name, until closed."""
+        """Notices each file that gets the name or becomes shorter, until closed."""
         while not self._closing.wait(POLL_S):
             self._look()
 
     def _look(self) -> None:
-        """Opens the file that has the name now, if it differs from the one at the last check."""
+        """Opens the file that has the name now, if it differs from the one at the last check.
+
+        Before that, looks whether an open file has become shorter.
+        """
         assert self.path is not None
         with self._lock:
             if self._fd < 0 or self.is_closed:
                 return
             try:
+                self._look_at_sizes()
                 found = os.stat(self.path)
                 self._has_name = os.path.samestat(found, os.fstat(self._fd))
                 last = self._next_fds[-1] if self._next_fds else self._fd
@@ -178,6 +189,18 @@ class FollowedFile(Blocks):
                 os.close(fd)
             else:
                 self._next_fds.append(fd)
+                self._most_bytes[fd] = found.st_size
+
+    def _look_at_sizes(self) -> None:
+        """Notices open files that have become shorter: they may grow again before they are read."""
+        for fd in (self._fd, *self._next_fds):
+            size = os.fstat(fd).st_size
+            # More may have been read than there was at the last check.
+            read_bytes = self._at if fd == self._fd else 0
+            most_bytes = max(self._most_bytes.get(fd, 0), read_bytes)
+            if size < most_bytes:
+                self._cut_to.setdefault(fd, size)
+            self._most_bytes[fd] = max(most_bytes, size)
 
 
 class FollowedRows(LineRows):

@@ -29,6 +29,7 @@ _KINDS = {
     bool: "a boolean",
     type(None): "null",
 }
+_CONTAINERS = frozenset((dict, list))
 _decode = msgspec.json.Decoder().decode
 
 
@@ -100,8 +101,8 @@ def in_batches(rows: Iterable[Row | None]) -> Iterator[list[Row]]:
 def row_of(value: object, number: int, max_row_bytes: int) -> Row:
     """The row of a Python value; a bad row if it is not a JSON object.
 
-    `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings.
-    The caller may change the value afterwards.
+    `data` is a copy that holds only what JSON can: dates are ISO strings, decimals strings, sets
+    sorted lists. The caller may change the value afterwards.
     """
     try:
         content = msgspec.json.encode(value, enc_hook=_encodable)
@@ -113,7 +114,43 @@ def row_of(value: object, number: int, max_row_bytes: int) -> Row:
     data = _decode(content)
     if type(data) is not dict:
         return Row(number, number, None, content, not_an_object(data))
+    if not _CONTAINERS.isdisjoint(map(type, data.values())) and _sort_sets(value, data):
+        content = msgspec.json.encode(data)
     return Row(number, number, data, content)
+
+
+def _sort_sets(value: object, data: object) -> bool:
+    """Sorts those lists in `data` that were sets in `value`; returns whether there are any.
+
+    A set's own order differs between processes, and would make it another row in each.
+    """
+    pairs: list[tuple[Any, Any]] = [(value, data)]
+    sets = []
+    # It grows meanwhile; not recursive, since values may be nested deeper than calls may.
+    for whole, plain in pairs:
+        members = plain.values() if type(plain) is dict else plain
+        if type(plain) is list and isinstance(whole, (set, frozenset)):
+            sets.append(plain)
+        if _CONTAINERS.isdisjoint(map(type, members)):
+            continue
+        found = zip(_members(whole, plain), members, strict=False)
+        pairs += [pair for pair in found if type(pair[1]) in _CONTAINERS]
+    # Sets inside sets come after them in `pairs`, and are sorted before them.
+    for plain in reversed(sets):
+        plain.sort(key=msgspec.json.encode)
+    return bool(sets)
+
+
+def _members(whole: Any, plain: dict[str, Any] | list[Any]) -> Iterable[object]:
+    """The values of a container or record, in the order of its plain form."""
+    if isinstance(whole, (dict, Mapping)):
+        # Two keys may have the same plain form, as 1 and "1".
+        return whole.values() if len(whole) == len(plain) else ()
+    if isinstance(plain, list):
+        return whole if isinstance(whole, (list, tuple, set, frozenset)) else ()
+    encoded = getattr(whole, "__struct_encode_fields__", ())
+    fields = dict(zip(encoded, getattr(whole, "__struct_fields__", ()), strict=False))
+    return [getattr(whole, fields.get(key, key), None) for key in plain]
 
 
 def _encodable(value: object) -> object:

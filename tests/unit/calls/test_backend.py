@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,7 +11,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from redline.calls import Call, Chunk, Endpoint, HttpBackend, Outcome, Reply, Request, Sink
+from redline.calls import (
+    Call,
+    Chunk,
+    Endpoint,
+    HttpBackend,
+    Outcome,
+    Reply,
+    Request,
+    Sink,
+    Timeouts,
+)
+from redline.calls.http import Shared
 from redline.errors import (
     BadReply,
     CallError,
@@ -21,9 +33,11 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.limits import Limits
-from redline.testing import VirtualClock, virtual_run
-from redline.waist import Attempts
+from redline.limits.shared import SharedLimiter
+from redline.testing import VirtualClock, VirtualLoop, virtual_run
+from redline.waist import Attempts, Health
 from support.raw_server import Handler, RawServer, Seen, answer, chat
+from support.sharing import Memory, MemoryLedger
 
 LATENCY_S = 1.0
 FILE = b'{"custom_id": "a"}\n' * 100
@@ -288,6 +302,32 @@ def test_a_call_whose_kept_connection_is_lost_is_sent_again_as_it_was(*, is_stre
     play(in_turn(answer(chat("no")), None, reply), story)
 
 
+def test_a_timeout_of_a_call_in_flight_does_not_end_an_outage() -> None:
+    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async def main() -> None:
+        listener = await asyncio.start_server(hold, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        backend = HttpBackend(
+            Endpoint(
+                base_url=f"http://127.0.0.1:{port}/v1", proxy="", timeouts=Timeouts(attempt_s=2.0)
+            ),
+            clock=VirtualClock(asyncio.get_running_loop()),
+        )
+        (in_flight,) = sent(backend, 1)
+        await asyncio.sleep(1.0)
+        listener.close()
+        assert isinstance((await backend.send(ask(), Call())).error, Disconnected)
+        assert backend.load(now_s()).state is Health.DEGRADED
+        assert isinstance((await in_flight).error, TimedOut)
+        assert backend.load(now_s()).state is Health.DEGRADED
+        await backend.aclose()
+
+    virtual_run(main())
+
+
 # What it downloads.
 
 
@@ -507,6 +547,62 @@ def test_limits_that_an_answer_states_hold_while_its_sink_still_takes_it() -> No
         await cancelled(calls)
 
     play(handle, story, limits=Limits(requests="1000/60s", rate="auto", profile="fixed"))
+
+
+class SlowLoop(VirtualLoop):
+    """It may be blocked, and its connections may take long to make."""
+
+    blocked_s = 0.0
+    connect_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.blocked_s
+
+    async def create_connection(self, *given: Any, **named: Any) -> Any:
+        await asyncio.sleep(self.connect_s)
+        return await super().create_connection(*given, **named)
+
+
+@pytest.mark.parametrize("slow", ["disk", "connection"])
+def test_a_call_that_misses_its_time_under_shared_limits_waits_for_another(slow: str) -> None:
+    loop = SlowLoop(start_s=1000.0)
+    memory, limits = Memory(), Limits(requests="1/1s", profile="fixed", guard_s=0.05)
+
+    def before_write() -> None:
+        if slow == "disk" and loop.time() > 1001.0 and not loop.blocked_s:
+            loop.blocked_s = 2.0
+
+    async def main() -> None:
+        ledgers = MemoryLedger(memory), MemoryLedger(memory)
+        mine, other = (SharedLimiter(limits, ledger, ledger.clock) for ledger in ledgers)
+        async with RawServer(in_turn(*[answer(chat("yes"))] * 2)) as server:
+            backend = HttpBackend(
+                Endpoint(base_url=server.base_url, limits=limits, proxy=""),
+                shared=Shared(limiter=mine),
+                before_write=before_write,
+                clock=ledgers[0].clock,
+            )
+            first = await backend.send(ask(), Call())
+            waiting = asyncio.create_task(backend.send(ask(), Call()))
+            await asyncio.sleep(0.5)
+            if slow == "connection":
+                loop.connect_s = 2.0
+                server.hang_up()
+            # Then a time that passed without a send no longer counts for the other process.
+            await asyncio.sleep(2.0)
+            grant = await other.acquire()
+            grant.sent(now_s())
+            second = await waiting
+            assert len(server.seen) == 2
+            await backend.aclose()
+        await other.aclose()
+        stamps = [first.tried[0].sent_s, second.tried[0].sent_s, grant.sent_s]
+        sent_s = sorted(at_s for at_s in stamps if at_s is not None)
+        assert len(sent_s) == 3
+        assert all(later - earlier >= 1.0 for earlier, later in itertools.pairwise(sent_s))
+
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        runner.run(main())
 
 
 def test_a_call_whose_time_is_up_is_not_sent() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from redline.calls import Call, FunctionBackend, Outcome, Request
+from redline.calls.http import Shared
 from redline.errors import (
     ConfigError,
     Disconnected,
@@ -16,8 +17,10 @@ from redline.errors import (
     TimedOut,
 )
 from redline.limits import Limits
+from redline.limits.shared import SharedLimiter
 from redline.testing import VirtualClock, virtual_run
 from redline.waist import Attempts
+from support.sharing import Memory, MemoryLedger
 
 
 class Ends(Attempts):
@@ -204,6 +207,37 @@ def test_a_call_that_may_not_begin_takes_nothing_from_the_limits(refuses: str) -
     refused: list[Rejected] = []
     ends = Ends()
     virtual_run(main())
+
+
+def test_a_call_that_misses_its_time_under_shared_limits_waits_for_another() -> None:
+    saved_s: list[float] = []
+
+    async def answer(row: Any) -> str:
+        return "yes"
+
+    async def main() -> None:
+        memory = Memory()
+        ledger = MemoryLedger(memory)
+
+        def before_write() -> None:
+            saved_s.append(ledger.clock.now_s())
+            if len(saved_s) == 1:
+                # The disk is slow.
+                ledger.clock.ahead_s += 30.0
+
+        limits = Limits(requests="10/1s", guard_s=0.05)
+        limiter = SharedLimiter(limits, ledger, ledger.clock)
+        backend = FunctionBackend(
+            answer, shared=Shared(limiter=limiter), before_write=before_write, clock=ledger.clock
+        )
+        outcome = await backend.send(Request(), Call())
+        assert outcome.output == "yes"
+        assert memory.turns == 2, "the call began 30 s late"
+        # What was saved meanwhile comes before the call as well.
+        assert len(saved_s) == 2
+        await backend.aclose()
+
+    virtual_run(main(), start_s=1000.0)
 
 
 def test_a_token_limit_cannot_be_kept() -> None:

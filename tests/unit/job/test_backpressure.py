@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -166,3 +167,53 @@ def test_a_journal_that_never_is_behind_is_caught(
     monkeypatch.setattr(journal.Journal, "is_behind", False)
     asked = asyncio.run(asked_while_it_hangs(Disk(monkeypatch), tmp_path / "out.jsonl"))
     assert asked > 2 * 100 + 2 * 20
+
+
+def test_a_stream_gives_an_outcome_once_its_line_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+
+    async def call(row: dict[str, int]) -> str:
+        if row["n"] == 1:
+            raise ValueError
+        return "done"
+
+    async def main() -> dict[int | None, str]:
+        rows, output = [{"n": 0}, {"n": 1}], tmp_path / "out.jsonl"
+        async with redline.stream(rows, call=call, output=output) as outcomes:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(outcomes), 0.5)
+            assert disk.is_asked.is_set()
+            disk.is_well.set()
+            return {outcome.row: outcome.status async for outcome in outcomes}
+
+    assert asyncio.run(main()) == {1: "succeeded", 2: "rejected"}
+
+
+def test_a_run_with_an_output_waits_for_a_slow_reader_of_its_stream(tmp_path: Path) -> None:
+    asked = 0
+
+    async def call(row: dict[str, int]) -> int:
+        nonlocal asked
+        asked += 1
+        await asyncio.sleep(0.001)
+        return row["n"]
+
+    async def main() -> None:
+        rows = ({"n": number} for number in itertools.count())
+        async with redline.stream(
+            rows, call=call, concurrency=4, output=tmp_path / "out.jsonl"
+        ) as outcomes:
+            for _ in range(2):
+                await anext(outcomes)
+                seen = -1
+                while asked > seen:
+                    seen = asked
+                    await asyncio.sleep(0.5)
+                # What the reader may be behind, and at most the lines of two groups.
+                assert 256 <= asked < 256 + 2 * 1000
+            for _ in range(3 * asked):
+                await anext(outcomes)
+
+    asyncio.run(main())

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redline.errors import ConfigError
+from redline.errors import ConfigError, JournalError
 from redline.job import Plan, Report, plan, run
 from redline.job.settings import make_job
 from redline.limits import Limits
@@ -124,6 +124,15 @@ def test_other_settings_are_refused_as_the_run_would(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="was begun with other settings: model was"):
         planned(ROWS, output=output, model="other")
     assert planned(ROWS, output=output, model="other", force=True).done_rows == 10
+
+
+def test_damaged_settings_are_refused_and_overruled_as_in_the_run(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    done(ROWS, output=output)
+    (tmp_path / "out.redline/manifest.json").write_bytes(b"damaged")
+    with pytest.raises(JournalError, match=r"manifest.json is damaged"):
+        planned(ROWS, output=output)
+    assert planned(ROWS, output=output, force=True).done_rows == 10
 
 
 def test_what_cannot_be_planned() -> None:

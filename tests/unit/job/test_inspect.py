@@ -27,7 +27,7 @@ from redline.job.inspect import (
     select,
 )
 from redline.journal import Output
-from support.output_files import USAGE, failure, result, sealed, write_output
+from support.output_files import USAGE, failure, key_of, result, sealed, write_output
 
 PRICES = Tariff(own={"m": parse_price("m", {"input": 1, "output": 2})})
 
@@ -377,3 +377,21 @@ def test_memory_is_bounded_by_rows_and_not_by_texts(tmp_path: Path) -> None:
         tracemalloc.stop()
     # The texts are 24 MB. A block of lines and what was read of it are in memory as well.
     assert peak < 150 * count + 2_000_000
+
+
+def test_a_cut_answer_of_the_responses_api_is_found_in_a_batch_line(tmp_path: Path) -> None:
+    part = {"type": "output_text", "text": "ye"}
+    body = {
+        "object": "response",
+        "status": "incomplete",
+        "incomplete_details": {"reason": "max_output_tokens"},
+        "model": "m",
+        "output": [{"type": "message", "content": [part]}],
+        "usage": {"input_tokens": 1, "output_tokens": 1},
+    }
+    response = {"status_code": 200, "body": body}
+    fields = {"id": f"redline_{key_of(1)}", "custom_id": "row-1", "response": response}
+    line = sealed({**fields, "error": None, "hash": key_of(1), "row": 1, "latency_s": 0.5})
+    output = write_output(tmp_path / "labels.jsonl", [line])
+    assert figures(output).cut == 1
+    assert rows(output, cut=True) == [1]

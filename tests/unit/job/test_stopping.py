@@ -100,6 +100,11 @@ def test_without_a_rate_only_the_first_hundred_end_a_run() -> None:
     assert ended_at(Failures(job()), rows)[1] is None
 
 
+def test_a_job_may_go_on_after_the_first_hundred() -> None:
+    failures = Failures(job(ends_if_hopeless=False))
+    assert ended_at(failures, itertools.repeat(False, 1000))[1] is None
+
+
 def test_with_a_rate_the_first_hundred_end_a_run_as_before() -> None:
     at, why = ended_at(Failures(job(stop_at_error_rate=0.5)), itertools.repeat(False, 1000))
     assert (at, type(why)) == (HOPELESS_ROWS, ConfigError)

@@ -167,6 +167,35 @@ def test_a_wall_clock_that_was_set_back_delays_by_a_window_at_most(tmp_path: Pat
         assert second.wait_s(1) <= 1e-6
 
 
+class SteppedClock(ManualClock):
+    """Its wall time may also be set, or go on while the machine sleeps and monotonic time stops."""
+
+    def step(self, by_s: float) -> None:
+        self._wall_s += by_s
+
+
+@pytest.mark.parametrize("profile", ALL)
+@pytest.mark.parametrize("step_s", [3600.0, 0.5, -0.5, -3600.0])
+def test_sends_are_kept_though_the_wall_clock_steps(
+    tmp_path: Path, step_s: float, profile: str
+) -> None:
+    rate = Rate(10, 1.0)
+    clock = SteppedClock(now_s=500.0, wall_s=1_000_000.0)
+    window = Window(rate, profile=profile, guard_s=GUARD_S)
+    recent = RecentSends(tmp_path, "gpu-1", clock)
+    recent.keep("requests", window)
+    for number in range(30):
+        clock.advance(window.wait_s(1, clock.now_s()))
+        if number == 26:
+            clock.step(step_s)
+        window.sent(window.book(1, clock.now_s()), clock.now_s())
+    # Killed, not closed.
+    second = Process(tmp_path, clock.wall_s(), rate=rate, profile=profile)
+    for amount in (1, 4, 10):
+        first_s = window.wait_s(amount, clock.now_s())
+        assert second.wait_s(amount) == pytest.approx(first_s, abs=0.02)
+
+
 def test_another_window_begins_with_what_the_nearest_one_knew(tmp_path: Path) -> None:
     Process(tmp_path, 1000.0, rate=Rate(99, 3600.0)).send(7)
     Process(tmp_path, 1001.0, rate=Rate(5, 1.0)).send(2)

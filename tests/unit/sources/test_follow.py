@@ -104,6 +104,43 @@ def test_a_file_that_is_cut_ends_the_run_and_says_so(path: Path) -> None:
     assert error.what == f"{path} was truncated to 9 bytes while it was followed"
 
 
+def test_a_file_that_is_cut_and_grows_again_while_nobody_reads_ends_the_run(path: Path) -> None:
+    path.write_text("1\n2\n3\n4\n")
+    file = module.FollowedFile(path)
+    file.open()
+    assert file.read(2) == b"1\n"
+    os.truncate(path, 0)
+    seen_since(path)
+    # Beyond what was read, and shorter than before.
+    append(path.with_suffix(".1"), "5\n6\n7\n")
+    with pytest.raises(CorruptInput, match="was truncated to 0 bytes while it was followed"):
+        file.read(2)
+    file.close()
+
+
+def test_a_file_that_is_cut_before_its_turn_ends_the_run_at_its_turn(path: Path) -> None:
+    path.write_text("1\n")
+    file = module.FollowedFile(path)
+    file.open()
+    path.rename(path.with_suffix(".2"))
+    path.write_text("2\n3\n")
+    wait_until(lambda: is_open(path))
+    os.truncate(path, 2)
+    seen_since(path)
+    assert [file.read(100), file.read(100)] == [b"1\n", b""]
+    file.open()
+    with pytest.raises(CorruptInput, match="was truncated to 2 bytes while it was followed"):
+        file.read(100)
+    file.close()
+
+
+def seen_since(path: Path) -> None:
+    """Gives the name to another file, and waits until it is open: the old one was looked at."""
+    path.rename(path.with_suffix(".1"))
+    path.write_text("")
+    wait_until(lambda: is_open(path))
+
+
 def test_what_is_still_written_to_a_renamed_file_is_read(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

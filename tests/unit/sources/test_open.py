@@ -110,6 +110,10 @@ class Question(msgspec.Struct):
     prompt: str
 
 
+class Tagged(msgspec.Struct, rename="camel"):
+    all_tags: frozenset[str]
+
+
 class TestIterables:
     def test_dicts_strings_and_records(self) -> None:
         items = [{"a": 1}, "hi", types.MappingProxyType({"b": 2}), Point(3), Question("q")]
@@ -132,6 +136,20 @@ class TestIterables:
         numpy = pytest.importorskip("numpy", reason="numpy comes with no extra of redline's")
         row = {"day": dt.date(2024, 5, 6), "n": numpy.int64(3), "f": numpy.float32(0.5)}
         assert rows_of([row])[0].data == {"day": "2024-05-06", "n": 3, "f": 0.5}
+
+    def test_sets_are_sorted_so_that_each_process_reads_the_same_row(self) -> None:
+        items = [
+            {"b": {3, 1, "x", None, 10}, "a": [3, 1, 2]},
+            {"a": [{"c": (frozenset("hgfedcba"), 2)}]},
+            {"a": {frozenset("hgfe"), frozenset("dcba")}},
+            {"a": Tagged(frozenset("hgfedcba"))},
+        ]
+        assert [row.content for row in rows_of(items)] == [
+            b'{"b":["x",1,10,3,null],"a":[3,1,2]}',
+            b'{"a":[{"c":[["a","b","c","d","e","f","g","h"],2]}]}',
+            b'{"a":[["a","b","c","d"],["e","f","g","h"]]}',
+            b'{"a":{"allTags":["a","b","c","d","e","f","g","h"]}}',
+        ]
 
     @pytest.mark.parametrize(
         ("item", "problem"),

@@ -68,3 +68,21 @@ def calls_of(text: str, most: int) -> int:
 def test_no_token_is_read_again_and_again(unit: str) -> None:
     text = unit * (4_000 // len(unit))
     assert calls_of(text, 20 * len(text)) > 0
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"question": "2+2?", "answer": "<think>2 and 2 make 4.</think>4"},
+        {"html": "<s>$20</s> now $15"},
+        {"prompt": "[INST] Hi [/INST]", "n": [1, [2]]},
+        {"note": 'a \\ "quoted" </think> end', "t": "<|im_end|>"},
+        ["◁think▷", "<think>"],
+    ],
+)
+@pytest.mark.parametrize(
+    "reply",
+    ["{}", "```json\n{}\n```", "<think>Is it {{}} or [1]?</think>\n{}<|im_end|>\n{{}}"],
+)
+def test_tags_inside_strings_are_data(value: object, reply: str) -> None:
+    assert find_json(reply.format(json.dumps(value, ensure_ascii=False))) == value

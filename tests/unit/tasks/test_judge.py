@@ -29,6 +29,8 @@ ASKED = Request(body={"model": "small", "messages": [{"role": "user", "content":
         ("Incorrect", False),
         ("The answer is correct.", None),
         ("VERDICT: correctly worded, but I cannot say", None),
+        ("<think>I end with VERDICT: CORRECT or VERDICT: INCORRECT. It is right, so I", None),
+        ("<think>VERDICT: CORRECT or VERDICT: INCORRECT?</think>Correct.", True),
         ("", None),
         (["VERDICT: CORRECT"], None),
         (None, None),
@@ -98,6 +100,8 @@ def test_without_a_verdict_the_question_fails() -> None:
     assert isinstance(outcome.error, Rejected)
     assert "large gave no verdict in 2 tries" in outcome.error.what
     assert len(sends) == 3
+    # Another request, which no cache answers as it answered the first.
+    assert sends[1].request.body != sends[2].request.body
     again, sends = outcome_of(says("X", "Well.", "VERDICT: CORRECT"))
     assert again.fields is not None
     assert again.fields["correct"]

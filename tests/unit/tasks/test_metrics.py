@@ -22,6 +22,9 @@ GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [
     ("choice", {"letters": "abcde"}, 4, "Answer: E", "E", True, False),
     ("exact", {}, "Paris", "paris.", "paris.", True, False),
     ("exact", {}, "Paris", "Paris", "Paris", True, True),
+    ("exact", {}, "Paris", '"Paris".', '"Paris".', True, False),
+    ("exact", {}, "Paris", "„Paris.“", "„Paris.“", True, False),
+    ("exact", {}, "巴黎", "「巴黎」。", "「巴黎」。", True, False),
     ("exact", {}, "Paris", "It is Paris", "It is Paris", False, False),
     ("exact", {}, "Paris", "  ", None, False, False),
     (
@@ -67,6 +70,12 @@ def test_a_gold_text_in_brackets_that_is_no_list_is_itself_the_answer(gold: str)
     right = metric.read(gold)
     assert metric.grade(gold, right) == Grade(gold, correct=True, strict=True)
     assert not metric.grade("1", right).correct
+
+
+@pytest.mark.parametrize("gold", [3, "3", '"x"', True, "null"])
+def test_json_that_no_answer_can_be_equal_to_is_refused_before_it_costs(gold: object) -> None:
+    with pytest.raises(Rejected, match="neither an object nor a list"):
+        metric_of("json").read(gold)
 
 
 def test_json_beside_brackets_too_deep_to_be_read_is_right_and_not_strict() -> None:

@@ -362,6 +362,7 @@ class Ticket(BaseModel):
     def bugs_are_scored(self):
         if self.label == "bug" and self.score == 0:
             raise ValueError("a bug needs a score")
+        {"low": 1, "high": 2}[self.urgency.value if self.score != 9 else "nine"]
         return self
 
 
@@ -395,6 +396,7 @@ def test_a_pydantic_model_validates_by_its_own_rules() -> None:
     assert problems == []
     assert value == {"label": "bug", "urgency": "low", "dueDate": "2026-11-22", "score": 3}
     assert schema.checked({"label": "bug", "score": 0})[1] == ["Value error, a bug needs a score"]
+    assert schema.checked({"label": "bug", "score": 9})[1] == ["KeyError: 'nine'"]
     assert schema.checked({"label": "spam", "score": 11, "dueDate": "soon"})[1] == [
         "label: Input should be 'bug' or 'question'",
         "dueDate: Input should be a valid date or datetime, input is too short",
@@ -438,3 +440,9 @@ def test_without_pydantic_its_install_command_is_told(monkeypatch: pytest.Monkey
         load("shop.tickets:Ticket")
     assert caught.value.what == "shop.tickets:Ticket needs pydantic, which is not installed"
     assert caught.value.hint == "pip install 'redline[schema]'"
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('["a", "b"]', "utf-8-sig")
+    assert load(str(path)).labels == {"label": ["a", "b"]}

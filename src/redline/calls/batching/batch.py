@@ -23,7 +23,7 @@ import msgspec
 from redline.calls.batching.figures import BatchFigures
 from redline.calls.batching.parts import Lists, Member
 from redline.clock import Clock
-from redline.errors import CallError, NoEndpoint, OverLimit, Rejected, Withdrawn
+from redline.errors import BudgetSpent, CallError, NoEndpoint, OverLimit, Rejected
 from redline.waist import Call, Outcome, failed
 
 # Statuses that blame the items; None is an error without a status. 401, 403 and 404 concern the key
@@ -148,7 +148,8 @@ class _Writing:
             except CallError as error:
                 self.refused.append((member, error))
         if self.refused:
-            raise Withdrawn("a member of the batch must not be sent")
+            # A final error: a pool would send a withdrawn call again, with the same members.
+            raise BudgetSpent("a member of the batch must not be sent")
         sent_s = self._clock.now_s()
         for member in self._waiting():
             member.call.sent_s = sent_s
@@ -253,4 +254,6 @@ def _share_held(members: Sequence[Member], call: Call) -> None:
         return
     shares: set[_Share] = set()
     for member in waiting:
+        # It may still hold a part of an earlier attempt's answer.
+        member.call.let_go()
         member.call.held = _Share(shares, call.held.release)

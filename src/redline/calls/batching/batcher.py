@@ -100,7 +100,11 @@ class DynamicBatcher:
                     f"{item!r:.100} is not a Request", hint=f"{self.label} is asked one"
                 )
             item = Request(body=item)
-        outcome = await self.send(item, Call())
+        call = Call()
+        try:
+            outcome = await self.send(item, call)
+        finally:
+            call.let_go()
         if outcome.error is not None:
             raise outcome.error
         return outcome.output

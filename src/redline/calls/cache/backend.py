@@ -6,8 +6,9 @@
   is being sent by another call       shared: it waits for that call's answer
   is none of these                    a miss: sent; a whole success is stored
 
-Identical requests are sent one at a time. If the leading call fails, is cancelled, or has no whole
-answer, the next waiting call sends its own request. Each waits by its own deadline.
+Identical requests of one priority are sent one at a time. If the leading call fails, is cancelled,
+or has no whole answer, the next waiting call sends its own request; if it was not admitted, each of
+them does at once. Each waits by its own deadline.
 """
 
 from __future__ import annotations
@@ -51,8 +52,10 @@ class _Found(NamedTuple):
     how: Literal["hit", "shared"]
 
 
-# The answer that the followers of a call in flight wait for; None if they are to send their own.
+# The answer that the followers of a call in flight wait for; None if one of them is to lead.
 _Flight = asyncio.Future[_Found | None]
+# Each of them is to send its own request.
+_NONE_FOR_ALL = _Found(b"", "shared")
 
 
 class Cached(Around):
@@ -81,7 +84,8 @@ class Cached(Around):
         self._includes_sampled = includes_sampled
         self._clock = clock
         self._use = use or CacheUse()
-        self._flights: dict[bytes, _Flight] = {}
+        # By priority, too: a call must not wait behind one that starts later than itself would.
+        self._flights: dict[tuple[int, bytes], _Flight] = {}
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         key = self._key(request, call)
@@ -91,9 +95,12 @@ class Cached(Around):
         try:
             if sink is not None:
                 return await self._streamed(key, request, call, sink)
-            while (flight := self._flights.get(key)) is not None:
+            while (flight := self._flights.get((call.priority, key))) is not None:
                 # Shielded: a task that is cancelled cancels what it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
+                if found is _NONE_FOR_ALL:
+                    # In turn, they would add up their longest waits.
+                    return (await self._ask(key, request, call))[0]
                 if found is not None and (outcome := self._again(request, found.value)) is not None:
                     self._use.count(found.how)
                     return outcome
@@ -117,7 +124,7 @@ class Cached(Around):
     async def _lead(self, key: bytes, request: Request, call: Call) -> Outcome:
         """Looks up or sends the request, for all identical ones that arrive meanwhile."""
         flight: _Flight = asyncio.get_running_loop().create_future()
-        self._flights[key] = flight
+        self._flights[call.priority, key] = flight
         found: _Found | None = None
         try:
             value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
@@ -125,17 +132,25 @@ class Cached(Around):
                 found = _Found(value, "hit")
                 self._use.count("hit")
                 return outcome
-            self._use.count("miss")
-            outcome = await self._inner.send(request, call)
-            value = _kept(request, outcome, self._clock.wall_s())
+            outcome, value = await self._ask(key, request, call)
             if value is not None:
-                self._store.put(key, value)
                 found = _Found(value, "shared")
+            elif isinstance(outcome.error, CallError) and not outcome.error.is_admitted:
+                found = _NONE_FOR_ALL
             return outcome
         finally:
             # However it ended: the followers continue; without an answer, one of them leads.
-            del self._flights[key]
+            del self._flights[call.priority, key]
             flight.set_result(found)
+
+    async def _ask(self, key: bytes, request: Request, call: Call) -> tuple[Outcome, bytes | None]:
+        """Sends the request; returns its outcome, and that as it is stored, if it is."""
+        self._use.count("miss")
+        outcome = await self._inner.send(request, call)
+        value = _kept(request, outcome, self._clock.wall_s())
+        if value is not None:
+            self._store.put(key, value)
+        return outcome, value
 
     def _again(self, request: Request, value: bytes) -> Outcome | None:
         """Returns the outcome of a stored answer; None if it is too old or no longer readable."""

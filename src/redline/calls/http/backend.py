@@ -20,17 +20,20 @@ from redline.calls.tokens import UNFOLLOWED, Sending, TokenEstimator
 from redline.calls.wire import (
     EVENTS,
     LONG_BYTES,
+    Alarm,
     Answer,
     Endpoint,
     Exchange,
     Outbox,
     Repeat,
     Timing,
+    TooLate,
     Transport,
     do_nothing,
 )
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
+    BadReply,
     BadRow,
     BudgetSpent,
     CallError,
@@ -153,6 +156,26 @@ class _Attempt(Exchange, kw_only=True, eq=False):
                 self.chunk_taker = self.reader.chunk_taker
 
 
+@mutable
+class _TimedAttempt(_Attempt, kw_only=True, eq=False):
+    """An attempt whose grants are for a time of their own, since the limits are shared."""
+
+    def may_leave(self) -> bool:
+        # Since it got its grant, a connection may have had to be made again.
+        grant = self.grant
+        if grant is not None and grant.until_s < self.timing.now_s():
+            self.grant = None
+            grant.release()
+        return super().may_leave()
+
+    def leave(self, alarm: Alarm) -> None:
+        # The disk or other tasks may have kept it in the outbox.
+        grant = self.grant
+        if grant is not None and grant.until_s < self.timing.now_s():
+            raise TooLate
+        super().leave(alarm)
+
+
 class HttpBackend:
     """A backend for one endpoint within its limits; each `send` is one attempt.
 
@@ -183,6 +206,7 @@ class HttpBackend:
             self.slots.tell(on_room)
         self._ahead = self._steering.ahead
         self.limiter = self._steering.limiter
+        self._attempt_type = _TimedAttempt if self.limiter.is_shared else _Attempt
         self._finds_limits = not self._steering.is_stated
         self._charges_reserved = self._steering.charges_reserved
         self.estimator = TokenEstimator()
@@ -249,7 +273,7 @@ class HttpBackend:
         failure: CallError | NoEndpoint | None = None
         if self._models:
             request = renamed(request, self._models)
-        attempt = _Attempt(
+        attempt = self._attempt_type(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
         )
         try:
@@ -311,7 +335,7 @@ class HttpBackend:
 
         Makes one attempt, which waits for its grant but for no slot.
         """
-        attempt = _Attempt(
+        attempt = self._attempt_type(
             self.timing, call.deadline_s, not call.once, backend=self, request=request, call=call
         )
         failure: str | None = "cancelled"
@@ -324,7 +348,12 @@ class HttpBackend:
             if answer.status != 200:
                 if not self.limiter.is_unlimited:
                     self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
-                self._read(request, answer, None)
+                try:
+                    self._read(request, answer, None)
+                except BadReply as error:
+                    # For callers that need no more than a success, such as HTTP 204.
+                    error.status = answer.status
+                    raise
             failure = None
         except CallError as error:
             failure = error.kind
@@ -658,7 +687,7 @@ class HttpBackend:
             outcome = self._failed(error, latency_s)
             outcome.tried = (tried,)
         if not self._outage.is_up:
-            self._came_back(error, now_s)
+            self._came_back(attempt, error, now_s)
         must_tell = error is not None or self._finds_limits
         if must_tell or not (limiter.is_unlimited or limiter.accepted(now_s)):
             self._steering.ended(outcome, sent_s, attempt.in_flight, now_s)
@@ -669,13 +698,17 @@ class HttpBackend:
             self._count_failure(attempt, error, now_s, latency_s)
         return outcome
 
-    def _came_back(self, error: CallError | NoEndpoint | None, now_s: float) -> None:
+    def _came_back(
+        self, attempt: _Attempt, error: CallError | NoEndpoint | None, now_s: float
+    ) -> None:
         """Records that the endpoint can be reached, unless `error` says that it cannot.
 
         A request that was written may have met, when it was repeated, a server that was gone. An
-        answer that names a lost engine is an answer, though its error is NoEndpoint as well.
+        answer that names a lost engine is an answer, though its error is NoEndpoint as well. One
+        that timed out without a byte may have been written before the server was gone.
         """
-        if is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):
+        is_silent = isinstance(error, TimedOut) and attempt.first_byte_s is None
+        if is_silent or is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):
             return
         if self._outage.answered():
             self._listener.on_event(EndpointBack(now_s, self.label))

@@ -4,6 +4,15 @@ from redline.calls.wire.chunks import chunks_in, size_line
 from redline.calls.wire.connection import MOST_HEADER_BYTES, Connection
 from redline.calls.wire.deadlines import Deadline, Stops, TaskTimeout
 from redline.calls.wire.endpoint import Endpoint, Timeouts, is_http_url, proxy_of
-from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, Timing, do_nothing
+from redline.calls.wire.exchange import (
+    EVENTS,
+    Alarm,
+    Answer,
+    Exchange,
+    Repeat,
+    Timing,
+    TooLate,
+    do_nothing,
+)
 from redline.calls.wire.reply_memory import LONG_BYTES, ReplyMemory
 from redline.calls.wire.transport import Outbox, Transport

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import cast
 
 import httptools
@@ -289,7 +290,9 @@ class Connection(asyncio.Protocol):
         """Closes the connection at once."""
         self._is_reusable = False
         if self._transport is not None:
-            self._transport.abort()
+            # If its event loop is closed, so is its socket, once nothing refers to it.
+            with suppress(RuntimeError):
+                self._transport.abort()
         self._lose()
 
     def pause(self) -> None:

@@ -100,6 +100,10 @@ class Repeat(Exception):
         self.body = body
 
 
+class TooLate(Exception):
+    """Raised instead of a write if the grant's time has passed; the exchange needs another one."""
+
+
 @mutable
 class Exchange(msgspec.Struct, eq=False):
     """One exchange, with its clocks and its grant, which the caller releases or settles.
@@ -199,7 +203,8 @@ class Exchange(msgspec.Struct, eq=False):
     def leave(self, alarm: Alarm) -> None:
         """Stamps the request, which is written now; from here on `alarm` ends the exchange.
 
-        Raises CallError if it must not be written; then it is as if it had not been due.
+        Raises CallError if it must not be written, and TooLate; then it is as if it had not been
+        due.
         """
         grant, timing = self.grant, self.timing
         assert grant is not None

@@ -48,6 +48,8 @@ class Pool:
         self._reuse = reuse
         intake.follow(self._all)
         self._sweeper: asyncio.TimerHandle | None = None
+        # The one in which its connections are made.
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.sweeps = 0
         self._is_closed = False
 
@@ -98,6 +100,7 @@ class Pool:
     async def connect(self) -> Connection:
         """Opens a connection. Raises what Dialer.connect does, and Disconnected after `close`."""
         if not self._is_closed:
+            self.enter(asyncio.get_running_loop())
             connection = await self._dialer.connect(self._new)
             if not self._is_closed:
                 if connection.is_open:
@@ -106,12 +109,23 @@ class Pool:
             connection.close()
         raise no_connection("it is closed here", hint="")
 
+    def enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Closes the connections on which nothing is written if another loop than `loop` made them.
+
+        Nothing would read the answers on them, and none of their clocks would ring.
+        """
+        if loop is self._loop:
+            return
+        self._loop = loop
+        self._stop_sweeper()
+        for connection in list(self._all):
+            if connection.is_done:
+                connection.close()
+
     def close(self) -> None:
         """Closes every connection for good; `connect` then raises Disconnected."""
         self._is_closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            self._sweeper = None
+        self._stop_sweeper()
         self._idle.clear()
         for connection in list(self._all):
             connection.close()
@@ -129,6 +143,11 @@ class Pool:
     def _sweep_later(self) -> None:
         loop = asyncio.get_running_loop()
         self._sweeper = loop.call_later(KEEP_ALIVE_S / _PARTS, self._sweep)
+
+    def _stop_sweeper(self) -> None:
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
 
     def _is_old(self, since: int) -> bool:
         # The first sweep may have come right after it became idle.

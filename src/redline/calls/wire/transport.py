@@ -13,12 +13,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import lru_cache
 from string import punctuation
 from urllib.parse import quote, urlsplit
+from weakref import WeakSet
 
 from redline.calls.wire.connection import Connection, unread
 from redline.calls.wire.deadlines import Stops, TaskTimeout
 from redline.calls.wire.dialer import Dialer
 from redline.calls.wire.endpoint import Endpoint, proxy_of
-from redline.calls.wire.exchange import EVENTS, Answer, Exchange, Repeat, do_nothing
+from redline.calls.wire.exchange import (
+    EVENTS,
+    Answer,
+    Exchange,
+    Repeat,
+    TooLate,
+    do_nothing,
+)
 from redline.calls.wire.pool import Pool
 from redline.calls.wire.proxy import (
     CHECK,
@@ -56,14 +64,29 @@ class Outbox:
         self._now_s = clock.now_s
         self._due: list[Connection] = []
         self._due_s = 0.0  # when the last of them was due
+        self._pools = WeakSet[Pool]()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def serve(self, pool: Pool) -> None:
+        """Adds a pool, which learns of it when another event loop runs."""
+        self._pools.add(pool)
 
     def add(self, connection: Connection) -> None:
         """Adds a connection whose request is due."""
         if not self._due:
-            asyncio.get_running_loop().call_soon(self._leave)
+            loop = asyncio.get_running_loop()
+            # Once for all requests of a turn: finding the loop is a system call in CPython 3.11.
+            if loop is not self._loop:
+                self._enter(loop)
+            loop.call_soon(self._leave)
         self._due.append(connection)
         # What must be written before them may be written earlier in this turn.
         self._due_s = self._now_s()
+
+    def _enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        for pool in self._pools:
+            pool.enter(loop)
 
     def _leave(self) -> None:
         due, self._due = self._due, []
@@ -126,6 +149,7 @@ class Transport:
         self._stops = Stops(clock)
         dialer = Dialer(endpoint, proxy, self._stops, on_handshake)
         self._pool = Pool(dialer, self.intake, self._reuse, self._stops, endpoint.max_reply_bytes)
+        self._outbox.serve(self._pool)
 
     def head(self, method: str, path: str, headers: Mapping[str, str], body: bytes | None) -> bytes:
         """Returns the head of a request: its first line and its headers.
@@ -153,13 +177,15 @@ class Transport:
         the exchange allows it.
         """
         stale = 0
-        while stale < _MOST_STALE:
+        while True:
             connection = self._pool.take_now(exchange) or await self._ready(exchange)
             try:
                 self._outbox.add(connection)
                 await connection.open(exchange, take is not None)
                 if connection.is_stale:
                     stale += 1
+                    if stale == _MOST_STALE:
+                        raise no_connection("the server closes its connections at once", hint="")
                     continue
                 if take is not None and await _handed_on(exchange, connection, take, kind):
                     self._reuse.answered()
@@ -170,12 +196,14 @@ class Transport:
                 answer = Answer(connection.status, connection.headers, body)
                 self._reuse.own(answer, exchange, connection)
                 return answer
+            except TooLate:
+                # Nothing was written: it waits for another grant.
+                continue
             except (CallError, Repeat) as error:
                 self._end(connection, exchange, error)
                 raise
             finally:
                 self._pool.give_back(connection)
-        raise no_connection("the server closes its connections at once", hint="")
 
     def check(self, answer: Answer) -> None:
         """Raises Refused if the answer is a 407 of the proxy, which wants a user and password."""

@@ -15,7 +15,7 @@ from redline.calls import Outcome, failed
 from redline.calls.client import BatchApi
 from redline.calls.cost import NOTHING, Amount
 from redline.clock import SYSTEM
-from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected
+from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected, Retryable
 from redline.job.batch.ledger import Ledger, Part
 from redline.job.batch.plan import (
     is_sent_again,
@@ -34,7 +34,8 @@ class Rest:
     """Rows of a part that have no outcome, once its reader has been worked through.
 
     offsets: in its file. worst: what they may cost. spent: what the others have cost. attempts: the
-    most batches that one of them was in. stopped: an error of a row that ends the run.
+    most batches that one of them was in. is_counted: the batch counts against their retries.
+    stopped: an error of a row that ends the run.
     """
 
     part: Part
@@ -43,6 +44,7 @@ class Rest:
     worst: Amount = NOTHING
     spent: Amount = NOTHING
     attempts: int = 0
+    is_counted: bool = True
     stopped: CallError | NoEndpoint | None = None
 
     def add(self, offset: int, kept: Kept) -> None:
@@ -85,16 +87,25 @@ class Collector:
     ) -> Rest | None:
         """Saves the answers of the batch, and returns its rows without an outcome.
 
-        None if it has answers that are not visible yet. may_wait: if False, invisible answers are
+        None if it has answers that are not visible yet, or the provider does not answer at present;
+        raises its last error if it has not for an hour. may_wait: if False, invisible answers are
         treated as missing.
         """
         paths = []
         results_paths = self._ledger.results_paths(part.number)
-        for path, file_id in zip(results_paths, batch.files, strict=False):
-            if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
-                paths.append(path)
-            elif may_wait:
-                return None
+        try:
+            for path, file_id in zip(results_paths, batch.files, strict=False):
+                if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
+                    paths.append(path)
+                elif may_wait:
+                    return None
+        except (Retryable, NoEndpoint):
+            # No line has been read yet, so all of this can be done again.
+            if part.is_silent(SYSTEM.now_s()):
+                raise
+            # Once the provider answers, its results get the whole time to become visible.
+            part.over_since_s = None
+            return None
         expected = len(reader) if batch.status == "completed" else batch.finished
         if may_wait and await asyncio.to_thread(count_lines, paths) < expected:
             return None
@@ -127,12 +138,18 @@ class Collector:
 
     async def refuse(self, part: Part, reader: PartReader, reasons: Mapping[int, Rejected]) -> Rest:
         """Saves the failures of the lines that made a batch fail; returns the other rows."""
-        rest = Rest(part, reader)
+        rest, count = Rest(part, reader), len(reader)
         for number, error in reasons.items():
             offset = reader.pop_line(number)
             if offset is not None:
                 await self._end(rest, reader.read(offset), offset, failed(error))
-        return await self._without_line(rest, unfinished())
+        if len(reader) == count:
+            # The same rows might be refused without end, so this batch counts.
+            return await self._without_line(rest, unfinished())
+        # None of the others was executed, and each further batch is smaller.
+        rest = await self.leave(part, reader)
+        rest.is_counted = False
+        return rest
 
     async def _without_line(self, rest: Rest, error: CallError) -> Rest:
         """Ends the rows that are left with the error; returns those without an outcome."""

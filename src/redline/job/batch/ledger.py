@@ -27,13 +27,17 @@ import msgspec
 
 from redline.calls.cost import NOTHING, Amount
 from redline.errors import JournalError
-from redline.job.batch.plan import Pace, next_look_s
+from redline.job.batch.plan import MOST_SILENCE_S, Pace, next_look_s
 from redline.journal import Output
-from redline.process import sync_name, telling, unwritable, write_all
+from redline.process import free_name, sync_name, telling, unwritable, write_all
 
 _HINT = "see which batches the provider has of this run, and start over with --restart"
 # The state of a part after a note on it.
 _STATES = {"file": "uploaded", "making": "making", "batch": "running", "refused": "uploaded"}
+
+
+class DamagedLedger(JournalError):
+    """The notes of an output are damaged; starting over puts them aside."""
 
 
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -65,9 +69,10 @@ class Part(msgspec.Struct, kw_only=True):
 
     The other fields are not in the file. due_s: when it is next made into a batch, or its batch is
     polled. wait_s: the wait before that poll. seen, finished: the state of the batch and its
-    finished rows, as last polled. silent_since_s: since when the provider has not answered.
-    over_since_s: since when the batch is over. is_gone: the provider does not know the batch any
-    more. moved: of a part from an earlier run, the rows that a later part holds.
+    finished rows, as last polled. silent_since_s: since when the provider has not answered, or not
+    passed on the results of a batch that is over. over_since_s: since when the batch is over and
+    the provider answers. is_gone: the provider does not know the batch any more. moved: of a
+    part from an earlier run, the rows that a later part holds.
     """
 
     number: int
@@ -95,17 +100,22 @@ class Part(msgspec.Struct, kw_only=True):
         self.wait_s = next_look_s(None)
         self.due_s = now_s + self.wait_s
 
+    def is_silent(self, now_s: float) -> bool:
+        """Notes that the provider does not answer; returns whether it has not for an hour."""
+        self.silent_since_s = self.silent_since_s or now_s
+        return now_s - self.silent_since_s >= MOST_SILENCE_S
+
 
 class Ledger:
     """The notes of one output, whose lock the caller holds.
 
     place: the provider that has the batches; empty if none was noted. Opening reads the file and
-    makes nothing. Raises JournalError for one that is damaged.
+    makes nothing. Raises DamagedLedger, or JournalError if it cannot be read.
     """
 
     def __init__(self, output: Output) -> None:
         self.folder = output.state_path / "batches"
-        self.path = output.state_path / "batches.jsonl"
+        self.path = _path_of(output)
         self.parts: dict[int, Part] = {}
         self.spent = NOTHING
         self.run = ""
@@ -160,6 +170,14 @@ class Ledger:
         self.run, self.place, self.pace = "", "", None
         self.spent, self._size, self._last_part = NOTHING, 0, 0
 
+    @staticmethod
+    def put_aside(output: Output) -> None:
+        """Gives the notes of an output the first free name `batches.old-N.jsonl`. Blocks."""
+        path = _path_of(output)
+        with telling(path):
+            path.rename(free_name(path, "old"))
+            sync_name(path)
+
     def write(self, note: Note) -> None:
         """Writes a note durably, then applies it. Blocks. Raises JournalError."""
         assert self._fd is not None
@@ -194,7 +212,7 @@ class Ledger:
                 if self._size + len(line) == len(data) and not line.endswith(b"\n"):
                     # A death cut it short: nothing that follows from it was done.
                     return
-                raise JournalError(f"line {number} of {self.path} is damaged", hint=_HINT)
+                raise DamagedLedger(f"line {number} of {self.path} is damaged", hint=_HINT)
             self._size += len(line)
             self._take(note)
 
@@ -219,6 +237,10 @@ class Ledger:
                 part.file = note.file or part.file
                 part.making_wall_s = note.wall_s or part.making_wall_s
                 part.batches += [note.batch] if note.batch else []
+
+
+def _path_of(output: Output) -> Path:
+    return output.state_path / "batches.jsonl"
 
 
 def _note(line: bytes) -> Note | None:

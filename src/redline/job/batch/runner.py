@@ -25,12 +25,12 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError, NoEndpoint, RedlineError, Rejected, Retryable
 from redline.job.batch.collect import Collector, Rest
 from redline.job.batch.fill import Filler
-from redline.job.batch.ledger import Ledger, Note, Part
+from redline.job.batch.ledger import DamagedLedger, Ledger, Note, Part
 from redline.job.batch.live import FirstRows, LeftRows
 from redline.job.batch.part_store import PartStore
 from redline.job.batch.plan import (
+    MOST_LOOK_S,
     MOST_RESULTS_S,
-    MOST_SILENCE_S,
     PROBE_ROWS,
     bad_lines,
     is_full,
@@ -152,10 +152,24 @@ class BatchRunner:
         for part in list(self._ledger.parts.values()):
             is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
             if is_due and not self._is_full and not self._is_late():
-                await self._store.submit(part)
+                try:
+                    await self._store.submit(part)
+                except (Retryable, NoEndpoint):
+                    now_s = SYSTEM.now_s()
+                    if not self._is_known or part.is_silent(now_s):
+                        raise
+                    # Later it continues after the last noted step, as after a death: a batch that
+                    # may exist is looked for first.
+                    part.due_s = now_s + MOST_LOOK_S
+                    return
                 part.begin_polls(SYSTEM.now_s())
                 self._use.made += 1
                 self._count()
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the provider has taken a file before, so that it has a Batch API."""
+        return self._use.made > 0 or any(part.file for part in self._ledger.parts.values())
 
     def _running(self) -> list[Part]:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
@@ -196,9 +210,7 @@ class BatchRunner:
         try:
             batch = await self._api.look(batch_id)
         except (Retryable, NoEndpoint):
-            now_s = SYSTEM.now_s()
-            part.silent_since_s = part.silent_since_s or now_s
-            if now_s - part.silent_since_s >= MOST_SILENCE_S:
+            if part.is_silent(SYSTEM.now_s()):
                 raise
             return None
         except Rejected as error:
@@ -212,7 +224,8 @@ class BatchRunner:
                 f"the provider no longer knows the batch {batch_id}: {error.what}",
                 hint="look for it with the key that created it; --via live does its rows live",
             ) from error
-        part.silent_since_s = None
+        if not batch.is_over:
+            part.silent_since_s = None
         return batch
 
     async def _end(self, part: Part, batch: Batch, *, may_wait: bool) -> None:
@@ -263,7 +276,8 @@ class BatchRunner:
         over: RedlineError | None = None
         if rest.offsets and is_sent and not is_leaving:
             if metered is None or metered.reserve(rest.worst):
-                number = await self._store.send_again(reader, part, rest.offsets)
+                most_rows = 0 if rest.is_counted else len(rest.offsets)
+                number = await self._store.send_again(reader, part, rest.offsets, most_rows)
                 wait_s = self._world.job.retry.pause_s(rest.attempts - 1)
                 self._ledger.parts[number].due_s = SYSTEM.now_s() + wait_s
             else:
@@ -281,6 +295,10 @@ class BatchRunner:
             self._is_full = True
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
+            for waiting in self._ledger.parts.values():
+                if waiting.state != "running":
+                    # Nothing is sent until then, which is no silence of the provider.
+                    waiting.silent_since_s = None
             self._count()
             return
         self._is_full = False
@@ -358,7 +376,14 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     is_new: there are no results yet. Raises ConfigError if their batches are running and this run
     cannot continue them, JournalError if the ledger is damaged.
     """
-    ledger = Ledger(output)
+    try:
+        ledger = Ledger(output)
+    except DamagedLedger:
+        # Its hint says to start over, once the provider was asked for batches.
+        if not job.restart:
+            raise
+        Ledger.put_aside(output)
+        ledger = Ledger(output)
     is_anew = job.restart or is_new
     if not ledger.parts:
         if is_anew:
@@ -379,8 +404,8 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
         )
     if ledger.place != place_of(job):
         raise ConfigError(f"{what}: {ledger.place}", hint="give the same --base-url")
-    old = manifests.load(output)
-    if old is not None and not job.force:
+    old = None if job.force else manifests.load(output)
+    if old is not None:
         manifests.check(old, job.manifest(), output)
     return ledger
 

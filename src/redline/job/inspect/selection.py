@@ -97,7 +97,8 @@ def _matching(lines: CurrentLines, selection: Selection) -> Iterator[tuple[FileI
 
 def _is_cut(data: bytes) -> bool:
     # Nearly every line is left out without being parsed.
-    line = read_line(data) if b'"length"' in data else None
+    may_be = b'"length"' in data or b'"max_output_tokens"' in data
+    line = read_line(data) if may_be else None
     return line is not None and line.is_cut
 
 

@@ -80,9 +80,10 @@ class Mirror:
     def prepare(self, *, restart: bool, force: bool) -> None:
         """Brings the files on this machine to the state from which a run continues.
 
-        Raises ConfigError if the store refuses, or holds what must not be replaced.
+        restart: it puts everything aside, by `put_aside` for the objects. Raises ConfigError if the
+        store refuses, or holds what must not be replaced.
         """
-        try:
+        with self._telling():
             self._store.check_writable(self.url)
             if not self.output.state_path.exists() and _has_old_names(self.url, self._store):
                 self.output = msgspec.structs.replace(self.output, has_old_names=True)
@@ -90,14 +91,16 @@ class Mirror:
             self._make_folder()
             with OutputLock(self.output):
                 self._load()
-                if restart:
-                    self._put_aside()
-                else:
+                if not restart:
                     self._reconcile_all(is_forced=force)
-        except StoreError as error:
-            raise ConfigError(
-                f"cannot write to {self.url.name}: {error.reason}", hint=error.hint
-            ) from error
+
+    def put_aside(self) -> None:
+        """Gives the objects of an earlier run the first free names `labels.old-N`.
+
+        The caller holds the output's lock. Raises ConfigError if the store refuses.
+        """
+        with self._telling():
+            self._put_aside()
 
     def upload(self) -> None:
         """Uploads the files that differ from their objects: the manifest first, failures last.
@@ -227,8 +230,17 @@ class Mirror:
         self._state.seen[path.name] = _Seen(found, _digest(path))
         self._save()
 
+    @contextmanager
+    def _telling(self) -> Generator[None]:
+        """Raises ConfigError for a StoreError of the block."""
+        try:
+            yield
+        except StoreError as error:
+            raise ConfigError(
+                f"cannot write to {self.url.name}: {error.reason}", hint=error.hint
+            ) from error
+
     def _put_aside(self) -> None:
-        """Gives the objects of an earlier run the first free names `labels.old-N`."""
         stem, suffix = self.output.path.stem, self.output.path.suffix
         for number in count(1):
             results = f"{stem}.old-{number}{suffix}"

@@ -122,7 +122,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: of one attempt. row_deadline_s: of a row with its retries. deadline_s: of the run;
     rows that are unfinished then remain for the next run. longest_wait_s: the run ends if no call
     can be sent for longer. stop_at_error_rate: the run ends once at least this share of the latest
-    rows has failed; above 0, at most 1. strict: the first bad row ends the run.
+    rows has failed; above 0, at most 1. strict: the first bad row ends the run. ends_if_hopeless:
+    so do the first rows together if all of them fail.
 
     retry_failed: runs only the rows that failed before; retries_failures: runs these besides the
     new ones. fail_on: finish reasons that make a result a failure. allowance: the budget of all
@@ -162,6 +163,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     restart: bool = False
     force: bool = False
     strict: bool = False
+    ends_if_hopeless: bool = True
     stop_at_error_rate: float | None = None
     longest_wait_s: float | None = None
     trace: Path | None = None

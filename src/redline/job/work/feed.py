@@ -105,7 +105,8 @@ class Feed:
         self._is_end = False
         self._is_closed = False
         self._is_let_go = False  # the source was closed
-        self._failure: Exception | None = None  # raised by reading, until it is reported
+        # Raised by reading, until it is reported: after the rows that were read before.
+        self._failure: Exception | None = None
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = DaemonThreads(1, "redline-source")
@@ -120,7 +121,8 @@ class Feed:
     @property
     def is_input_done(self) -> bool:
         """Whether the input was read to its end or its limit, and every row handed out."""
-        return self._is_end and not self.ready and not self._rest and not self._is_closed
+        is_over = self._is_end and not self._is_closed and self._failure is None
+        return is_over and not self.has_ready
 
     @property
     def is_starved(self) -> bool:
@@ -146,7 +148,7 @@ class Feed:
     async def next(self) -> Picked | None:
         """Returns the next row to do; None if there are no more, or after `close`.
 
-        Raises the error with which reading the input has failed, once.
+        Raises the error with which reading the input has failed, once, after the rows before it.
         """
         while not self._is_closed:
             if self._refill is None and not self._is_end and not self.ready:
@@ -157,10 +159,11 @@ class Feed:
             if self.ready:
                 return self.ready.popleft()
             if self._refill is None:
-                return None
+                break
             await self._turn()
         failure, self._failure = self._failure, None
         if failure is not None:
+            self._end_early()
             raise failure
         return None
 
@@ -230,19 +233,21 @@ class Feed:
                 count -= 1
 
     async def _fill(self) -> None:
+        batch = _Batch()
         try:
             await self.load.room()
             if isinstance(self.source, AsyncRows):
-                batch = await self._read_async(self.source)
+                await self._read_async(self.source, batch)
             else:
                 loop = asyncio.get_running_loop()
-                batch = await loop.run_in_executor(self._thread, self._read, self.source)
-        except BaseException as error:
+                await loop.run_in_executor(self._thread, self._read, self.source, batch)
+        except Exception as error:
+            # A worker that asks after the last row raises it: maybe none is waiting now.
+            self._failure = error
+            batch.is_end = True
+        except BaseException:
             self._is_end = True
             self._end_early()
-            if isinstance(error, Exception):
-                # The next worker that asks raises it: maybe none is waiting now.
-                self._failure = error
             raise
         if not self._is_closed:
             begin = max(0, len(batch.picked) - (0 if batch.is_end else self._low_rows))
@@ -252,19 +257,17 @@ class Feed:
         self.rows_skipped += batch.read - len(batch.picked)
         self._is_end = batch.is_end
         # A source that is closed ends early.
-        self.is_read = batch.is_end and not self._is_let_go
+        self.is_read = batch.is_end and self._failure is None and not self._is_let_go
         self._refill = None
 
-    def _read(self, source: Source) -> _Batch:
-        """Reads the next rows to do, in the source's thread."""
+    def _read(self, source: Source, batch: _Batch) -> None:
+        """Reads the next rows to do into `batch`, in the source's thread."""
         if self._iterator is None:
             self._iterator = source.batches()
-        batch = _Batch()
         while not batch.is_end and batch.read < _MOST_SKIPPED:
             if batch.picked and (self.load.is_full or self._has_enough(batch, source)):
                 break
             self._pick(next(self._iterator, None), batch)
-        return batch
 
     def _has_enough(self, batch: _Batch, source: Source) -> bool:
         """Whether a batch with rows to do ends here, rather than wait for more."""
@@ -278,13 +281,11 @@ class Feed:
             return True
         return len(batch.picked) > self._low_rows or batch.size_bytes >= _ENOUGH_BYTES
 
-    async def _read_async(self, source: AsyncRows) -> _Batch:
+    async def _read_async(self, source: AsyncRows, batch: _Batch) -> None:
         if self._aiterator is None:
             self._aiterator = source.batches()
-        batch = _Batch()
         while not batch.picked and not batch.is_end:
             self._pick(await anext(self._aiterator, None), batch)
-        return batch
 
     def _pick(self, rows: list[Row] | None, batch: _Batch) -> None:
         if rows is None:
@@ -298,7 +299,6 @@ class Feed:
         share = self.read_fraction()
         if share:
             self.identifier.foresee(share)
-        batch.read += len(rows)
         batch.size_bytes += sum(map(len, map(_content_of, rows)))
         if self.keys is not None:
             self.keys.extend(keys)
@@ -306,6 +306,7 @@ class Feed:
         # Duplicates are identified by their content, like rows without a name.
         marks.update(dict.fromkeys(duplicates, 0))
         places = self.wanted(keys, undone, marks)
+        batch.read += len(rows)
         batch.picked += map(
             Picked,
             map(rows.__getitem__, places),

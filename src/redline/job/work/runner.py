@@ -7,6 +7,7 @@ waits for a slot.
 
 How a run ends:
   the input ends        every row has its outcome
+  the input fails       the same of the rows before; then the run reports the error
   drain (first Ctrl-C)  no new row and no new attempt; calls on the wire are finished and saved
   stop  (an error that every row would meet)    as drain, for at most GRACE_S
   abort (second Ctrl-C, or the run's deadline)  calls on the wire are cancelled
@@ -133,6 +134,7 @@ class Runner:
         self.ended = 0  # calls that have their outcome, on disk or not
         self.is_draining = False
         self.stopped: RedlineError | None = None
+        self._input_error: RedlineError | None = None
         self._is_stopped = asyncio.Event()
         # What was left behind, one line per row.
         self.abandoned: list[str] = []
@@ -190,6 +192,8 @@ class Runner:
                 self._spare = 0
             for _ in range(workers):
                 self._add_worker(self._group)
+        if self._input_error is not None:
+            self.stop(self._input_error)
 
     @asynccontextmanager
     async def watched(self, on_drain: Callable[[], object] | None = None) -> AsyncIterator[None]:
@@ -430,13 +434,17 @@ class Runner:
         try:
             return None if self.is_draining else await self.supply.next()
         except RedlineError as error:
-            self.stop(error)
-            return None
+            failure = error
         except Exception as error:
-            # The user's own iterable: what is in flight is still finished and saved.
+            # The user's own iterable.
             what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
-            self.stop(ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}"))
-            return None
+            failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
+        if self._group is None:
+            self.stop(failure)
+        else:
+            # Workers finish the rows that they have: the input may not bring them again.
+            self._input_error = self._input_error or failure
+        return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:
         """Whether another attempt would follow if the run were not ending: time is left."""

@@ -1,6 +1,6 @@
 """Decides when a run ends because continuing is useless: rows fail, or it must wait too long.
 
-always                 the first HOPELESS_ROWS rows all fail, except with --retry-failed
+by default             the first HOPELESS_ROWS rows all fail, except with --retry-failed
 --strict               the first row fails
 --stop-at-error-rate   that share of the last WINDOW_ROWS rows fails, or of fewer from LEAST_ROWS on
 --longest-wait         no call is in flight, and none can be sent for longer
@@ -52,8 +52,8 @@ class Failures:
             error.hint = error.hint or "leave out --strict to continue after rows that fail"
             return error
         self._count += 1
-        is_again = self._job.retry_failed
-        is_first = not (succeeded or is_again) and isinstance(error, CallError)
+        ends_early = self._job.ends_if_hopeless and not self._job.retry_failed
+        is_first = ends_early and not succeeded and isinstance(error, CallError)
         if is_first and self._count >= HOPELESS_ROWS:
             return ConfigError(
                 f"the first {HOPELESS_ROWS} rows all failed, the last with: {error.what}",

@@ -46,6 +46,8 @@ _CLAIM_MOST_S = 0.1
 _CLAIM_FROM = 8
 # Beyond two windows, which hold all that a file can say: room for a clock that was corrected.
 _EXPIRED_S = 60.0
+# By how much the wall clock must have moved against the monotonic one for that to be a step.
+_STEP_S = 0.1
 
 
 class RecentSends:
@@ -87,8 +89,7 @@ class RecentSends:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(".new")
-            to_wall_s = self._clock.wall_s() - self._clock.now_s()
-            ring = _Ring(fresh, to_wall_s, window.rate)
+            ring = _Ring(fresh, self._clock, window.rate)
             self._rings[window] = (ring, path)
             window.attach(ring)
             ring.start()
@@ -149,6 +150,9 @@ class RecentSends:
 class _Ring:
     """A window's Keeper. The file has wall times: a monotonic clock restarts with the machine.
 
+    A wall clock may be set, and goes on while the machine sleeps and the monotonic one stops. The
+    window counts by the monotonic one; so the next write moves all times in the file as well.
+
     At every moment the file counts at least the amount that was sent, and until at least as late: a
     change that has not been written is covered by the claim, and a claim is replaced only after the
     changes that it covered have been written.
@@ -156,9 +160,10 @@ class _Ring:
     rate: of the window. A claim is at most a share of its count, for a share of its length.
     """
 
-    def __init__(self, path: Path, to_wall_s: float, rate: Rate) -> None:
+    def __init__(self, path: Path, clock: Clock, rate: Rate) -> None:
         window_s = rate.window_s
-        self._to_wall_s = to_wall_s
+        self._clock = clock
+        self._to_wall_s = _to_wall_s(clock)
         self._claim_s = max(window_s * GRAIN, min(window_s * _CLAIM_SHARE, _CLAIM_MOST_S))
         self._most_ahead = rate.count * _CLAIM_SHARE
         image = bytearray(_SIZE)
@@ -211,10 +216,12 @@ class _Ring:
         if not full_at_s <= told_s <= full_at_s + self._claim_s:
             # The pace soon moves on again if it has just moved past the one in the file.
             is_busy = 0 < full_at_s - told_s <= self._claim_s
+            self._follow_clock()
             self._tell_pace(full_at_s + (self._claim_s / 2 if is_busy else 0.0))
 
     def close(self) -> None:
         """Writes what was sent, without a claim, and closes the file."""
+        self._follow_clock()
         self._write_records()
         if self._claimed:
             self._claim(0, self._until_s)
@@ -229,6 +236,7 @@ class _Ring:
         burst costs a write each time it has doubled, later one for each such share, and a steady
         flow about one for each claim_s. sent_s: of the changed send.
         """
+        self._follow_clock()
         self._write_records()
         self._added += self._ahead - self._left
         since_s = sent_s - self._from_s
@@ -243,6 +251,24 @@ class _Ring:
         if ahead or self._claimed:
             self._claim(ahead, self._until_s)
         self._ahead = self._left = ahead
+
+    def _follow_clock(self) -> None:
+        """Moves all times in the file by as much as the wall clock has stepped, if it has."""
+        to_wall_s = _to_wall_s(self._clock)
+        step_s = to_wall_s - self._to_wall_s
+        if abs(step_s) <= _STEP_S:
+            return
+        self._to_wall_s = to_wall_s
+        entries = self._entries
+        for offset in range(0, len(entries), _ENTRY_BYTES):
+            wall_s, amount = _ENTRY.unpack_from(entries, offset)
+            if amount:
+                _ENTRY.pack_into(entries, offset, wall_s + step_s, amount)
+        self._put(entries, _FIRST_OFFSET)
+        if self._claimed:
+            self._claim(self._claimed, self._until_s)
+        if self._told_full_at_s > -math.inf:
+            self._tell_pace(self._told_full_at_s)
 
     def _write_records(self) -> None:
         changed, entries = self._changed, self._entries
@@ -284,6 +310,15 @@ class _Ring:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _to_wall_s(clock: Clock) -> float:
+    """The difference of the clocks; not too small, whatever interrupts the process between them.
+
+    A send that seems later than it was costs time, one that seems earlier exceeds the limit.
+    """
+    now_s = clock.now_s()
+    return clock.wall_s() - now_s
 
 
 def _recall(path: Path, window: Window, clock: Clock) -> None:

@@ -192,7 +192,7 @@ class SharedLimiter(RateLimiter):
                 raise
             now_s = self._clock.now_s()
             if now_s <= slot.until_s:
-                return Grant(self, slot, cost, now_s - asked_s)
+                return Grant(self, slot, cost, now_s - asked_s, until_s=slot.until_s)
             # The loop was so busy, or the process stopped for that long, that the slot has passed.
             self._drop(slot)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import msgspec
@@ -24,7 +25,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     """Permission to send one call now. Ends in exactly one of `sent` or `release`.
 
     taken: what it took from the limits, None once it is released. waited_s: how long the caller
-    waited for it. sent_s: when the call was written, None before.
+    waited for it. sent_s: when the call was written, None before. until_s: when it must have been
+    written; one whose time has passed must be released.
     """
 
     _issuer: Issuer
@@ -32,6 +34,7 @@ class Grant(msgspec.Struct, eq=False, gc=False):
     cost: Cost
     waited_s: float
     sent_s: float | None = None
+    until_s: float = math.inf
 
     def sent(self, now_s: float) -> None:
         """Records that the call was written at `now_s`: the windows count from then."""

@@ -8,9 +8,13 @@ from redline.errors import RateLimited, ServerFailed
 class QueueFull(RateLimited):
     """The tenant or its class already has the maximum number of waiting calls: HTTP 429."""
 
+    is_admitted = False
+
 
 class Overloaded(ServerFailed):
     """The call would wait longer than allowed, or has: HTTP 503."""
+
+    is_admitted = False
 
     def __init__(self, what: str, *, retry_after_s: float) -> None:
         super().__init__(

@@ -23,7 +23,7 @@ from redline.job.settings import Job
 from redline.job.work import Runner, Tally
 from redline.limits import Limits
 from redline.observe import AlertSettings
-from redline.serve.batches.checking import check_file
+from redline.serve.batches.checking import Checked, check_file
 from redline.serve.batches.disk import Disk
 from redline.serve.batches.files import Files
 from redline.serve.batches.output import Folder, Written
@@ -87,9 +87,11 @@ class Life:
             await self._live()
         except _StoppedError:
             return
-        except OSError as error:
-            # The error is in the batch's own folder, whose files only this server should touch.
-            await self._fail(f"its files cannot be read: {error.strerror}")
+        except FileNotFoundError as error:
+            # Before a line was sent: its own folder, which only this server should touch, is gone.
+            self._blame(f"its files cannot be read: {error.strerror}")
+            self.record.become("failed", self._wall_s)
+            await self._saved()
 
     async def cancel(self) -> None:
         """Returns once the cancellation is durable. The batch must not be finalizing."""
@@ -110,11 +112,10 @@ class Life:
             await self._check()
         if not record.is_over and record.outputs is None:
             ending = await self._ending()
-            if not record.is_over:
-                output_id, error_id = new_id("file-"), new_id("file-")
-                outputs = Outputs(ending=ending, output_id=output_id, error_id=error_id)
-                record.finalize(outputs, self._wall_s)
-                await self._saved()
+            output_id, error_id = new_id("file-"), new_id("file-")
+            outputs = Outputs(ending=ending, output_id=output_id, error_id=error_id)
+            record.finalize(outputs, self._wall_s)
+            await self._saved()
         if not record.is_over:
             await self._write()
         # Needed only by an unfinished batch.
@@ -122,12 +123,8 @@ class Life:
 
     async def _check(self) -> None:
         """Checks the lines of the file; an invalid line fails the batch."""
-        record, world = self.record, self._world
-        async with world.checks:
-            self._go_on()
-            checked = await asyncio.to_thread(
-                check_file, self.folder.input, record.shown.endpoint, world.settings.most_lines
-            )
+        record = self.record
+        checked = await self._insist(self._checked)
         self._go_on()
         if record.status != "validating":
             # The batch was cancelled meanwhile.
@@ -138,6 +135,14 @@ class Life:
             record.is_checked = True
             record.count(checked.lines, 0, 0)
         await self._saved()
+
+    async def _checked(self) -> Checked:
+        record, world = self.record, self._world
+        async with world.checks:
+            self._go_on()
+            return await asyncio.to_thread(
+                check_file, self.folder.input, record.shown.endpoint, world.settings.most_lines
+            )
 
     async def _ending(self) -> str:
         """Runs the job and returns the final status of the batch."""
@@ -158,8 +163,8 @@ class Life:
         pause_s = _FIRST_PAUSE_S
         while not (self._is_interrupted or self._left_s <= 0):
             error = await self._run_job()
-            if self.record.is_over:
-                return self.record.status
+            if self.record.shown.errors is not None:
+                return "failed"
             if error is not None:
                 self.trouble = error.what
                 await self._in_time(asyncio.sleep(pause_s))
@@ -172,17 +177,21 @@ class Life:
     async def _run_job(self) -> RedlineError | None:
         """The error that prevents the batch from ending; None if every line has its outcome."""
         world = self._world
-        # An interrupt that comes before the runner exists takes effect when the runner starts.
-        self._before = await asyncio.to_thread(self.folder.counts)
-        self._tally = Tally()
-        parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
         try:
+            # An interrupt that comes before the runner exists takes effect when the runner starts.
+            self._before = await asyncio.to_thread(self.folder.counts)
+            self._tally = Tally()
+            parts = Parts(backend=world.backend, tally=self._tally, on_start=self._started)
             report = await execute(self._job(), parts)
         except JournalError as error:
             return error
+        except OSError as error:
+            return RedlineError(f"its files cannot be used: {error}")
         except ConfigError as error:
-            # The files are not as the job left them; a later attempt would fail in the same way.
-            await self._fail(error.what)
+            cause = error.__cause__
+            if not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError):
+                # The files are not as the job left them; a later attempt would fail again.
+                self._blame(error.what)
             return error
         finally:
             self._runner = None
@@ -205,14 +214,15 @@ class Life:
             retry=settings.retry,
             deadline_s=max(self._left_s, 1e-3),
             alerts=AlertSettings(rules=()),
+            # A batch gets an outcome for every line: its client cannot correct the others.
+            ends_if_hopeless=False,
             priority=settings.priority,
             tenant=record.tenant,
         )
 
-    async def _fail(self, why: str) -> None:
-        problem = Problem("internal_error", f"The batch cannot continue: {why}.")
-        self.record.fail([problem], self._wall_s)
-        await self._saved()
+    def _blame(self, why: str) -> None:
+        """Records why the batch cannot continue."""
+        self.record.blame([Problem("internal_error", f"The batch cannot continue: {why}.")])
 
     async def _write(self) -> None:
         """Writes the batch's output files, and ends the batch."""
@@ -320,7 +330,10 @@ class Life:
         await self._insist(self._save)
 
     async def _insist(self, step: Callable[[], Awaitable[T]]) -> T:
-        """The result of the step, which is retried until the disk accepts what it writes."""
+        """The result of the step, which is retried until the disk lets it read and write.
+
+        Raises FileNotFoundError before the batch has its outcomes: its input is gone for good.
+        """
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -328,7 +341,9 @@ class Life:
                 self.trouble = ""
                 return result
             except (JournalError, OSError) as error:
-                self.trouble = f"its files cannot be written: {error}"
+                if isinstance(error, FileNotFoundError) and self.record.outputs is None:
+                    raise
+                self.trouble = f"its files cannot be used: {error}"
             # Even after the window: files are still to come.
             await self._within(pause_s, asyncio.Event().wait())
             self._go_on()

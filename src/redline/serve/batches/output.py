@@ -86,6 +86,8 @@ class Folder:
         """Writes both files anew, durably. ending: the final status of the batch. Blocks."""
         done: set[str] = set()
         used = [0, 0]
+        # If the folder has been removed, the batch fails without files.
+        self.path.mkdir(exist_ok=True)
         with self.output.open("wb", _BUFFER_BYTES) as output:
             for raw in _lines(self.results.path):
                 found = _SUCCESS.decode(raw)

@@ -4,10 +4,10 @@ status       meaning                                          turns to
 validating   its file is checked, or it waits for its turn    in_progress, failed, expired,
                                                               cancelling
 in_progress  its job runs, or continues after a restart       finalizing, cancelling
-finalizing   its output and error files are written           completed, expired
+finalizing   its output and error files are written           completed, expired, failed
 cancelling   a client cancelled it; calls in flight end       cancelled
 completed    every line has its answer or its error
-failed       its file was refused, and no line was asked; or it cannot continue
+failed       its file was refused, and no line was asked; or it cannot continue, with what it has
 expired      its window is over; lines without an answer have the error batch_expired
 cancelled    as expired, with the error batch_cancelled
 """
@@ -100,8 +100,12 @@ class BatchRecord(msgspec.Struct, kw_only=True):
 
     def fail(self, problems: Sequence[Problem], wall_s: float) -> None:
         """Ends the batch as failed; no line was sent."""
-        self._change(errors=errors_object(problems))
+        self.blame(problems)
         self.become("failed", wall_s)
+
+    def blame(self, problems: Sequence[Problem]) -> None:
+        """Records why it fails."""
+        self._change(errors=errors_object(problems))
 
     def finalize(self, outputs: Outputs, wall_s: float) -> None:
         """Records that its files are about to be written."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from typing import Any
 
 import msgspec
@@ -137,7 +139,9 @@ def function_backend(settings: FunctionSettings) -> ServedFunction:
     Raises ConfigError if it cannot be loaded or is not a function of a list.
     """
     spec = settings.spec
-    function = load_object(spec)
+    # The first line on stdout is the base URL.
+    with redirect_stdout(sys.stderr):
+        function = load_object(spec)
     name = spec.rpartition(":")[2].rpartition(".")[2]
     if isinstance(function, type):
         raise ConfigError(

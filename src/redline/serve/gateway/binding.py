@@ -80,10 +80,11 @@ def _full(facts: Facts) -> Binding:
     more = facts.answers_per_s / working
     gain = f"about {more:,.1f} answers/s more, by a rule of thumb" if more else "as much again"
     if facts.is_full:
-        most = next(one.binds for one in facts.loads if one.binds.endswith(_SLOTS))
+        # A pool whose endpoints are all about to leave may be full, and no longer says so.
+        most = next((f": {one.binds}" for one in facts.loads if one.binds.endswith(_SLOTS)), "")
         return Binding(
             cause="concurrency",
-            sentence=f"As many calls are in flight as -c allows: {most}. {_waiting(facts)}",
+            sentence=f"As many calls are in flight as -c allows{most}. {_waiting(facts)}",
             advice="Raise -c if the endpoints are not saturated: watch whether latency rises.",
         )
     # What has asked to wait, or does not work, is held by no limit.

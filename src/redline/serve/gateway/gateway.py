@@ -204,8 +204,7 @@ class Gateway(Door):
             await pass_on(exchange, raw, facts, send, request_id=request_id)
         except Refusal as refusal:
             if not asking.is_over:
-                # It was not sent, such as one that cannot be translated: it costs nothing.
-                started.cancel()
+                # It was not sent, such as one that cannot be translated.
                 self.totals.refused(asking, refusal)
             raise
         except asyncio.CancelledError:
@@ -214,7 +213,11 @@ class Gateway(Door):
             self.totals.answered(asking, CUT if is_cut else LEFT)
             raise
         finally:
-            started.settle(SYSTEM.now_s())
+            if call.requests:
+                started.settle(SYSTEM.now_s())
+            else:
+                # No endpoint got it: it costs nothing.
+                started.cancel()
             self._held.release(tenant.name, len(raw))
             call.let_go()
 

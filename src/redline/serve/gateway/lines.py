@@ -9,6 +9,7 @@ from redline.calls import Call
 from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM
 from redline.errors import Rejected, TimedOut, Withdrawn
+from redline.serve.admission import Overloaded, QueueFull
 from redline.serve.gateway.allowed import target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metering import read_request
@@ -18,6 +19,7 @@ from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
 
 # A limit may have room earlier than it stated.
 _LONGEST_PAUSE_S = 5.0
+_SHORTEST_PAUSE_S = 0.1
 
 
 class Lines:
@@ -51,8 +53,17 @@ class Lines:
             return _rejected(refusal)
         except TimedOut as error:
             return failed(error)
+        requests = call.requests
         with started:
-            outcome = await self._sent(request, call, sink, facts, raw)
+            try:
+                outcome = await self._sent(request, call, sink, facts, raw)
+            except TimedOut as error:
+                outcome = failed(error)
+            except asyncio.CancelledError:
+                if call.requests == requests:
+                    # No endpoint got it: it costs nothing.
+                    started.cancel()
+                raise
             used = self._meter.used(facts.model, outcome)
             started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
             return outcome
@@ -63,7 +74,10 @@ class Lines:
     async def _sent(
         self, request: Request, call: Call, sink: Sink | None, facts: BodyFacts, raw: bytes
     ) -> Outcome:
-        """The outcome of a call, sent to the endpoints that have its model now."""
+        """The outcome of a call, sent to the endpoints that have its model now.
+
+        Raises TimedOut.
+        """
         failed_at = call.avoid - call.barred
         while True:
             try:
@@ -73,10 +87,16 @@ class Lines:
             call.bar(target.barred)
             call.avoid |= failed_at
             outcome = await target.lines.send(request, call, sink)
-            if not isinstance(outcome.error, Withdrawn):
+            error = outcome.error
+            if isinstance(error, Withdrawn):
+                # The endpoints that have its model now may be others.
+                failed_at = frozenset()
+            elif isinstance(error, Overloaded | QueueFull):
+                # The gateway's own refusal is no fault of the line, which may wait for longer.
+                pause_s = max(_SHORTEST_PAUSE_S, error.retry_after_s or 0.0)
+                await call.in_time(asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S)), SYSTEM)
+            else:
                 return outcome
-            # The endpoints that have its model now may be others.
-            failed_at = frozenset()
 
     async def aclose(self) -> None:
         """Does nothing: the owner of the endpoints closes them."""

@@ -21,7 +21,9 @@ from redline.calls import Backend, Call, Endpoint, Outcome, Request, Shared, Sto
 from redline.calls.cache import Cached, identity
 from redline.calls.http import account_of
 from redline.calls.wire import Outbox, do_nothing
-from redline.limits import Slots
+from redline.clock import SYSTEM
+from redline.errors import ConfigError
+from redline.limits import Slots, open_limiter
 from redline.limits.shared import Demand
 from redline.process import end_tasks
 from redline.route import (
@@ -40,6 +42,9 @@ from redline.serve.gateway.gates import Gates
 from redline.serve.http import CALLS
 from redline.serve.workers import Worker, slots_of
 from redline.waist import Attempts, CacheUse
+
+# Between two tries of an endpoint to join.
+_AGAIN_S = 0.5
 
 # Sends a request to one endpoint, and to no other.
 Ask = Callable[[Request, Call], Awaitable[Outcome]]
@@ -160,6 +165,7 @@ class Lineup:
         self._targets: dict[str, Target] = {}
         self._open: Target | None = None
         self.ways: list[Way] = []
+        self._on_note: Callable[[str], None] = do_nothing
         self.change(endpoints)
 
     @property
@@ -213,6 +219,7 @@ class Lineup:
         changes nothing, if the endpoints are not valid.
         """
         before, followed = self.ways, _followed(grouped(endpoints), self.ways)
+        self._check_shares(endpoints)
         self.ways = [
             self._way(group) if old is None else old._replace(group=group)
             for group, old in followed
@@ -229,7 +236,7 @@ class Lineup:
         for way in before:
             new, pool = new_of.get(way.pool), way.pool
             removals = [
-                self._in_turn(one, partial(pool.remove, one.label))
+                self._in_turn(one, partial(_remove, pool, one.label))
                 for one in way.group.endpoints
                 if new is None or one not in new.endpoints
             ]
@@ -239,7 +246,11 @@ class Lineup:
         for way, (group, old) in zip(self.ways, followed, strict=True):
             for one in group.endpoints:
                 if old is None or one not in old.group.endpoints:
-                    self._join(way.pool, one, group)
+                    self._join(way.pool, one, group, is_first=not before)
+
+    def report_to(self, on_note: Callable[[str], None]) -> None:
+        """Sets what is called with each notice, one line."""
+        self._on_note = on_note
 
     async def aclose(self) -> None:
         """Ends all calls and connections."""
@@ -305,16 +316,49 @@ class Lineup:
             if slots is not None and is_usable and gate.waits_for(member.name):
                 slots.want()
 
-    def _join(self, pool: Pool, endpoint: Endpoint, group: Group) -> None:
-        """Adds an endpoint to a pool: at once, or after the changes that it must wait for."""
+    def _check_shares(self, endpoints: Sequence[Endpoint]) -> None:
+        """Raises ConfigError if shared limits of new endpoints cannot be opened.
+
+        Those that an endpoint here shares are left out: they may be in use under other rates until
+        it has left. At the start, joining raises the error.
+        """
+        known = {one.limits.share for one in self.endpoints}
+        for one in endpoints:
+            if known and one.limits.share and one.limits.share not in known:
+                _open_limits(one)
+
+    def _join(self, pool: Pool, endpoint: Endpoint, group: Group, *, is_first: bool) -> None:
+        """Adds an endpoint to a pool: at once, or after the changes that it must wait for.
+
+        is_first: there was no endpoint before. Raises ConfigError only then; later on, an endpoint
+        whose limits cannot be opened is tried again: they may be in use under its old rates.
+        """
 
         async def join() -> None:
-            pool.add(self._seat(endpoint, group))
+            said = ""
+            while any(way.pool is pool and endpoint in way.group.endpoints for way in self.ways):
+                try:
+                    if endpoint.limits.share:
+                        # It may block for seconds, again and again.
+                        await asyncio.to_thread(_open_limits, endpoint)
+                    pool.add(self._seat(endpoint, group))
+                except ConfigError as error:
+                    if error.what != said:
+                        said = error.what
+                        self._on_note(f"{endpoint.label} waits to join: {said}")
+                    await asyncio.sleep(_AGAIN_S)
+                else:
+                    return
 
-        if self._before(endpoint):
-            self._in_turn(endpoint, join)
-        else:
-            pool.add(self._seat(endpoint, group))
+        if not self._before(endpoint):
+            try:
+                pool.add(self._seat(endpoint, group))
+            except ConfigError:
+                if is_first:
+                    raise
+            else:
+                return
+        self._in_turn(endpoint, join)
 
     def _before(self, endpoint: Endpoint) -> set[asyncio.Task[None]]:
         """The incomplete changes for which a change of this endpoint must wait."""
@@ -409,6 +453,17 @@ def _predecessor(group: Group, ways: Sequence[Way]) -> Way | None:
         if group.labels & way.group.labels:
             return way
     return None
+
+
+def _open_limits(endpoint: Endpoint) -> None:
+    """Raises ConfigError if its limits cannot be opened. May block for seconds."""
+    open_limiter(endpoint.limits, account_of(endpoint), SYSTEM)
+
+
+async def _remove(pool: Pool, name: str) -> None:
+    """Takes an endpoint out of a pool, unless it has not joined."""
+    if any(member.name == name for member in pool.members):
+        await pool.remove(name)
 
 
 def _keys(endpoint: Endpoint) -> frozenset[tuple[str, str]]:

@@ -43,8 +43,16 @@ _MOST_REQUESTS = 16_384
 # The settings that cannot change while the gateway serves.
 _FIXED = (
     *("host", "port", "workers", "certificate", "embedded", "function"),
-    *("state", "keys", "most", "balance", "cache", "classes", "batches"),
+    *("state", "keys", "most", "balance", "cache", "cache_ttl_s", "classes", "batches"),
+    *("drain_s", "most_body_bytes"),
 )
+# Those that have another name in the file.
+_NAMED = {
+    "most": "concurrency",
+    "cache_ttl_s": "cache_ttl",
+    "drain_s": "drain",
+    "most_body_bytes": "body_size",
+}
 
 
 @asynccontextmanager
@@ -72,7 +80,8 @@ async def gateway_of(
         stack.push_async_callback(lineup.aclose)
         batches: Batches | Elsewhere | None = None
         if settings.state is not None:
-            batches = Batches(settings.state / "batches", Lines(lineup), settings.batches)
+            bounds = replace(settings.batches, grace_s=settings.drain_s)
+            batches = Batches(settings.state / "batches", Lines(lineup), bounds)
             if worker is not None and not worker.is_first:
                 # Only the first worker has files and batches; the others forward requests to it.
                 batches = Elsewhere(worker.door, batches.routes)
@@ -91,6 +100,7 @@ async def gateway_of(
             ),
             ssl=None if certificate is None else certificate.context(),
         )
+        lineup.report_to(gateway.watch.note)
         if settings.keys is not None:
             await stack.enter_async_context(_beside_it(_follow_keys(gateway)))
             if worker is None or worker.is_first:
@@ -144,11 +154,13 @@ class Served(msgspec.Struct, eq=False):
         gateway.gates.tenants.replace(settings.tenants)
         gateway.gates.meter.change(settings.price_table)
         self.settings = replace(settings, **{name: getattr(before, name) for name in _FIXED})
-        notes = [f"{name} changes only at a restart" for name in fixed]
+        notes = [f"{_NAMED.get(name, name)} changes only at a restart" for name in fixed]
         if come := [one.label for one in new if one not in old]:
             notes.append(f"new: {', '.join(come)}")
         if settings.tenants != before.tenants:
             notes.append("other limits of tenants")
+        if settings.prices != before.prices:
+            notes.append("other prices")
         if gone := [one.label for one in old if one not in new]:
             notes.append(f"no longer: {', '.join(gone)}")
         return notes or ["nothing has changed"]
@@ -177,7 +189,7 @@ def serve_gateway(
 
     reread: returns the settings as they are configured now; called on SIGHUP. on_url: called with
     the base URL, once connections are accepted. on_note: called with each notice, one line. worker:
-    if this process is one of several. Raises ConfigError.
+    if this process is one of several; its parent then gets the base URL. Raises ConfigError.
     """
 
     async def main(stop: asyncio.Event) -> None:
@@ -194,7 +206,7 @@ def serve_gateway(
             _on_hangup(change)
             if is_outdated.is_set():
                 change()
-            on_url(served.gateway.base_url)
+            (on_url if worker is None else worker.tell)(served.gateway.base_url)
             await stop.wait()
             who = "" if worker is None else f"{worker.name}: "
             if in_flight := served.gateway.in_flight:

@@ -19,7 +19,7 @@ from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.batches import BatchSettings
 from redline.serve.functions import FunctionSettings, function_backend
 from redline.serve.gateway.lineup import grouped
-from redline.serve.keys import Keyring, Tenants, TenantSettings
+from redline.serve.keys import Keyring, SpendingFile, Tenants, TenantSettings, spending_path
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -107,6 +107,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.certificate is not None:
             self.certificate.context()
         Keyring(self.keys, Tenants(self.tenants))
+        if self.keys is not None:
+            SpendingFile(spending_path(self.keys)).check()
         if self.function is not None:
             function_backend(self.function)
         if self.state is not None:

@@ -27,6 +27,7 @@ from redline.serve.dashboard import (
 from redline.serve.gateway.binding import Facts, binding_of
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.totals import Totals
+from redline.serve.keys import DAY_S
 from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
 from redline.waist import Health, Load
 
@@ -244,6 +245,7 @@ class GatewayWatch:
 
     def _tenants(self) -> list[TenantView]:
         """The tenants that have made requests."""
+        today = int(SYSTEM.wall_s() // DAY_S)
         return [
             TenantView(
                 name=name,
@@ -251,7 +253,7 @@ class GatewayWatch:
                 refused=counts.refused,
                 tokens=counts.tokens,
                 running=limits.in_flight,
-                spent_usd=limits.money.spent / DOLLAR or None,
+                spent_usd=limits.money.spent_on(today) / DOLLAR or None,
             )
             for name, counts in self._totals.tenants.items()
             for limits in (self._lineup.gates.tenants.of(name).limits,)

@@ -31,6 +31,10 @@ class DayMoney:
         """Today's spending if every call in flight cost its whole reservation."""
         return self.spent + self.reserved + self.others
 
+    def spent_on(self, day: int) -> int:
+        """The amount that all have spent on this day, if it is the present one; otherwise 0."""
+        return self.spent + self.others if day == self.day else 0
+
     def reserve(self, amount: int) -> None:
         """Reserves the amount for a call that starts."""
         self.reserved += amount

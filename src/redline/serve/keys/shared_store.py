@@ -176,6 +176,9 @@ class SharedMoney:
     def committed(self) -> int:
         return self.spent + self.reserved + self.others
 
+    def spent_on(self, day: int) -> int:
+        return self.spent + self.others if day == self.day else 0
+
     def begin(self, day: int) -> None:
         with self._table:
             if day == self.day:

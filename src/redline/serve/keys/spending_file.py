@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from redline.calls.cost import DOLLAR
+from redline.clock import SYSTEM
 from redline.errors import ConfigError, RedlineError
 from redline.process import replace_file, write_all
 from redline.serve.keys.day_money import DAY_S
@@ -66,10 +67,24 @@ class SpendingFile(msgspec.Struct, frozen=True):
                 replace_file(self.path, partial(_write, data))
         return totals
 
+    def check(self) -> None:
+        """Raises ConfigError if it cannot be read and replaced. Makes no file."""
+        folder = self.path.parent
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ConfigError(
+                f"cannot write {self.path}: {folder} cannot be written",
+                hint="keep the keys in a folder that can be written",
+            )
+        if self.path.exists():
+            self.add(int(SYSTEM.wall_s() // DAY_S), {})
+
     def _totals(self, today: date) -> dict[str, int]:
-        if self.path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"{self.path} is larger than {_MOST_BYTES // 2**20} MiB")
-        data = self.path.read_bytes()
+        try:
+            if self.path.stat().st_size > _MOST_BYTES:
+                raise ConfigError(f"{self.path} is larger than {_MOST_BYTES // 2**20} MiB")
+            data = self.path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
         if not data.strip():
             return {}
         try:

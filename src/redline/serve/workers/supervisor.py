@@ -1,7 +1,7 @@
 """Starts workers, replaces those that are lost, and ends them all.
 
 a worker  from                    until
-starting  a new process           it has printed its base URL, or has ended
+starting  a new process           it has given its base URL, or has ended
 serving   that                    it ends, or is asked to
 lost      its end, unasked        a pause: its counts are cleared at once; then starting again
 ending    SIGTERM                 its calls are over
@@ -16,6 +16,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
@@ -32,6 +33,7 @@ from redline.serve.workers.worker import Worker
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0
 # A worker that has served for this long was not lost because of its settings.
 _SETTLED_S = 30.0
+_MOST_URL_BYTES = 4096
 _COMMAND = (sys.executable, "-P", "-m", "redline", "serve")
 
 
@@ -89,19 +91,24 @@ class _Child:
     async def start(self) -> str:
         """The worker's base URL once it listens; empty if it ended before that."""
         self._is_serving = self._is_outdated = False
-        self._process = await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            stdin=PIPE,
-            stdout=PIPE,
-            env=self.worker.environment(),
-            pass_fds=(self.worker.fd,),
-            # Ctrl-C is for this process, which forwards it to its workers.
-            start_new_session=True,
-        )
-        if self._is_ending:
-            self.tell(signal.SIGTERM)
-        assert self._process.stdout is not None
-        url = (await self._process.stdout.readline()).decode().strip()
+        # Not by its standard output, which is that of this process: a served function may print.
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                url_fd = theirs.fileno()
+                self._process = await asyncio.create_subprocess_exec(
+                    *_COMMAND,
+                    stdin=PIPE,
+                    env=self.worker.environment(url_fd),
+                    pass_fds=(self.worker.fd, url_fd),
+                    # Ctrl-C is for this process, which forwards it to its workers.
+                    start_new_session=True,
+                )
+            if self._is_ending:
+                self.tell(signal.SIGTERM)
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            url = (await loop.sock_recv(ours, _MOST_URL_BYTES)).decode()
         self._is_serving = bool(url)
         if self._is_serving and self._is_outdated:
             self.tell(signal.SIGHUP)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -38,7 +39,7 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     number: from 0. fd: of the shared table. folder: for their messages to each other.
     inside: the base URL of the server that runs in the parent, if there is one. flags: of the
-    command line.
+    command line. url_fd: takes the base URL; -1 in the parent.
     """
 
     number: int
@@ -48,10 +49,19 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     port: int
     inside: str | None
     flags: dict[str, Any]
+    url_fd: int = -1
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, url_fd: int) -> dict[str, str]:
         """The environment variables of the process that is to be this worker."""
-        return {**os.environ, _VARIABLE: msgspec.json.encode(self).decode()}
+        described = msgspec.structs.replace(self, url_fd=url_fd)
+        return {**os.environ, _VARIABLE: msgspec.json.encode(described).decode()}
+
+    def tell(self, url: str) -> None:
+        """Tells the parent process the base URL, once."""
+        # Without a parent, the worker is about to end.
+        with suppress(OSError):
+            os.write(self.url_fd, url.encode())
+        os.close(self.url_fd)
 
     @property
     def name(self) -> str:
@@ -132,6 +142,7 @@ def this_worker() -> Worker | None:
     if text is None:
         return None
     worker = msgspec.json.decode(text, type=Worker)
-    # Processes that it starts do not inherit the table.
-    os.set_inheritable(worker.fd, False)
+    # Processes that it starts do not inherit these.
+    for fd in (worker.fd, worker.url_fd):
+        os.set_inheritable(fd, False)
     return worker

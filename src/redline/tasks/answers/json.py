@@ -7,6 +7,9 @@ answer. Values inside a broken object are not accepted either: they are only par
 If a reply has several values, fenced ones are preferred, and among equals the last: a reply that
 shows an example, or that corrects itself, ends with what it means.
 
+A tag of reasoning or of a turn inside a string of a value is data, as in training data that is
+synthesized: it is escaped before the reasoning is removed.
+
 Each token is read once, and a broken string twice: if a value is broken, every value around it is
 broken at the same place, so none is retried. Hence time is linear. (`raw_decode` of the standard
 library is not, since it counts the lines of the whole text before each error.)
@@ -17,6 +20,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from typing import Literal
 
 from redline.tasks.answers.reasoning import spoken
@@ -29,6 +33,7 @@ _BRACKET = re.compile(r"[\[\]{}]")
 _CLOSE_OF = {"{": "}", "[": "]"}
 _S = r"[ \t\n\r]*+"
 _STRING = r'"(?:[^"\\\x00-\x1f]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
+_STRINGS = re.compile(_STRING)
 _KEY = re.compile(rf"{_STRING}{_S}:{_S}")
 _VALUE = re.compile(
     rf"(?:(?P<open>[\[{{])|{_STRING}"
@@ -39,6 +44,8 @@ _SIGN = re.compile(rf"([,\]}}]){_S}")
 _FENCE = re.compile(r"(?:```|~~~)[ \t]*([\w+.-]{0,16})\s{0,10}$")
 _FENCE_END = re.compile(r"\s{0,8}(?:```|~~~)")
 _NEAR = 40
+# With one of these begins each tag that `spoken` knows.
+_TAG_BEGINS = re.compile("[<[◁]")
 
 
 def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[object] | None:
@@ -47,20 +54,16 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
     kind: only an object, or only an array. If a key occurs twice, the later value counts. Reasoning
     in `<think>` is not part of the reply. Time is linear in the reply's length. Never raises.
     """
-    text = spoken(reply.removeprefix("\ufeff"))
+    said = reply.removeprefix("\ufeff")
+    text = spoken(said)
+    if text != said:
+        text = spoken(_with_data_escaped(said))
     wanted = "{[" if kind is None else "{" if kind == "object" else "["
-    found: list[tuple[bool, int, int]] = []  # whether it is in a fence, its start, its end
-    ends: dict[int, int] | None = None
-    at = 0
-    while opened := _OPEN.search(text, at):
-        start = opened.start()
-        is_whole, at = _read(text, start)
-        if is_whole and text[start] in wanted:
-            found.append((_is_fenced(text, start, at), start, at))
-        elif not is_whole and text[start + 1 : at].strip():  # broken JSON, no bracket of prose
-            ends = _ends(text) if ends is None else ends
-            at = max(at, ends.get(start, at))
-        at = max(at, start + 1)
+    found = [
+        (_is_fenced(text, start, end), start, end)
+        for start, end in _values(text)
+        if text[start] in wanted
+    ]
     for _, start, end in sorted(found, reverse=True):
         try:
             parsed: dict[str, object] | list[object] = json.loads(
@@ -70,6 +73,35 @@ def find_json(reply: str, kind: Kind | None = None) -> dict[str, object] | list[
             continue
         return parsed
     return None
+
+
+def _with_data_escaped(text: str) -> str:
+    """Returns the text with no tag inside a string of a complete value."""
+
+    def escaped(string: re.Match[str]) -> str:
+        return _TAG_BEGINS.sub(lambda sign: f"\\u{ord(sign[0]):04x}", string[0])
+
+    parts: list[str] = []
+    done = 0
+    for start, end in _values(text):
+        parts += text[done:start], _STRINGS.sub(escaped, text[start:end])
+        done = end
+    return "".join([*parts, text[done:]])
+
+
+def _values(text: str) -> Iterator[tuple[int, int]]:
+    """Yields where each complete value that is in no other one starts and ends."""
+    ends: dict[int, int] | None = None
+    at = 0
+    while opened := _OPEN.search(text, at):
+        start = opened.start()
+        is_whole, at = _read(text, start)
+        if is_whole:
+            yield start, at
+        elif text[start + 1 : at].strip():  # broken JSON, no bracket of prose
+            ends = _ends(text) if ends is None else ends
+            at = max(at, ends.get(start, at))
+        at = max(at, start + 1)
 
 
 def _read(text: str, start: int) -> tuple[bool, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -13,12 +12,11 @@ from redline.errors import ConfigError
 from redline.journal import Output
 from redline.journal import manifest as manifests
 from redline.process import counted
-from redline.tasks.evaluate.scores import Graded, failed_lines, graded
+from redline.tasks.evaluate.scores import Graded, base_name, failed_lines, graded, question_of
 from redline.tasks.evaluate.statistics import Paired, paired
 from redline.tasks.evaluate.text import summary
 
 _MOST_SHOWN = 5
-_SAMPLE = re.compile(r"#\d+\Z")
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,28 +113,34 @@ def compare(first: Path, second: Path) -> Comparison:
     JournalError for a damaged file.
     """
     ones, others = _Questions(first), _Questions(second)
-    common = {row: found for row in ones.answers if (found := ones.same_in(others, row))}
+    common = {
+        question: found
+        for question in ones.answers
+        if (found := ones.same_in(others, question)) is not None
+    }
     if not common:
         raise ConfigError(
             f"{first} and {second} have no question in common",
             hint="both must be evaluations of the same data",
         )
-    shares = {row: (ones.share(row), others.share(found)) for row, found in common.items()}
+    shares = {one: (ones.share(one), others.share(other)) for one, other in common.items()}
+    won = sorted(ones.row(one) for one, (first, second) in shares.items() if first < second)
+    lost = sorted(ones.row(one) for one, (first, second) in shares.items() if first > second)
     return Comparison(
         first=str(first),
         second=str(second),
         pairs=paired(Counter(shares.values())),
-        won=sorted(row for row, (one, other) in shares.items() if one < other)[:_MOST_SHOWN],
-        lost=sorted(row for row, (one, other) in shares.items() if one > other)[:_MOST_SHOWN],
-        first_answers=sum(len(ones.answers[row]) for row in common),
-        second_answers=sum(len(others.answers[row]) for row in common.values()),
+        won=won[:_MOST_SHOWN],
+        lost=lost[:_MOST_SHOWN],
+        first_answers=sum(len(ones.answers[one]) for one in common),
+        second_answers=sum(len(others.answers[other]) for other in common.values()),
         only_first=len(ones.answers) - len(common),
         only_second=len(others.answers) - len({*common.values()}),
     )
 
 
 class _Questions:
-    """The answers of a results file by the row number of their question, counted from 1.
+    """The answers of a results file by their question, see `question_of`.
 
     Failed samples are not answers, but their hashes identify a question.
     """
@@ -146,34 +150,40 @@ class _Questions:
         manifest = manifests.load(output)
         # Without a manifest it is unknown.
         self._may_have_samples = manifest is None or (manifest.settings.get("samples") or 1) > 1
-        self.answers: dict[int, list[Graded]] = {}
-        self._rows: dict[str, int] = {}
-        self._named: dict[str, int] = {}
-        self._hashes: dict[int, list[str]] = {}
+        self.answers: dict[str | int, list[Graded]] = {}
+        self._questions: dict[str, str | int] = {}
+        self._named: dict[str, str | int] = {}
+        self._hashes: dict[str | int, list[str]] = {}
         answers = graded(path)
         for answer in answers:
-            self.answers.setdefault(answer.row, []).append(answer)
+            question = question_of(answer, self._may_have_samples)
+            self.answers.setdefault(question, []).append(answer)
             if answer.custom_id:
-                self._named[self._base(answer.custom_id)] = answer.row
+                self._named[self._base(answer.custom_id)] = question
         for line in (*answers, *failed_lines(output.failed_path)):
-            self._rows[line.hash] = line.row
-            self._hashes.setdefault(line.row, []).append(line.hash)
+            question = question_of(line, self._may_have_samples)
+            self._questions[line.hash] = question
+            self._hashes.setdefault(question, []).append(line.hash)
 
-    def same_in(self, others: _Questions, row: int) -> int | None:
-        """Returns the row of this question in `others`; None if it has no answer there."""
-        rows = (others._rows[hashed] for hashed in self._hashes[row] if hashed in others._rows)
-        found = next(rows, None)
+    def same_in(self, others: _Questions, question: str | int) -> str | int | None:
+        """Returns this question in `others`; None if it has no answer there."""
+        known = others._questions
+        found = next((known[each] for each in self._hashes[question] if each in known), None)
         if found is None:
             # Asked once in one run and several times in the other: samples have other names.
-            name = self.answers[row][0].custom_id
+            name = self.answers[question][0].custom_id
             found = others._named.get(self._base(name)) if name else None
         return found if found in others.answers else None
 
-    def share(self, row: int) -> Fraction:
+    def row(self, question: str | int) -> int:
+        """Returns the row number of its first answer."""
+        return self.answers[question][0].row
+
+    def share(self, question: str | int) -> Fraction:
         """Returns the share of right answers among all answers to this question."""
-        answers = self.answers[row]
+        answers = self.answers[question]
         return Fraction(sum(answer.correct for answer in answers), len(answers))
 
     def _base(self, name: str) -> str:
         """Returns the question's own name, without the number of a sample."""
-        return _SAMPLE.sub("", name) if self._may_have_samples else name
+        return base_name(name) if self._may_have_samples else name

@@ -17,6 +17,7 @@ from redline.calls import Outcome, Request
 from redline.errors import Rejected
 from redline.job.settings import Prompting
 from redline.job.work import Renderer
+from redline.tasks.answers import spoken
 from redline.tasks.evaluate.metrics import Grade
 
 _PROMPT = """\
@@ -40,7 +41,9 @@ VERDICT: CORRECT
 or
 VERDICT: INCORRECT"""
 _VERDICT = re.compile(r"(?i)verdict\W{0,12}((?:not\s{1,4}|in)?correct)\b")
-_TRIES = 2
+# What each try adds to the prompt. The second is another request, so that no cache answers it as it
+# answered the first.
+_TRIES = ("", "\n\nEnd your reply with VERDICT: CORRECT or VERDICT: INCORRECT.")
 
 
 class JudgeSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -77,10 +80,9 @@ class Judge:
         answered. Raises Rejected if the prompt does not fit the question.
         """
         text = self._renderer.prompt(dict(seen))
-        body = {"messages": [{"role": "user", "content": text}], **self._params}
-        judging = msgspec.structs.replace(request, body=body)
-        for _ in range(_TRIES):
-            outcome = await ask(judging)
+        for reminder in _TRIES:
+            body = {"messages": [{"role": "user", "content": text + reminder}], **self._params}
+            outcome = await ask(msgspec.structs.replace(request, body=body))
             if outcome.reply is None:
                 assert outcome.error is not None
                 outcome.error.what = f"the judge {self._model}: {outcome.error.what}"
@@ -91,7 +93,7 @@ class Judge:
                 return grade, str(outcome.reply.output).strip()
         outcome.status = "rejected"
         outcome.error = Rejected(
-            f"the judge {self._model} gave no verdict in {_TRIES} tries",
+            f"the judge {self._model} gave no verdict in {len(_TRIES)} tries",
             hint="its last reply is in the failures; its prompt must ask for VERDICT: CORRECT or "
             "VERDICT: INCORRECT",
         )
@@ -99,9 +101,13 @@ class Judge:
 
 
 def verdict_in(text: Any) -> bool | None:
-    """Returns whether the last verdict in a judge's reply is CORRECT; None without a verdict."""
+    """Returns whether the last verdict in a judge's reply is CORRECT; None without a verdict.
+
+    Reasoning is no part of the reply: it often quotes the verdicts that were asked for.
+    """
     if not isinstance(text, str):
         return None
+    text = spoken(text)
     found = _VERDICT.findall(text)
     if found:
         return str(found[-1]).lower() == "correct"

@@ -37,7 +37,8 @@ from redline.tasks.answers import (
 from redline.tasks.evaluate.text import as_text
 
 METRICS = ("number", "choice", "exact", "regex", "json", "judge")
-_QUOTES = "\"'`“”‘’«»"
+_QUOTES = "\"'`“”„‘’‚«»‹›「」『』"
+_PERIODS = ".。"
 _LONGEST_SHOWN = 200
 
 
@@ -238,6 +239,8 @@ class _Json(Metric):
                 raise Rejected(f"the gold answer is not JSON: {_shown(gold)}") from error
         if self._fields and not isinstance(gold, Mapping):
             raise Rejected(f"the gold answer is not an object: {_shown(gold)}")
+        if not isinstance(gold, Mapping | list):
+            raise Rejected(f"the gold answer is neither an object nor a list: {_shown(gold)}")
         if missing := [name for name in self._fields if name not in gold]:
             raise Rejected(f"the gold answer has no {', '.join(missing)}: {_shown(gold)}")
         return gold
@@ -291,8 +294,11 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Normalizes a text: no outer quotes, no final period, single spaces, case folded."""
-    text = text.strip().strip(_QUOTES).rstrip(".")
+    """Normalizes a text: no outer quotes, no final period, single spaces, case folded.
+
+    The period may be before or behind the closing quote.
+    """
+    text = text.strip().rstrip(_PERIODS).strip(_QUOTES).strip().rstrip(_PERIODS)
     return " ".join(text.split()).casefold()
 
 

@@ -5,8 +5,9 @@ An interrupted run that is continued ends with the same score.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,13 @@ from redline.tasks.evaluate.evaluation import VERDICTS
 from redline.tasks.evaluate.statistics import majority, pass_at, share_interval
 from redline.tasks.evaluate.text import summary
 
+_SAMPLE = re.compile(r"#\d+\Z")
 
-class _Line(msgspec.Struct, frozen=True):
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True):
     row: int
     hash: str
+    custom_id: str | None = None
 
 
 class Failed(_Line, frozen=True):
@@ -38,7 +42,6 @@ class Graded(_Line, frozen=True):
     strict: bool
     verdict: str
     extracted: Any = None
-    custom_id: str | None = None
 
 
 class Scores:
@@ -58,16 +61,21 @@ class Scores:
         succeeded = {answer.hash for answer in self.answers}
         failed = [line for line in failed_lines(output.failed_path) if line.hash not in succeeded]
         self.failed = len(failed)
-        self._asked = Counter(line.row for line in (*failed, *self.answers))
-        self._questions = {row: list[Graded]() for row in self._asked}
+        self._asked = Counter(self._question(line) for line in (*failed, *self.answers))
+        self._questions = {question: list[Graded]() for question in self._asked}
         for answer in self.answers:
-            self._questions[answer.row].append(answer)
+            self._questions[self._question(answer)].append(answer)
         self.verdicts = Counter(answer.verdict for answer in self.answers)
         self.correct = sum(answer.correct for answer in self.answers)
         self.strict = sum(answer.strict for answer in self.answers)
         self.total = len(self.answers) + self.failed
         # Until a run reaches the end of its questions, their number is unknown.
         self.is_over = manifest.rows is not None
+        self._unread = 0 if manifest.rows is None else max(0, self.total - manifest.rows)
+        self._mixed = sum(count > self.samples for count in self._asked.values())
+
+    def _question(self, line: _Line) -> str | int:
+        return question_of(line, may_have_samples=self.samples > 1)
 
     def text(self) -> str:
         """Returns the summary for a reader, then `name: value` lines; accuracy is the last one.
@@ -77,6 +85,7 @@ class Scores:
         lines = []
         if not self.is_over:
             lines += ["the run is not over: this is the score of what is answered", ""]
+        lines += self._warnings()
         if self.failed and not self.answers:
             # Unanswered questions are neither right nor wrong, so a share would mislead.
             lines.append(f"no question was answered, so there is no score: {self.failed:,} failed")
@@ -96,11 +105,23 @@ class Scores:
         }
         return summary(lines, {**others, **shares})
 
+    def _warnings(self) -> Iterator[str]:
+        if self._unread:
+            are = counted(self._unread, "answer is", "answers are")
+            yield f"{are} counted though the last run did not read the row: it was changed, removed"
+            yield "or is beyond the limit; an evaluation into a new file leaves such answers out"
+            yield ""
+        if self._mixed:
+            have = counted(self._mixed, "row number has", "row numbers have")
+            yield f"{have} more than {self.samples} answers, since rows were added before others:"
+            yield "such questions count as one, unless the rows have a custom_id"
+            yield ""
+
     def _share(self, name: str, count: int, is_right: Callable[[Graded], bool]) -> str:
         interval = share_interval(
             [
-                (sum(map(is_right, found)), self._asked[row])
-                for row, found in self._questions.items()
+                (sum(map(is_right, found)), self._asked[question])
+                for question, found in self._questions.items()
             ]
         )
         over = f" to {counted(len(self._questions), 'question')}" if self.samples > 1 else ""
@@ -139,6 +160,21 @@ def _majority_is_right(group: list[Graded]) -> bool:
         if answer.extracted is not None
     )
     return won is not None and won[0]
+
+
+def question_of(line: _Line, may_have_samples: bool) -> str | int:
+    """Returns what all answers to a question have in common, and no others have.
+
+    It is the row number, which rows that are added may shift, only for samples without a name.
+    """
+    if not may_have_samples:
+        return line.hash
+    return base_name(line.custom_id) if line.custom_id else line.row
+
+
+def base_name(custom_id: str) -> str:
+    """Returns the name of a question, without the number of a sample."""
+    return _SAMPLE.sub("", custom_id)
 
 
 def graded(path: Path) -> list[Graded]:

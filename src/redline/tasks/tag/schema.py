@@ -14,6 +14,7 @@ import importlib
 import json
 import re
 import sys
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -165,7 +166,7 @@ def load(given: str) -> Schema:
         return _of_model(module, name, given)
     path = Path(given)
     try:
-        value = msgspec.json.decode(path.read_bytes())
+        value = msgspec.json.decode(path.read_bytes().removeprefix(BOM_UTF8))
     except FileNotFoundError as error:
         raise ConfigError(
             f"the schema {path} does not exist", hint="a JSON file, or package.module:Model"
@@ -366,10 +367,10 @@ def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
         # As JSON, so that dates, enums and the like are read from what JSON has for them.
         made = model.model_validate_json(json.dumps(value))
         return made.model_dump(mode="json", by_alias=True), []
-    except ValueError as error:
-        # pydantic's ValidationError is one; a function of the user's own may raise any other.
+    except Exception as error:
+        # pydantic's ValidationError, or whatever a function of the user's own raises.
         if not hasattr(error, "errors"):
-            return value, [_short(str(error))]
+            return value, [_short(f"{type(error).__name__}: {error}")]
         return value, [_placed(one["loc"], one["msg"]) for one in error.errors()[:_MOST_PROBLEMS]]
 
 

@@ -53,6 +53,8 @@ def test_an_endpoint_that_is_down_is_not_called_a_limit() -> None:
         full = Load(binds="8 calls in flight")
         cause, text = cause_and_text(down, READY, loads=[down, full], is_full=True)
         assert (cause, "allows: 8 calls in flight." in text) == ("concurrency", True)
+        cause, text = cause_and_text(READY, is_full=True)
+        assert (cause, "allows. 20 calls wait" in text) == ("concurrency", True)
 
 
 def test_a_limit_holds_a_call_that_an_endpoint_beside_it_has_asked_to_wait_with() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import stat
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from redline.errors import ConfigError, RedlineError
+from redline.serve.gateway import GatewaySettings
 from redline.serve.keys import (
     DAY_S,
     Refused,
@@ -211,3 +213,47 @@ async def test_a_turn_that_ends_in_the_middle_counts_once(
     with pytest.raises(asyncio.CancelledError):
         await task
     assert real(SpendingFile(path), DAY, {}) == {"acme": 3 * DOLLAR}
+
+
+async def test_a_file_that_cannot_be_read_for_a_while_is_told_and_kept_later(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.serve.keys.spending_file._EVERY_S", 0.001)
+    one = Process(path)
+    one.spend("acme", 1)
+    task = asyncio.create_task(one.keeper.run())
+    with monkeypatch.context() as broken:
+
+        def fail(_: Path) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+        broken.setattr(Path, "read_bytes", fail)
+        await until(lambda: bool(one.errors))
+        assert "cannot read" in one.errors[0].what
+        assert len(one.errors) == 1
+    await until(lambda: SpendingFile(path).add(DAY, {}) == {"acme": DOLLAR})
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_check_finds_what_a_start_would_find_and_makes_no_file(path: Path) -> None:
+    keys = path.with_name("keys.jsonl")
+    keys.touch()
+    settings = GatewaySettings(endpoints=(), keys=keys)
+    settings.check()
+    assert not path.exists()
+    path.write_text("{", "utf-8")
+    with pytest.raises(ConfigError, match="is damaged"):
+        settings.check()
+
+
+def test_what_was_spent_on_a_day_includes_what_others_have_spent(path: Path) -> None:
+    one = Process(path)
+    one.spend("acme", 2)
+    one.keeper.keep()
+    two = Process(path)
+    two.spend("acme", 1)
+    money = two.tenants.of("acme").limits.money
+    assert money.spent_on(DAY) == 3 * DOLLAR
+    assert money.spent_on(DAY + 1) == 0
