@@ -89,15 +89,17 @@ with open(path, "w") as file:
 sys.exit(status)
 """
 )
-# Runs the command line, with the clock of `redline.clock` and longer sleeps.
+# Runs the command line, with the clocks of `redline.clock` and longer sleeps.
 IN_SLOW_TIME = f"""
 import asyncio, time
 sleep, real_s, begun_s = asyncio.sleep, time.monotonic, time.monotonic()
+wall_s, begun_wall_s = time.time, time.time()
 def slower_s(real_s=real_s, begun_s=begun_s):
     return begun_s + (real_s() - begun_s) / {SLOWER_IN_CALLGRIND}
 time.monotonic = slower_s
+time.time = lambda: begun_wall_s + slower_s() - begun_s
 import redline.clock
-time.monotonic = real_s
+time.monotonic, time.time = real_s, wall_s
 asyncio.sleep = lambda delay_s, *result: sleep({SLOWER_IN_CALLGRIND} * delay_s, *result)
 from redline.cli import main
 main()
