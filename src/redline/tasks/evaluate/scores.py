@@ -107,9 +107,10 @@ class Scores:
 
     def _warnings(self) -> Iterator[str]:
         if self._unread:
-            are = counted(self._unread, "answer is", "answers are")
-            yield f"{are} counted though the last run did not read the row: it was changed, removed"
-            yield "or is beyond the limit; an evaluation into a new file leaves such answers out"
+            rows = "row" if self._unread == 1 else "rows"
+            answers = counted(self._unread, "answer")
+            yield f"the last run did not read the {rows} of {answers} in this score: changed, removed"
+            yield "or beyond the limit; an evaluation into a new file leaves such answers out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")
