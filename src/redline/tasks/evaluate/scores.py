@@ -109,8 +109,8 @@ class Scores:
         if self._unread:
             rows = "row" if self._unread == 1 else "rows"
             answers = counted(self._unread, "answer")
-            yield f"the last run did not read the {rows} of {answers} in this score: changed, removed"
-            yield "or beyond the limit; an evaluation into a new file leaves such answers out"
+            yield f"the last run did not read the {rows} of {answers} in this score: changed,"
+            yield "removed or beyond the limit; an evaluation into a new file leaves such answers out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")
