@@ -110,7 +110,7 @@ class Scores:
             rows = "row" if self._unread == 1 else "rows"
             answers = counted(self._unread, "answer")
             yield f"the last run did not read the {rows} of {answers} in this score: changed,"
-            yield "removed or beyond the limit; an evaluation into a new file leaves such answers out"
+            yield "removed or beyond the limit; an evaluation into a new file leaves them out"
             yield ""
         if self._mixed:
             have = counted(self._mixed, "row number has", "row numbers have")
