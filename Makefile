@@ -26,7 +26,7 @@ SOURCES := $(wildcard src tests bench examples)
 FAST := $(wildcard tests/unit tests/property tests/test_architecture.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help install install-engine install-test demo engine-demo test check check-style check-types check-fast bench campaign clean
+.PHONY: help install install-engine install-test demo engine-demo test test-failed check check-style check-types check-fast bench campaign clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -46,6 +46,10 @@ demo: $(CORE) ## run the main job on examples/, kill it half-way, resume, verify
 
 test: $(TESTS) ## run every suite in its small form
 	@$(BIN)/python -m pytest -n $(WORKERS) --durations 15 tests
+
+# With none on record, whatever ended the tests was no test, and pytest's status is 5.
+test-failed: $(TESTS) ## run the tests that failed last again, one at a time
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none tests
 
 check: $(TESTS) ## format, lint, types, structure and fast tests
 	@$(MAKE) --no-print-directory --keep-going -j 2 check-types check-fast check-style

@@ -8,6 +8,8 @@ import os
 import random
 import sys
 import time
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -93,29 +95,46 @@ def test_what_row_keys_take_is_looked_up() -> None:
     assert soak.keys_mb() == before_mb
 
 
-def soaked(url: str, output: Path) -> Any:
-    with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        found = runner.run(soak.soak(url, output, (2.0, 0.08), CONCURRENCY))
-    assert found[-1]["calls"] > 50
-    return soak.judge(found, CONCURRENCY)
+def soaked(url: str, folder: Path, is_clear: Callable[[Any], bool]) -> Any:
+    """The verdict on a run of 2 s; if it is not clear, on one of 4 s and at last of 6 s.
+
+    What leaks does so in each, but on a busy machine one may be too short to tell.
+    """
+    for number in range(1, 4):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            timing = 2.0 * number, 0.08 * number
+            found = runner.run(soak.soak(url, folder / f"{number}.jsonl", timing, CONCURRENCY))
+        assert found[-1]["calls"] > 50
+        verdict = soak.judge(found, CONCURRENCY)
+        if is_clear(verdict):
+            break
+    return verdict
 
 
 @pytest.mark.real
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
     last_s = 0.0
+    (tmp_path / "leaky").mkdir()
+    (tmp_path / "flat").mkdir()
+
+    def leaks_all(verdict: Any) -> bool:
+        return all(verdict[figure]["is_leak"] for figure in FLAT)
 
     def keep() -> None:
-        """A file, a task, 400 kB and some objects, up to a hundred times a second.
+        """A file, a task, 400 kB and some objects for each 10 ms, however fast the calls go.
 
-        However fast the calls go.
+        On a busy machine the calls come in bursts: what was missed between them is made up for,
+        up to 0.1 s.
         """
         nonlocal last_s
-        if time.monotonic() - last_s > 0.01:
-            last_s = time.monotonic()
+        now_s = time.monotonic()
+        last_s = max(last_s, now_s - 0.1)
+        while last_s + 0.01 <= now_s:
+            last_s += 0.01
             kept.append(open(os.devnull, "rb"))  # noqa: SIM115
             kept.append(asyncio.ensure_future(asyncio.sleep(3600)))
             # Pages of its own: the heap may have room from tests before.
@@ -123,7 +142,17 @@ def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(
             kept[-1].write(b"x" * 400_000)
             kept.append([object() for _ in range(500)])
 
+    def drop() -> None:
+        for thing in kept:
+            if hasattr(thing, "close"):
+                thing.close()
+        kept.clear()
+
     class Keeping(soak.Sampler):
+        def __init__(self, every_s: float) -> None:
+            drop()
+            super().__init__(every_s)
+
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, value)
             if name == "calls":
@@ -132,17 +161,10 @@ def test_a_run_with_faults_is_flat_and_one_that_keeps_things_is_caught(
     with simulated("--faults", "0.05", "--latency", "0.002-0.01") as server:
         with monkeypatch.context() as patch:
             patch.setattr(soak, "Sampler", Keeping)
-            # On a busy machine, too few calls may be made to see a slope.
-            for number in range(3):
-                caught = soaked(server.base_url, tmp_path / f"leaky-{number}.jsonl")
-                for thing in kept:
-                    if hasattr(thing, "close"):
-                        thing.close()
-                kept.clear()
-                if all(caught[figure]["is_leak"] for figure in FLAT):
-                    break
-        verdict = soaked(server.base_url, tmp_path / "out.jsonl")
+            caught = soaked(server.base_url, tmp_path / "leaky", leaks_all)
+        drop()
+        verdict = soaked(server.base_url, tmp_path / "flat", itemgetter("is_flat"))
         faults = server.stats()["faults"]
-    assert [caught[figure]["is_leak"] for figure in FLAT] == [True] * 4, caught
+    assert leaks_all(caught), caught
     assert verdict["is_flat"], verdict
     assert faults > 10
