@@ -82,6 +82,19 @@ def test_tags_are_compared_with_gold_and_failures_are_told_apart(
     assert cli(*flags).out == ("tagged 2, failed 1, re-asks 2\n\ntagged: 2\nfailed: 1\nreasks: 2\n")
 
 
+def test_a_tag_that_failed_is_asked_for_again_whatever_the_cache_has(
+    cli: Cli, given: str, labels: str
+) -> None:
+    flags = ["tag", given, "--schema", labels, *ECHO, "--prompt", SAID]
+    flags += ["--temperature", "0", "--cache-dir", "kept", "-o"]
+    assert "failed 1, re-asks 2" in cli(*flags, "out.jsonl").out
+    again = cli(*flags, "out.jsonl", "--retry-failed")
+    assert "1 failed" in again.err
+    assert ", 3 requests at" in again.err
+    # Other runs have what the last one got.
+    assert "cache: 5 hits, 0 shared in flight, 0 misses" in cli(*flags, "other.jsonl").err
+
+
 def test_a_dry_run_shows_what_is_asked(cli: Cli, given: str, labels: str) -> None:
     told = cli("tag", given, "--schema", labels, "--system", "Be {{ said }}.", "--model", "m",
                "--dry-run", "-o", "out.jsonl")  # fmt: skip

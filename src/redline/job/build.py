@@ -9,6 +9,7 @@ run       backend (calls, budget, retry, cache), feed, runner, batches
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from array import array
 from collections.abc import AsyncIterator, Callable
@@ -507,8 +508,10 @@ def _cached(job: Job, inner: Backend, tally: Tally) -> tuple[Backend, AnswerStor
     store = AnswerStore(Path(cache.folder), cache.max_bytes)
     embedded = job.embedded.identity() if job.embedded is not None else ""
     whose = identity(*job.endpoints, embedded=embedded)
-    sampled = cache.includes_sampled
-    return Cached(inner, store, whose, includes_sampled=sampled, use=tally.cache_use), store
+    sampled, use = cache.includes_sampled, tally.cache_use
+    # A row whose answers were invalid gets others, if it is tried again.
+    ttl_s = 0.0 if job.retry_failed else math.inf
+    return Cached(inner, store, whose, includes_sampled=sampled, use=use, ttl_s=ttl_s), store
 
 
 def _rows(

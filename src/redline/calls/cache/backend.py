@@ -62,8 +62,9 @@ class Cached(Around):
     """A backend that caches answers. Outermost: a hit costs no attempt and no limit.
 
     identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
-    seconds after which an answer is no longer used. Streams are answered from the store, too, in
-    one chunk; their own answers are neither stored nor shared.
+    seconds after which a stored answer is no longer used; with 0, it is replaced, and only
+    calls in flight share one. Streams are answered from the store, too, in one chunk;
+    their own answers are neither stored nor shared.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class Cached(Around):
                 if found is _NONE_FOR_ALL:
                     # In turn, they would add up their longest waits.
                     return (await self._ask(key, request, call))[0]
-                if found is not None and (outcome := self._again(request, found.value)) is not None:
+                if found is not None and (outcome := _again(request, found.value)) is not None:
                     self._use.count(found.how)
                     return outcome
             return await self._lead(key, request, call)
@@ -128,7 +129,7 @@ class Cached(Around):
         found: _Found | None = None
         try:
             value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
-            if value is not None and (outcome := self._again(request, value)) is not None:
+            if value is not None and (outcome := self._stored(request, value)) is not None:
                 found = _Found(value, "hit")
                 self._use.count("hit")
                 return outcome
@@ -152,24 +153,13 @@ class Cached(Around):
             self._store.put(key, value)
         return outcome, value
 
-    def _again(self, request: Request, value: bytes) -> Outcome | None:
+    def _stored(self, request: Request, value: bytes) -> Outcome | None:
         """Returns the outcome of a stored answer; None if it is too old or no longer readable."""
-        try:
-            kept = _DECODE(value)
-            if kept.at_s + self._ttl_s <= self._clock.wall_s():
-                return None
-            # Read again for each: no caller can change another's answer.
-            reply = _read(request, kept.body)
-        except (CallError, NoEndpoint, msgspec.DecodeError):
-            return None
-        reply.status, reply.request_id = kept.status, kept.request_id or reply.request_id
-        return Outcome(
-            status="succeeded", reply=reply, endpoint=kept.endpoint, attempts=0, is_cached=True
-        )
+        return _again(request, value, self._clock.wall_s() - self._ttl_s)
 
     async def _streamed(self, key: bytes, request: Request, call: Call, sink: Sink) -> Outcome:
         value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
-        outcome = None if value is None else self._again(request, value)
+        outcome = None if value is None else self._stored(request, value)
         if outcome is None or outcome.reply is None:
             self._use.count("miss")
             return await self._inner.send(request, call, sink)
@@ -180,6 +170,22 @@ class Cached(Around):
             await sink.begin(outcome.reply.status, {})
             await sink.put(whole_chunk(outcome.reply, outcome.reply.body))
         return outcome
+
+
+def _again(request: Request, value: bytes, after_s: float = -math.inf) -> Outcome | None:
+    """Returns the outcome of an encoded answer; None if it is unreadable or not after `after_s`."""
+    try:
+        kept = _DECODE(value)
+        if kept.at_s <= after_s:
+            return None
+        # Read again for each: no caller can change another's answer.
+        reply = _read(request, kept.body)
+    except (CallError, NoEndpoint, msgspec.DecodeError):
+        return None
+    reply.status, reply.request_id = kept.status, kept.request_id or reply.request_id
+    return Outcome(
+        status="succeeded", reply=reply, endpoint=kept.endpoint, attempts=0, is_cached=True
+    )
 
 
 _ENCODE = msgspec.msgpack.Encoder().encode
