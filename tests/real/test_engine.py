@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -33,7 +34,7 @@ from crash.killing import COMMAND, clean_environ
 from redline import EngineSettings, LocalEngine
 from redline.calls import Call, Health, Request
 from redline.engine.api import gpu_use
-from redline.engine.model import Runner
+from redline.engine.model import Runner, SlotCache
 from redline.engine.step import Core
 from redline.errors import ConfigError, NoEndpoint, Rejected, TimedOut
 from redline.serve import Serving, serving
@@ -308,10 +309,17 @@ def test_a_run_with_a_model_inside(folder: Path, said: list[Continuation], tmp_p
     assert redline.run(rows, endpoint=engine, output=str(output)).skipped == len(said)
 
 
+def caches() -> int:
+    """How many caches of keys and values there are in this process."""
+    gc.collect()
+    return sum(isinstance(one, SlotCache) for one in gc.get_objects())
+
+
 def test_a_run_with_a_model_inside_records_how_it_was_used(
     folder: Path, said: list[Continuation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("redline.engine.api.gpu_use", lambda: 0.75)
+    before = caches()
     engine = LocalEngine(EngineSettings(model=str(folder), max_batch_size=4))
     assert engine.use() == ServerUse()
     rows = [{"url": "/v1/completions", "body": body_of(one)} for one in said]
@@ -322,6 +330,7 @@ def test_a_run_with_a_model_inside_records_how_it_was_used(
     assert use.batch_places % 4 == 0
     assert use.gpu_busy == 0.75 * use.gpu_reads > 0
     windows = read_timeline(tmp_path / "out.redline" / NAME).runs[-1].windows
+    assert caches() <= before
     # The first reading is before the run.
     assert merged_use(one.server for one in windows).batch_places == use.batch_places
     assert merged_use(one.server for one in windows).batch_rows == use.batch_rows

@@ -5,6 +5,7 @@ The groups are started once for all tests of them; the last test of a group kill
 
 from __future__ import annotations
 
+import asyncio
 import math
 import multiprocessing
 import os
@@ -22,6 +23,7 @@ pytest.importorskip("torch")
 
 from transformers import AutoModelForCausalLM, CohereConfig, GPTBigCodeConfig
 
+from redline import EngineSettings, LocalEngine
 from redline.engine.model import Piece, Runner, Work
 from redline.engine.parallel import Ranks, make_computer
 from redline.engine.parallel import coordinator as ranks_module
@@ -44,6 +46,7 @@ from support.engine_ranks import (
     stage_times,
     works,
 )
+from support.until import until
 
 pytestmark = [
     pytest.mark.real,
@@ -256,6 +259,25 @@ def test_ranks_that_do_nothing_any_more_are_closed(
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: not any(map(is_running, pids)))
+
+
+def test_ranks_of_a_model_whose_loading_was_cancelled_are_closed(
+    models_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks_module, "Ranks", Forked)
+    folder = str(random_model("llama", models_folder))
+    before = children(os.getpid())
+
+    async def main() -> None:
+        local = LocalEngine(EngineSettings(model=folder, max_batch_size=2, tensor_parallel=2))
+        loading = asyncio.create_task(local.open().__aenter__())
+        await until(lambda: children(os.getpid()) != before, within_s=LONGEST_S)
+        loading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+
+    asyncio.run(main())
+    wait_until(lambda: children(os.getpid()) == before)
 
 
 def test_a_model_that_cannot_be_split_is_refused_with_no_process_left(

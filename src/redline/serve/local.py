@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -45,6 +46,7 @@ class LocalEngine:
         self.model = Path(settings.name).name
         self.notice = f"loading {settings.model}"
         self._engine: Engine | None = None
+        self._used = ServerUse()
         self._gpu_busy, self._gpu_reads = 0.0, 0
 
     def identity(self) -> str:
@@ -71,13 +73,17 @@ class LocalEngine:
                 yield served.front.base_url
             finally:
                 reading.cancel()
+                # Its memory is free from now on; the figures stay.
+                self._used, self._engine = self.use(), None
 
     def use(self) -> ServerUse:
-        """Returns how full its batches were, and how busy its GPU, since it was opened."""
-        engine = self._engine
+        """Returns how full its batches were, and how busy its GPU, since it was last opened."""
+        if self._engine is None:
+            return self._used
+        metrics = self._engine.metrics
         return ServerUse(
-            batch_rows=0 if engine is None else engine.metrics.batch_rows,
-            batch_places=0 if engine is None else engine.metrics.batch_places,
+            batch_rows=metrics.batch_rows,
+            batch_places=metrics.batch_places,
             gpu_busy=self._gpu_busy,
             gpu_reads=self._gpu_reads,
         )
@@ -105,7 +111,7 @@ async def serving(
 
     is_named: only requests that name the model are answered. Raises ConfigError.
     """
-    engine = await asyncio.to_thread(_loaded, settings)
+    engine = await _loaded(settings)
     # Imported here, as PyTorch is: other commands need not pay for them.
     from redline.serve.http import Front
 
@@ -125,7 +131,24 @@ async def serving(
         await engine.backend.aclose()
 
 
-def _loaded(settings: EngineSettings) -> Engine:
+async def _loaded(settings: EngineSettings) -> Engine:
+    """Loads the engine in a thread. After a cancellation, it is closed once it is loaded."""
+    loader = ThreadPoolExecutor(1, "redline loading")
+    loading = loader.submit(_load, settings)
+    loader.shutdown(wait=False)
+    try:
+        return await asyncio.wrap_future(loading)
+    except asyncio.CancelledError:
+        loading.add_done_callback(_discard)
+        raise
+
+
+def _discard(loading: Future[Engine]) -> None:
+    if not loading.cancelled() and loading.exception() is None:
+        loading.result().thread.discard()
+
+
+def _load(settings: EngineSettings) -> Engine:
     for module in ("torch", "transformers"):
         extra(module, "engine", "a local engine")
     from redline.engine.api import open_engine

@@ -236,6 +236,31 @@ def test_a_stop_is_noticed_with_the_token_that_completes_it() -> None:
     assert stream.is_stopped
 
 
+def test_a_stop_that_ends_in_a_byte_is_noticed_with_that_byte() -> None:
+    pieces = PIECES["byte_fallback"]
+    line: int = vocabularies.ALL["byte_fallback"]().convert_tokens_to_ids("<0x0A>")
+    assert pieces.of(line).is_byte
+    stream = TextStream(pieces, ("\n",))
+    said = [stream.push(token) for token in encoded("byte_fallback", "the fox")]
+    assert not stream.is_stopped
+    said.append(stream.push(line))
+    assert stream.is_stopped
+    assert "".join(said) + stream.finish() == "the fox"
+
+
+@EVERY
+def test_an_answer_that_continues_a_text_keeps_its_first_space(name: str) -> None:
+    pieces = PIECES[name]
+    tokens = encoded(name, "the brown fox")
+    begun = next(at for at in range(1, len(tokens)) if pieces.of(tokens[at]).data[:1] == b" ")
+    stream = TextStream(pieces, continues=True)
+    rest = "".join(stream.push(token) for token in tokens[begun:]) + stream.finish()
+    assert whole(name, tokens[:begun]) + rest == whole(name, tokens)
+    stopped = TextStream(pieces, (rest[:2],), continues=True)
+    assert "".join(stopped.push(token) for token in tokens[begun:]) == ""
+    assert stopped.is_stopped
+
+
 def test_text_that_only_began_like_a_stop_is_sent() -> None:
     tokens = encoded("byte_level", "END of")
     assert "".join(parts(tokens, PIECES["byte_level"], ("END.",))) == "END of"

@@ -115,7 +115,14 @@ class EngineBackend:
         asks: list[Ask] = []
         for index, guide in enumerate(guides):
             prompt = asked.prompts[index // params.n]
-            choice = _Choice(index, params, self._speaker, post, streams=stream is not None)
+            choice = _Choice(
+                index,
+                params,
+                self._speaker,
+                post,
+                streams=stream is not None,
+                continues=not asked.form.is_chat,
+            )
             most = asked.most_tokens(prompt)
             asks.append(Ask(prompt, params, most, choice, first, index % params.n, guide))
             choices.append(choice)
@@ -207,7 +214,8 @@ async def _answered(
 class _Choice:
     """One answer of a request, which receives its tokens in the engine's thread.
 
-    streams: new text is posted at once; otherwise the whole text is posted at the end.
+    streams: new text is posted at once; otherwise the whole text is posted at the end. continues:
+    it continues the prompt's text.
     """
 
     def __init__(
@@ -218,9 +226,10 @@ class _Choice:
         post: Callable[[Said | RedlineError], None],
         *,
         streams: bool,
+        continues: bool,
     ) -> None:
         self._index = index
-        self._text = TextStream(speaker.pieces, params.stop)
+        self._text = TextStream(speaker.pieces, params.stop, continues=continues)
         ends = frozenset[int]() if params.ignore_eos else speaker.ends
         self._silent = ends.union(params.stop_token_ids)
         self._post = post
@@ -253,7 +262,8 @@ class _Choice:
             self._post(reason)
             return
         self._said.append(self._text.finish())
-        self._hand_on(reason)
+        # The last bytes may complete a stop string, too.
+        self._hand_on("stop" if self._text.is_stopped else reason)
 
     def _hand_on(self, reason: str | None) -> None:
         self._post(Said(self._index, "".join(self._said), reason, self._drawn))

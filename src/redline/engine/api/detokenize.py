@@ -88,18 +88,23 @@ _BYTES = {char: byte for byte, char in bytes_to_unicode().items()}  # type: igno
 class TextStream:
     """Decodes the tokens of one answer to text, piece by piece.
 
-    stops: stop strings, none of them empty. is_stopped: one has occurred; it and all text after it
-    are left out.
+    stops: stop strings, none of them empty. continues: the answer continues its prompt's text, so
+    that a space at its beginning is kept. is_stopped: a stop string has occurred; it and all text
+    after it are left out.
     length: the number of characters that are certain, including those held back or cut off; before
     a push, it is the offset of the token's text, or of the run of bytes that the token continues.
     A token costs the decoding of at most 16 tokens, at the end of a run of bytes 80.
     """
 
-    def __init__(self, pieces: Pieces, stops: Sequence[str] = ()) -> None:
+    def __init__(
+        self, pieces: Pieces, stops: Sequence[str] = (), *, continues: bool = False
+    ) -> None:
         self._pieces = pieces
         self._stops = stops
-        self._window: list[int] = []
-        self._taken = 0  # characters of the window's text that are certain and went on
+        self._stop_ends = frozenset(stop.encode()[-1:] for stop in stops)
+        self._window: list[int] = [*pieces.anchor] if continues else []
+        # Characters of the window's text that are certain and went on.
+        self._taken = pieces.anchor_length if continues else 0
         self._run_tokens = 0  # tokens at the window's end that are bytes
         self._held = ""  # certain text that a stop string may begin with
         self.is_stopped = False
@@ -118,17 +123,28 @@ class TextStream:
             self._run_tokens = 0
             return self._released(self._settled())
         self._run_tokens += 1
-        if self._run_tokens < _LONGEST_RUN_TOKENS:
-            return ""
-        return self._released(self._run_so_far())
+        if self._run_tokens >= _LONGEST_RUN_TOKENS:
+            return self._released(self._run_so_far())
+        if piece.data in self._stop_ends and self._is_stop(new := self._unsettled()):
+            return self._released(new)
+        return ""
 
     def finish(self) -> str:
         """Returns the rest of the text, including what was held back; empty after a stop string."""
         if self.is_stopped:
             return ""
-        text = self._released(self._pieces.decode(self._window)[self._taken :])
+        text = self._released(self._unsettled())
         self._window, held, self._held = [], self._held, ""
         return text + held
+
+    def _unsettled(self) -> str:
+        """Returns the new text of the window as it would be if no token followed."""
+        return self._pieces.decode(self._window)[self._taken :]
+
+    def _is_stop(self, new: str) -> bool:
+        """Whether `new` has whole characters only, and completes a stop string."""
+        text = self._held + new
+        return _REPLACEMENT not in new and any(stop in text for stop in self._stops)
 
     def _settled(self) -> str:
         """Returns the new text of the window, without a last character that may still change."""

@@ -69,6 +69,10 @@ class EngineThread:
             self._inbox.put(lambda: None)  # only to wake it
             await asyncio.to_thread(self._thread.join)
 
+    def discard(self) -> None:
+        """Closes the computer of an engine that was never started."""
+        self._core.computer.close()
+
     async def has_failed(self) -> None:
         """Waits until the engine has failed; `failure` then has the reason."""
         await self._failed.wait()
