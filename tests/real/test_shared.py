@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from redline.errors import ConfigError, NoEndpoint
 from redline.limits import Limits
 from redline.limits.shared import (
+    STALE_S,
     Change,
     Lease,
     LeaseRequest,
@@ -163,14 +164,14 @@ MOST_TURNS = 200
 
 
 def history(
-    seed: int, limits: Limits, turns: int = MOST_TURNS
+    seed: int, limits: Limits, turns: int = MOST_TURNS, from_s: float = 1.79e9
 ) -> Iterator[tuple[LeaseRequest, float, list[Lease]]]:
     """Requests of three processes; each may use what was answered to those before it."""
     draw = random.Random(seed)
     rates = schedule_module.rated(limits)
     leases: list[Lease] = []
     slots: list[tuple[float, list[int]]] = []
-    now_s = 1.79e9
+    now_s = from_s
     steps_s = [0.03, 0.06, 0.09] if limits is STEADY else [0.0, 0.001, 0.02, 0.3, 2.0]
     for turn in range(turns):
         now_s += draw.choice(steps_s) if draw.random() > 0.02 else -1.0
@@ -214,6 +215,32 @@ def test_the_rule_in_lua_is_the_rule_in_python(
 ) -> None:
     """The same histories give the same leases and leave the same state, to the last bit."""
     agreed(redis, history(seed, limits, turns))
+
+
+# Of several runs, one after the other: other counts, windows, grains and profiles.
+CHANGED = [
+    Limits(requests=("1000/30s", "90000/1d"), guard_s=GUARD_S),
+    Limits(requests="1200/30s", tokens="900/60s", profile="moving", guard_s=GUARD_S),
+    Limits(requests="600/60s", tokens="90k/60s", profile="bucket", guard_s=GUARD_S),
+    Limits(tokens="500/2s", guard_s=GUARD_S),
+]
+
+
+def runs(seed: int) -> Iterator[tuple[LeaseRequest, float, list[Lease]]]:
+    """Histories under one set of limits after another."""
+    draw, now_s = random.Random(seed), 1.79e9
+    for _ in range(5):
+        for turn in history(draw.randrange(2**32), draw.choice(CHANGED), 20, now_s):
+            yield turn
+            now_s = turn[1]
+        now_s += STALE_S + 2 * draw.random()
+
+
+@needs_redis
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_rules_go_on_alike_under_other_limits(redis: RedisServer, seed: int) -> None:
+    agreed(redis, runs(seed))
 
 
 @needs_redis

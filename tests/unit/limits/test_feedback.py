@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from redline.errors import OverLimit
 from redline.limits import Cost, Limits, Rate
 from redline.limits.rule import Rules
 from redline.limits.server import Feedback, HeaderReader, Stated
@@ -167,9 +168,22 @@ def test_limits_that_change_take_effect_up_to_the_users_own(is_auto: bool, raise
     assert not told.tell(openai(500, 499, "120ms"))
     assert told.tell(openai(250, 249, "240ms"))
     assert told.lines == [("requests", "250/60s")]
-    assert told.rules.most("requests") == 250
+    assert told.rules.most("requests") == 500
     told.tell(openai(900, 899, "66ms"))
     assert told.lines == [("requests", raised)]
+
+
+@pytest.mark.parametrize("limits", [{"tokens": "20k/1s"}, {"rate": "auto"}])
+def test_a_count_in_headers_refuses_no_call_that_an_earlier_one_allows(limits: Any) -> None:
+    """Another model at the endpoint has a lower limit, and its headers name no model."""
+    told = Told(**limits)
+    told.tell(openai(20_000, 19_000, "1s", "tokens"))
+    assert told.tell(openai(1000, 900, "1s", "tokens"))
+    assert told.rules.lines[0].stated.count == 1000
+    told.rules.check(Cost(3000))
+    assert told.rules.wait_s(Cost(3000), told.now_s + 300) == 0
+    with pytest.raises(OverLimit, match="limit of 20000/"):
+        told.rules.check(Cost(20_001))
 
 
 def test_what_was_sent_before_a_change_still_counts() -> None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from redline.errors import ConfigError, NoEndpoint
@@ -18,6 +19,7 @@ from redline.limits.shared import (
     FileLedger,
     LeaseRequest,
     described,
+    file_ledger,
     lease_s_of,
     open_ledger,
     rules_of,
@@ -219,6 +221,33 @@ def test_a_short_write_is_an_error(tmp_path: Path) -> None:
         except NoEndpoint:
             given = []
     assert given == [], "slots of a turn that is not kept were given away"
+
+
+def test_a_full_file_forgets_what_is_unused_and_not_what_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_ledger, "_MOST_BYTES", 1000)
+    path, now = tmp_path / "f", clock()
+    for number in range(6):
+        assert len(turn(opened(path, now, name=f"{number}" * 200), 10)) == 10
+        now.advance(STALE_S)
+    # A window of a day has not passed; what was used last is remembered.
+    day = Limits(requests="10/1d", profile="moving", guard_s=0.05)
+
+    def ask(number: int) -> int:
+        ledger = FileLedger(path, f"{number}" * 200, described(day), now)
+        asked = msgspec.structs.replace(
+            request(10, owner="b"), limits=described(day), rules=rules_of(day, 0.05)
+        )
+        return len(virtual_run(ledger.transact(asked)).times)
+
+    now.advance(STALE_S)
+    for number in range(6):
+        assert ask(number) == 10
+        now.advance(STALE_S)
+    assert [ask(5), ask(4)] == [0, 0]
+    with pytest.raises(NoEndpoint, match="File too large"):
+        [ask(number) for number in range(6)]
 
 
 def test_a_lock_that_stays_held_is_an_error_in_time_and_freezes_nothing(tmp_path: Path) -> None:

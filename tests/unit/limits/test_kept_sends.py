@@ -234,6 +234,21 @@ def test_a_bucket_is_not_kept_waiting_by_what_a_larger_window_sent(tmp_path: Pat
     assert second.wait_s() <= 60.0 + GUARD_S
 
 
+@pytest.mark.parametrize("profile", ["any", "counter", "fixed", "moving"])
+def test_what_a_bucket_gave_is_not_sent_again_under_another_profile(
+    tmp_path: Path, profile: str
+) -> None:
+    first = Process(tmp_path, 1000.0, profile="bucket")
+    sent = 0
+    while first.wait_s() == 0:
+        first.send()
+        first.clock.advance(0.01)
+        sent += 1
+    first.dies()
+    second = Process(tmp_path, 1001.0, profile=profile)
+    assert second.wait_s() == pytest.approx(60.0 * sent / 10 - 1, abs=0.1)
+
+
 def test_each_endpoint_and_each_kind_has_its_own_file(tmp_path: Path) -> None:
     Process(tmp_path, 1000.0, name="a").send(3)
     other = Process(tmp_path, 1000.0, name="b")

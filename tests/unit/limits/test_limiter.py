@@ -48,6 +48,15 @@ async def settled() -> None:
 
 
 @in_virtual_time
+async def test_a_grant_that_is_about_to_be_written_keeps_no_call_out_for_good() -> None:
+    limiter = limiter_of(requests="1/10ms")
+    grant = await limiter.acquire()
+    assert limiter.room_s(Cost(), now_s() + 0.01) == pytest.approx(0.01)
+    grant.sent(now_s())
+    assert limiter.room_s(Cost(), now_s() + 0.01) == 0
+
+
+@in_virtual_time
 async def test_grants_go_in_order_of_arrival_whatever_the_size() -> None:
     limiter = limiter_of(tokens="100/1s", profile="moving")
     granted: Granted = []

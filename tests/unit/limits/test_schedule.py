@@ -210,6 +210,34 @@ def check_other_limits_are_refused_while_in_use(rule: Any) -> None:
     assert desk.ask(1, NOW_S + 2 * STALE_S, limits="20/1s requests").others == ""
 
 
+def check_what_was_sent_counts_under_other_limits(rule: Any) -> None:
+    """Half of a window is left of the first run's; the second finds another count or window."""
+    for before, after, profiles in [
+        ("1000/60s", "1200/60s", ("fixed", "fixed")),
+        ("1200/60s", "1000/60s", ("moving", "moving")),
+        ("600/60s", "1200/120s", ("fixed", "fixed")),
+        ("1000/60s", "500/30s", ("fixed", "any")),
+        ("1000/60s", "1000/60s", ("bucket", "moving")),
+    ]:
+        desk = Desk(rule, requests=before, profile=profiles[0])
+        sent = desk.ask(500).times
+        desk.limits = Limits(requests=after, profile=profiles[1])
+        (rate,) = desk.limits.request_rates()
+        for second in range(6, 60):
+            sent += desk.ask(2000, NOW_S + second).times
+            since = [time_s for time_s in sent if time_s > NOW_S + second - rate.window_s]
+            assert len(since) <= rate.count, (before, after)
+
+
+def check_a_want_that_is_not_met_has_its_time(rule: Any) -> None:
+    desk = Desk(rule, requests="10/3600s", profile="moving")
+    assert desk.ask(10).at_s <= NOW_S + 1
+    late = desk.ask(1)
+    assert late.times == []
+    assert late.free_s < NOW_S + 1
+    assert late.at_s == pytest.approx(NOW_S + 3600, abs=1)
+
+
 def check_nobody_is_planned_before_the_end_of_a_pause(rule: Any) -> None:
     desk = Desk(rule, requests="10/1s")
     desk.ask(park_s=NOW_S + 30)
@@ -235,9 +263,19 @@ CHECKS = {
     "lost": check_a_lost_state_counts_as_full,
     "clock": check_a_clock_set_back_frees_nothing,
     "others": check_other_limits_are_refused_while_in_use,
+    "other": check_what_was_sent_counts_under_other_limits,
+    "not met": check_a_want_that_is_not_met_has_its_time,
     "pause": check_nobody_is_planned_before_the_end_of_a_pause,
     "together": check_limits_hold_together,
 }
+
+
+def test_of_rates_of_one_length_the_lowest_is_kept() -> None:
+    limits = Limits(requests=("20/1s", "30/1s", "500/60s"), tokens=("9/1s", "8/1s"))
+    assert described(limits) == "20/1s requests, 500/60s requests, 8/1s tokens (profile any)"
+    desk = Desk(requests=("20/1s", "30/1s"))
+    assert len(desk.ask(1).times) == 1
+    assert desk.total == 1
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -24,10 +24,12 @@ def test_several_rates_hold_at_once() -> None:
     )
 
 
-def test_headroom_keeps_a_share_free_and_at_least_one() -> None:
-    limits = Limits(requests=("2/1s", "1/60s"), tokens="1000/60s", headroom=0.8)
-    assert limits.request_rates() == (Rate(1, 1.0), Rate(1, 60.0))
+def test_headroom_keeps_a_share_free_and_less_than_one_takes_longer() -> None:
+    limits = Limits(requests=("2/1s", "1/60s", "3/31d"), tokens="1000/60s", headroom=0.8)
+    assert limits.request_rates() == (Rate(1, 1.0), Rate(1, 75.0), Rate(2, 31 * 86400.0))
     assert limits.rates("tokens") == (Rate(800, 60.0),)
+    least = Limits(requests=("2/1s", "1/31d"), headroom=0.1)
+    assert least.request_rates() == (Rate(1, 5.0), Rate(1, 31 * 86400.0))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ def test_concurrency_follows_the_request_rate(
 def test_each_kind_of_token_has_its_own_limits() -> None:
     limits = Limits(input_tokens="30k/60s", output_tokens=("8k/60s", "1/1s"), headroom=0.5)
     assert limits.rates("input_tokens") == (Rate(15_000, 60.0),)
-    assert limits.rates("output_tokens") == (Rate(4000, 60.0), Rate(1, 1.0))
+    assert limits.rates("output_tokens") == (Rate(4000, 60.0), Rate(1, 2.0))
     assert limits.request_rates() == limits.rates("tokens") == ()
     assert limits.counts_tokens
     assert not Limits(requests="2/1s").counts_tokens

@@ -155,6 +155,40 @@ async def check_a_429_pauses_once_a_window(kind: Any) -> None:
     await limiter.aclose()
 
 
+async def check_few_429s_that_recur_double_the_guard_once(kind: Any) -> None:
+    limiter = limiter_of(Memory(), kind, requests="20/1s", guard_s=None)
+    first_s = limiter.jitter.guard_s
+
+    async def answers(number: int, limited: int) -> float:
+        """Of so many answers within ten windows."""
+        for at in range(number):
+            await asyncio.sleep(10 / number)
+            is_limited = at % (number // limited) == 0
+            if is_limited or not limiter.accepted(now_s()):
+                limiter.answered(now_s(), is_limited=is_limited)
+        return float(limiter.jitter.guard_s)
+
+    assert await answers(1000, 5) == first_s
+    doubled_s = await answers(1000, 50)
+    assert first_s < doubled_s <= 2 * first_s
+    assert await answers(1000, 50) == doubled_s
+    await limiter.aclose()
+
+
+async def check_a_caller_in_line_knows_when_it_may_go(kind: Any) -> None:
+    limiter = limiter_of(Memory(), kind, requests="2/3600s", profile="moving")
+    for _ in range(2):
+        (await limiter.acquire()).sent(now_s())
+    assert limiter.next_s <= now_s()
+    waiting = asyncio.create_task(limiter.acquire())
+    await asyncio.sleep(3)
+    assert limiter.next_s - now_s() == pytest.approx(3597, abs=1)
+    assert limiter.room_s(Cost(), now_s()) >= 3596
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await limiter.aclose()
+
+
 async def check_a_lost_ledger_ends_in_an_error(kind: Any) -> None:
     memory = Memory()
     limiter = limiter_of(memory, kind, requests="20/1s")
@@ -208,6 +242,8 @@ CHECKS = {
     "cancelled": check_a_cancelled_ones_slot_goes_to_the_next_in_line,
     "pause": check_a_pause_holds_for_all_within_a_lease,
     "429": check_a_429_pauses_once_a_window,
+    "429s": check_few_429s_that_recur_double_the_guard_once,
+    "next": check_a_caller_in_line_knows_when_it_may_go,
     "lost": check_a_lost_ledger_ends_in_an_error,
     "closing": check_closing_gives_back_what_is_booked,
     "used": check_what_calls_really_used_is_told,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from redline.limits import Rate
-from redline.limits.rule import Window, prove
+from redline.limits.rule import CERTAIN, Spread, Window, prove
 from support.held import held
 
 HARD = ("any", "counter", "fixed", "moving")
@@ -197,6 +197,21 @@ def test_a_bucket_refunds_nothing_that_it_could_not_have_held() -> None:
     assert window.wait_s(1, 1.0) > 0
 
 
+def test_a_bucket_stops_doubting_a_call_that_is_never_settled() -> None:
+    window = window_of(1000, 60.0, profile="bucket", kind="tokens", guard_s=0.0)
+    spread = Spread(100.0**2, 0.0, 400.0)
+    for number in range(50):
+        booking = window.book(10, number * 60.0, 0.0, spread)
+        window.sent(booking, number * 60.0)
+    # The last one may have taken 400 more; of those before it nothing is free any longer.
+    window.take(500, 2941.0)
+    assert window.wait_s(490, 2941.0) == pytest.approx((500 + 490 + 400 - 1000) * 0.06)
+    window.take(500, 3000.5)
+    assert window.wait_s(490, 3000.5) == 0
+    window.settle(booking, 10)
+    assert window.wait_s(490, 3000.5) == 0
+
+
 def test_others_take_their_part() -> None:
     window = window_of(10)
     window.take(8, 0.0)
@@ -247,7 +262,10 @@ def test_memory_is_bounded_whatever_is_sent(profile: str, is_settled: bool) -> N
     window = window_of(10_000_000, 86_400.0, profile=profile, kind="tokens")
     for number in range(30_000):
         at_s = number * 5.76
-        booking = send(window, 1, at_s)
+        booking = window.book(
+            1, at_s, 0.0, Spread(1.0, 0.0, 9.0) if profile == "bucket" else CERTAIN
+        )
+        window.sent(booking, at_s)
         window.wait_s(1, at_s)
         if is_settled:
             window.settle(booking, 1)

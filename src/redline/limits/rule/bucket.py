@@ -11,7 +11,7 @@ from redline.limits.rule.shape import paid_at_s
 # A grant is written in the same turn of the event loop, unless its connection was lost meanwhile.
 LATE_S = 0.001
 # An amount that is not settled before this many later ones counts as booked: it bounds the log.
-_MOST_ENTRIES = 4096
+MOST_ENTRIES = 4096
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
@@ -59,7 +59,7 @@ class BucketLevel:
     def full_at_s(self, unit_s: float) -> float | None:
         """When the bucket is full again, at unit_s per unit; None before the first amount."""
         entries = self._entries
-        while entries and (entries[0].is_final or len(entries) > _MOST_ENTRIES):
+        while entries and (entries[0].is_final or len(entries) > MOST_ENTRIES):
             self._base_s = _after(self._base_s, entries.popleft(), unit_s)
         if self._known is not None and self._known[0] == unit_s:
             return self._known[1]

@@ -28,6 +28,7 @@ SECONDS = {
 }
 _FACTOR = {"": 1, "k": 1_000, "m": 1_000_000}
 MAX_COUNT = 10**12
+MAX_WINDOW_S = 31 * 86_400
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -47,7 +48,7 @@ class Rate(msgspec.Struct, frozen=True):
                 f"a rate must allow at least 1 per window, not {self.count}",
                 hint="write it like 2/1s or 500/60s",
             )
-        if not 0 < self.window_s <= 31 * 86400:
+        if not 0 < self.window_s <= MAX_WINDOW_S:
             raise ConfigError(
                 f"a rate's window must be longer than 0 s and at most 31 days, "
                 f"not {self.window_s:g} s",

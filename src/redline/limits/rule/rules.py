@@ -25,13 +25,14 @@ class LimitLine(msgspec.Struct, eq=False):
     """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
-    before headroom. others: the amount that other clients have used of it so far, as far as it
-    shows.
+    before headroom. most: the largest count that it was ever stated with. others: the amount that
+    other clients have used of it so far, as far as it shows.
     """
 
     stated: Rate
     user: Rate | None
     window: Window
+    most: int
     others: int = 0
     is_headed: bool = False  # the server's headers mention this limit
     steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
@@ -110,7 +111,7 @@ class Rules:
 
     def most(self, kind: Kind) -> float:
         """The largest amount that a single call could ever be granted; inf if nothing limits it."""
-        counts = (self._most(line) for line in self.lines if line.kind == kind)
+        counts = (self._largest(line).count for line in self.lines if line.kind == kind)
         return min(counts, default=math.inf)
 
     def check(self, cost: Cost) -> None:
@@ -118,10 +119,9 @@ class Rules:
         # One request fits into every limit of requests.
         for line, amount_of, most in self._tokens:
             if amount_of(cost) > most:
-                rate = usable(line.stated, self.limits.headroom)
                 raise OverLimit(
                     f"the call needs about {amount_of(cost):,} {line.kind.replace('_', ' ')}, more "
-                    f"than the limit of {rate} allows at all",
+                    f"than the limit of {self._largest(line)} allows at all",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
 
@@ -176,7 +176,8 @@ class Rules:
     def spacing_s(self, cost: Cost) -> float:
         """Seconds between successive calls of `cost`, in the long run."""
         each_s = [
-            cost.amount(line.kind) * line.stated.window_s / self._most(line) for line in self.lines
+            cost.amount(line.kind) / usable(line.stated, self.limits.headroom).per_s
+            for line in self.lines
         ]
         return max(each_s, default=0.0)
 
@@ -249,6 +250,7 @@ class Rules:
     def restate(self, line: LimitLine, stated: Rate) -> None:
         """Changes a limit to `stated`, before headroom; past sends still count."""
         line.stated = stated
+        line.most = max(line.most, stated.count)
         self._reshape()
 
     def set_rates(self, kind: Kind, rates: Sequence[Rate], now_s: float) -> None:
@@ -274,7 +276,8 @@ class Rules:
                     keep(kind, window)
             else:
                 old.remove(kept)
-                kept.stated = rate
+                if kept.stated != rate:
+                    kept.stated, kept.most = rate, rate.count
                 self.lines.append(kept)
         if self._recent is not None:
             for line in old:
@@ -297,7 +300,7 @@ class Rules:
             catch_up_s=self.jitter.catch_up_s,
         )
         window.believe(self.jitter.base_s)
-        line = LimitLine(rate, user, window)
+        line = LimitLine(rate, user, window, rate.count)
         self.lines.append(line)
         return line
 
@@ -305,7 +308,7 @@ class Rules:
         lines = self.lines
         self.learner = self.jitter if self.limits.guard_s is None and lines else None
         self._tokens = [
-            (line, AMOUNT_OF[line.kind], self._most(line))
+            (line, AMOUNT_OF[line.kind], self._largest(line).count)
             for line in lines
             if line.kind != "requests"
         ]
@@ -318,9 +321,10 @@ class Rules:
             min(line.window.easy_amount for line, _, _ in self._tokens) if can_bound else 0
         )
 
-    def _most(self, line: LimitLine) -> int:
-        # By the configured rates: a share that is lowered for a while refuses no call for good.
-        return usable(line.stated, self.limits.headroom).count
+    def _largest(self, line: LimitLine) -> Rate:
+        # What is lowered for a while refuses no call for good: a share, or a count in headers. That
+        # may be the one of another model at the endpoint.
+        return usable(Rate(line.most, line.stated.window_s), self.limits.headroom)
 
     def _reshape(self) -> None:
         share = self._used_share()

@@ -10,7 +10,7 @@ import msgspec
 from redline.errors import ConfigError, nearest
 from redline.limits.rule.cost import KINDS, Kind
 from redline.limits.rule.guard import FIRST_GUARD_S
-from redline.limits.rule.rate import Rate, parse_rate
+from redline.limits.rule.rate import MAX_WINDOW_S, Rate, parse_rate
 from redline.limits.rule.shape import shape_of
 
 PROFILES = ("any", "fixed", "moving", "counter", "bucket")
@@ -144,8 +144,13 @@ def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
 
 
 def usable(rate: Rate, share: float) -> Rate:
-    """`share` of the rate, at least 1 in its window."""
-    return rate if share == 1 else Rate(max(1, math.floor(rate.count * share)), rate.window_s)
+    """`share` of the rate; less than 1 in its window is 1 in a longer one, of 31 days at most."""
+    if share == 1:
+        return rate
+    count = math.floor(rate.count * share)
+    if count:
+        return Rate(count, rate.window_s)
+    return Rate(1, min(MAX_WINDOW_S, rate.window_s / (rate.count * share)))
 
 
 def as_rates(value: Rates, what: str) -> tuple[Rate, ...]:

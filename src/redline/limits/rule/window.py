@@ -33,7 +33,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from redline.limits.rule.bucket import LATE_S, BucketLevel, Entry
+from redline.limits.rule.bucket import LATE_S, MOST_ENTRIES, BucketLevel, Entry
 from redline.limits.rule.cost import AMOUNT_OF, CERTAIN, Cost, Kind, Spread
 from redline.limits.rule.guard import MARGIN_S
 from redline.limits.rule.phases import Phases
@@ -194,6 +194,8 @@ class Window:
         self._open_until_s = -math.inf  # the last record takes what is sent until then
         self._held = 0  # booked, or in a record
         self._doubt = Doubt()
+        # Of a bucket's sends that are not settled yet, the oldest first: when, and the doubt.
+        self._unsettled: dict[Entry, tuple[float, Spread]] = {}
         # Of amounts that are sent evenly, while and for some windows after much is used.
         self._phases: Phases | None = None
         self._phases_from_s = self._crowded_until_s = -math.inf
@@ -270,6 +272,8 @@ class Window:
         if is_free and due_s - now_s <= _EPSILON_S:
             return 0.0
         margin = 0.0
+        if self._unsettled:
+            self._end_doubt(now_s - self._span_s)
         if spread is not CERTAIN or self._doubt.variance:
             margin = self._doubt.margin(spread)
         if not self._is_hard:
@@ -446,7 +450,8 @@ class Window:
         if booking.entry is not None:
             booking.amount = used
             self._level.amend(booking.entry, used)
-            self._doubt.subtract(spread)
+            if self._unsettled.pop(booking.entry, None) is not None:
+                self._doubt.subtract(spread)
             self._keep_pace()
             return
         is_counted = records and record.number >= records[0].number
@@ -503,8 +508,11 @@ class Window:
         """Continues the pace from `full_at_s`, unless it is already later."""
         if not self._is_hard:
             self._level.resume(full_at_s)
-        elif self._full_at_s < full_at_s:
-            self._full_at_s = full_at_s
+        elif self._is_even:
+            self._full_at_s = max(self._full_at_s, full_at_s)
+        else:
+            # A bucket's, which kept no record of what it gave: nothing until it would be full.
+            self._next_s = max(self._next_s, full_at_s)
 
     def attach(self, keeper: Keeper) -> None:
         """Passes what is counted now, and every send from now on, to `keeper`."""
@@ -537,6 +545,7 @@ class Window:
             if full_at_s is not None:
                 self._next_s = max(self._next_s, full_at_s)
             self._level = BucketLevel()
+            self._end_doubt(math.inf)
             return
         for record in self._records:
             entry = self._level.take(record.sent_s, record.amount)
@@ -632,7 +641,27 @@ class Window:
             self._level.left(booking.entry, now_s)
             if self._is_plain:
                 self._level.amend(booking.entry, booking.amount)
+            if booking.spread is not CERTAIN:
+                self._unsettled[booking.entry] = now_s, booking.spread
+                if len(self._unsettled) > MOST_ENTRIES:
+                    # It counts as booked, as in the level's own log.
+                    _, spread = self._unsettled.pop(next(iter(self._unsettled)))
+                    self._doubt.subtract(spread)
         self._keep_pace()
+
+    def _end_doubt(self, until_s: float) -> None:
+        """Ends the doubt about what a bucket gave until then: a call that failed is never settled.
+
+        As when a record leaves its window; a window later, all of the bucket has been refilled.
+        """
+        unsettled = self._unsettled
+        while unsettled:
+            entry = next(iter(unsettled))
+            sent_s, spread = unsettled[entry]
+            if sent_s > until_s:
+                break
+            del unsettled[entry]
+            self._doubt.subtract(spread)
 
     def _keep_pace(self) -> None:
         """Without records, the pace is all that a later process can use."""

@@ -1,6 +1,6 @@
 """A server's statements about its limits: headers, Retry-After, bodies of 429 answers."""
 
-from redline.limits.server.feedback import Feedback
+from redline.limits.server.feedback import Feedback, Pressure
 from redline.limits.server.headers import HeaderReader, processing_s
 from redline.limits.server.retry_after import retry_after_s, stated_in_body
 from redline.limits.server.stated_limit import Stated

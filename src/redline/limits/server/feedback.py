@@ -6,7 +6,7 @@ headers say less remaining than we alone would     others use the key: a window 
 have left                                           them (_Crowd); what they took of a bucket is
                                                     taken off ours
 429s, clearly above 1 % of the answers              if few and no other client is seen, the guard is
-                                                    doubled once; otherwise less is sent (_Pressure)
+                                                    doubled once; otherwise less is sent (Pressure)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SHORTEST_LOOK_S = 1.0
 _LEAST = 0.02
 # How shares become equal (see _Crowd).
 _GAIN, _GIVEN = 0.5, 0.08
-# How rejections are judged (see _Pressure).
+# How rejections are judged (see Pressure).
 _TOLERATED, _RAISE = 0.01, 0.01
 _CUT, _MORE = 4.0, 0.05
 _MANY, _FLOOD = 0.15, 0.3
@@ -58,7 +58,7 @@ class Feedback:
         self._rules = rules
         self._is_auto = rules.limits.rate == "auto"
         self._crowd = _Crowd(rules)
-        self._pressure = _Pressure(rules)
+        self._pressure = Pressure(rules)
         self._guesses: WeakKeyDictionary[Window, WindowGuess] = WeakKeyDictionary()
         if rules.limits.profile == "bucket":
             # A bucket's window does not count, so that sends before the first headers are also
@@ -269,7 +269,7 @@ class _Crowd:
         return max(1.0, *(each.window.used(now_s) / each.stated.count / used for each in lines))
 
 
-class _Pressure:
+class Pressure:
     """The share of the limits at which a server does not reject, found from what it rejects.
 
     Window by window, or at once when it rejects 30 %:

@@ -154,13 +154,23 @@ class FileLedger:
             passed_s = max(0.0, self._clock.wall_s() - content.wall_s)
             for state in content.states.values():
                 state.restart(content.now_s - (now_s - passed_s))
-        state, lease = transact(content.states.pop(self._name, None), request, now_s)
-        if len(content.states) >= _MOST_STATES:
-            unused = min(content.states, key=lambda name: content.states[name].touched_s)
-            del content.states[unused]
-        content.states[self._name] = state
-        wall_s = self._clock.wall_s()
-        self._write(_Content(content.turn + 1, self._boot_id, now_s, wall_s, content.states))
+        states = content.states
+        state, lease = transact(states.pop(self._name, None), request, now_s)
+        for name in [name for name in states if states[name].is_over(now_s)]:
+            del states[name]
+        if len(states) >= _MOST_STATES:
+            del states[_unused(states)]
+        number, wall_s = content.turn + 1, self._clock.wall_s()
+        while True:
+            kept = {**states, self._name: state}
+            body = _ENCODER.encode(_Content(number, self._boot_id, now_s, wall_s, kept))
+            if len(body) <= _MOST_BYTES:
+                break
+            # Those in use stay: if each turn dropped another's, all windows would count as full.
+            if not states or now_s - states[_unused(states)].touched_s < STALE_S:
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+            del states[_unused(states)]
+        self._write(number, body)
         return lease
 
     def _read(self) -> tuple[_Content, bool]:
@@ -190,16 +200,17 @@ class FileLedger:
                     continue
         return _Content(0, self._boot_id, 0.0, 0.0, {}), bool(written)
 
-    def _write(self, content: _Content) -> None:
-        turn = content.turn
-        body = _ENCODER.encode(content)
-        if len(body) > _MOST_BYTES:
-            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+    def _write(self, turn: int, body: bytes) -> None:
         header = _HEADER.pack(turn, len(body), zlib.crc32(body, turn % 2**32))
         written = os.pwrite(self._file.fd, header + body, _offset(turn % 2))
         if written < len(header) + len(body):
             # The next turn would not see this one's slots, so no process may send in them.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _unused(states: dict[str, State]) -> str:
+    """The name of the one unused for longest."""
+    return min(states, key=lambda name: states[name].touched_s)
 
 
 def _offset(place: int) -> int:

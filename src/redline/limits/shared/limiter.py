@@ -24,6 +24,7 @@ import msgspec
 from redline.clock import SYSTEM, Clock
 from redline.errors import NoEndpoint
 from redline.limits.rule import Cost, Doubt, Kind, Limits, Rate
+from redline.limits.server import Pressure
 from redline.limits.shared.ledger import Ledger
 from redline.limits.shared.schedule import (
     Change,
@@ -51,7 +52,8 @@ _ASK_AFTER = (1 / 8, 3 / 8)
 _FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 0.05, 2.0
 GIVE_UP_S = 30.0
 # A 429 in spite of the limits: another client uses them as well, or the guard was too short. All
-# processes pause for a tenth of the shortest window, at most once per window.
+# processes pause for a tenth of the shortest window, at most once per window. The share of the 429s
+# tells whether it is the guard.
 _PAUSE_SHARE, _MOST_PAUSE_S = 0.1, 1.0
 _CLOSE_WITHIN_S = 1.0
 _NOTHING = Cost()
@@ -119,11 +121,13 @@ class SharedLimiter(RateLimiter):
         self._flush_s = math.inf  # when it is flushed at the latest
         self._ask_s = -math.inf  # not to be asked before
         self._free_s = -math.inf  # before that no more can be sent
+        self._first_s = -math.inf  # when the first caller without a slot could go
         self._seen_s = 0.0
         self._has_missed = False  # a slot passed unused since the ledger was asked
         self._slack_factor = 1.0
         self._park_news_s = -math.inf  # what the ledger does not know yet
         self._pausable_s = -math.inf
+        self._pressure = Pressure(self.rules)
         self._lost_s: float | None = None  # since when the ledger does not answer
         self._back_off_s = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -136,6 +140,14 @@ class SharedLimiter(RateLimiter):
         """
         wait_s = max(0.0, self._parked_until_s - now_s, self._free_s - now_s)
         return wait_s + self.waiting * self.rules.spacing_s(cost)
+
+    @property
+    def next_s(self) -> float:
+        """When the next grant may be given (monotonic) to a present waiter; -inf if none waits."""
+        due_s = -math.inf
+        if self.waiting:
+            due_s = self._slots[0].at_s if self._slots else self._first_s
+        return max(self._parked_until_s, due_s)
 
     def binds(self, cost: Cost, now_s: float) -> str:
         """The limit that holds a call of `cost`, in words; empty if none does."""
@@ -157,15 +169,19 @@ class SharedLimiter(RateLimiter):
         return True
 
     def accepted(self, now_s: float) -> bool:
-        """True: only a 429 changes anything."""
-        return True
+        """Counts an answer other than a 429; False if `answered` must be called for it instead."""
+        return self._pressure.accepted(now_s)
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:
-        """A 429 is a short pause for all processes, at most once a window."""
+        """Counts an answer. A 429 is a short pause for all processes, at most once a window.
+
+        Few 429s that recur double this process's guard, once.
+        """
+        if self.rules.lines:
+            self._pressure.answered(now_s, is_limited=is_limited, is_alone=True)
         if not is_limited or now_s < self._pausable_s:
             return
         self._pausable_s = now_s + self._shortest_s
-        self.jitter.was_short()
         self.park(now_s + min(_MOST_PAUSE_S, self._shortest_s * _PAUSE_SHARE))
 
     async def acquire(self, cost: Cost | int = _NOTHING, priority: int = 0) -> Grant:
@@ -414,10 +430,11 @@ class SharedLimiter(RateLimiter):
             self._seen_s = max(self._seen_s, planned_s)
         if len(lease.times) < len(request.wants):
             self._ask_s = local_s(lease.free_s)[1] + self._lease_s * random.uniform(*_ASK_AFTER)
-            self._free_s = self._ask_s + self._lease_s / 2
+            self._first_s = local_s(lease.at_s)[1]
+            self._free_s = max(self._ask_s + self._lease_s / 2, self._first_s)
         else:
             self._ask_s = local_s(lease.free_s)[1]
-            self._free_s = -math.inf
+            self._free_s = self._first_s = -math.inf
 
     def _fail(self, error: NoEndpoint) -> None:
         """The ledger did not answer: it is asked again, and after GIVE_UP_S callers get the error.

@@ -202,6 +202,51 @@ local function fill(book, rule, stamp_s)
   if rule[6] then add(book, stamp_s, rule[2]) end
 end
 
+local function new_book(rule, full_at_s)
+  return {grain_s = rule[7], full_at_s = full_at_s, total = 0, stamps = {}, amounts = {},
+          older = {}, olders = {}, lows_at_s = {}, lows_s = {}}
+end
+
+-- The key of the book with the shortest window not below the rule's; without one, the longest.
+local function nearest(books, rule)
+  local kind, best, best_s, best_is_short = string.match(rule[1], '^[^/]*'), nil, 0, false
+  for key in pairs(books) do
+    local of_kind, window = string.match(key, '^([^/]*)/([^/]*)/')
+    if of_kind == kind then
+      local window_s = tonumber(window)
+      local is_short = window_s < rule[3]
+      local is_nearer = window_s < best_s
+      if is_short then is_nearer = window_s > best_s end
+      if not best or (best_is_short and not is_short)
+          or (best_is_short == is_short and is_nearer) then
+        best, best_s, best_is_short = key, window_s, is_short
+      end
+    end
+  end
+  return best
+end
+
+-- The rule's book after a change of the limits, with what the books before know of its window.
+local function continued(state, rule)
+  local books = state.books
+  local book = books[rule[1]]
+  if not book then
+    local key = nearest(books, rule)
+    if not key then return new_book(rule, now_s) end
+    local old = books[key]
+    book = new_book(rule, math.min(old.full_at_s, now_s + rule[3]))
+    book.lows_at_s, book.lows_s = old.lows_at_s, old.lows_s
+    for index, stamp in ipairs(old.older) do add(book, stamp * old.grain_s, old.olders[index]) end
+    for index, stamp in ipairs(old.stamps) do add(book, stamp * old.grain_s, old.amounts[index]) end
+  end
+  if rule[6] and #book.lows_s > 0 then
+    -- It was a bucket's, which keeps no stamps: as if all had been sent at the last of its slots.
+    add(book, state.last_s, rule[2])
+    book.lows_at_s, book.lows_s = {}, {}
+  end
+  return book
+end
+
 local function load()
   local blob = redis.call('GET', KEYS[1])
   local state = {limits = limits, touched_s = now_s, last_s = 0, parked_s = 0,
@@ -307,7 +352,7 @@ local function plan(state)
   mine = mine or #others
   state.line = others
   local times = {}
-  if #wants == 0 then return times, now_s end
+  if #wants == 0 then return times, now_s, now_s end
   local from_s = math.max(now_s + lead_s, state.last_s, state.parked_s)
   local until_s = now_s + lead_s + lease_s
   local readings = {}
@@ -333,7 +378,7 @@ local function plan(state)
     end
   end
   if #times == #wants then
-    return times, now_s + (#others > 0 and lease_s / 8 or 0)
+    return times, now_s + (#others > 0 and lease_s / 8 or 0), at_s
   end
   local free_s, ask_s = at_s - (until_s - now_s), nil
   if #times > 0 then
@@ -347,7 +392,7 @@ local function plan(state)
   for _, amount in ipairs(wants[#times + 1]) do is_large = is_large or amount > 1 end
   local kept_s = free_s + (is_large and lease_s / 2 or 0)
   table.insert(others, mine + 1, {owner, kept_s, math.max(now_s, ask_s) + lead_s + lease_s / 2})
-  return times, ask_s
+  return times, ask_s, at_s
 end
 
 local state = load()
@@ -357,20 +402,18 @@ end
 if now_s < state.touched_s then shift(state, state.touched_s - now_s) end
 if state.limits ~= limits then
   local books = {}
-  for _, rule in ipairs(rules) do books[rule[1]] = state.books[rule[1]] end
+  for _, rule in ipairs(rules) do books[rule[1]] = continued(state, rule) end
   state.books, state.limits = books, limits
 end
 for _, rule in ipairs(rules) do
   if not state.books[rule[1]] then
-    state.books[rule[1]] = {grain_s = rule[7], full_at_s = now_s, total = 0,
-                            stamps = {}, amounts = {}, older = {}, olders = {},
-                            lows_at_s = {}, lows_s = {}}
+    state.books[rule[1]] = new_book(rule, now_s)
   end
 end
 doubt(state)
 state.touched_s = now_s
 for _, change in ipairs(changes) do correct(state, change) end
 state.parked_s = math.max(state.parked_s, math.min(park_s, now_s + MOST_PARK_S))
-local times, free_s = plan(state)
+local times, free_s, at_s = plan(state)
 save(state)
-return cmsgpack.pack({now_s, times, free_s, state.parked_s, ''})
+return cmsgpack.pack({now_s, times, free_s, state.parked_s, '', at_s})

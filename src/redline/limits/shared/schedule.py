@@ -121,6 +121,7 @@ class Lease(msgspec.Struct, array_like=True):
 
     free_s: from when it is worth while to ask again. parked_s: no process sends before.
     others: the limits of those who share the ledger, if they are others; then nothing was done.
+    at_s: when the first want that got no time could be sent, as far as is known now.
     """
 
     now_s: float
@@ -128,6 +129,7 @@ class Lease(msgspec.Struct, array_like=True):
     free_s: float
     parked_s: float
     others: str = ""
+    at_s: float = 0.0
 
 
 class Book(msgspec.Struct, array_like=True):
@@ -361,6 +363,18 @@ class State(msgspec.Struct, array_like=True):
         for book in self.books.values():
             book.shift(by_s)
 
+    def is_over(self, now_s: float) -> bool:
+        """Whether nothing in it counts any longer: it is as good as a new one.
+
+        What was sent counts for two windows, if every phase is checked.
+        """
+        if now_s - self.touched_s < STALE_S:
+            return False
+        longest_s = max((float(key.split("/")[1]) for key in self.books), default=0.0)
+        sent_s = max(self.touched_s, self.last_s) + 2 * longest_s
+        full_at_s = max((book.full_at_s for book in self.books.values()), default=0.0)
+        return now_s > max(sent_s, full_at_s, self.parked_s)
+
     def restart(self, by_s: float) -> None:
         """As `shift`, after the machine was booted: no process is left that was given a slot."""
         self.shift(by_s)
@@ -380,8 +394,7 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
     if now_s < state.touched_s:
         state.shift(state.touched_s - now_s)
     if state.limits != request.limits:
-        keys = {rule.key for rule in request.rules}
-        state.books = {key: book for key, book in state.books.items() if key in keys}
+        state.books = {rule.key: _continued(state, rule, now_s) for rule in request.rules}
         state.limits = request.limits
     for rule in request.rules:
         if rule.key not in state.books:
@@ -391,8 +404,39 @@ def transact(state: State | None, request: LeaseRequest, now_s: float) -> tuple[
     for change in request.changes:
         _correct(state, request, change, now_s)
     state.parked_s = max(state.parked_s, min(request.park_s, now_s + MOST_PARK_S))
-    times, free_s = _plan(state, request, now_s)
-    return state, Lease(now_s, times, free_s, state.parked_s)
+    times, free_s, at_s = _plan(state, request, now_s)
+    return state, Lease(now_s, times, free_s, state.parked_s, "", at_s)
+
+
+def _continued(state: State, rule: Rule, now_s: float) -> Book:
+    """The rule's book after a change of the limits, with what the books before know of its window.
+
+    Its own before, or that of its kind with the shortest window not below its own; without one, the
+    longest.
+    """
+    books = state.books
+    book = books.get(rule.key)
+    if book is None:
+        kind, found = rule.key.partition("/")[0], list[tuple[bool, float, str]]()
+        for key in books:
+            of_kind, window, _ = key.split("/")
+            if of_kind == kind:
+                is_short = float(window) < rule.window_s
+                found.append((is_short, -float(window) if is_short else float(window), key))
+        if not found:
+            return Book(rule.grain_s, now_s)
+        old = books[min(found)[2]]
+        book = Book(rule.grain_s, min(old.full_at_s, now_s + rule.window_s))
+        book.lows_at_s, book.lows_s = old.lows_at_s, old.lows_s
+        for stamps, amounts in ((old.older, old.olders), (old.stamps, old.amounts)):
+            for stamp, amount in zip(stamps, amounts, strict=True):
+                book.add(stamp * old.grain_s, amount)
+    if rule.is_hard and book.lows_s:
+        # It was a bucket's, which keeps no stamps: as if all had been sent at the last of its
+        # slots.
+        book.add(state.last_s, rule.count)
+        book.lows_at_s, book.lows_s = [], []
+    return book
 
 
 def _doubt(state: State, request: LeaseRequest, now_s: float) -> None:
@@ -426,15 +470,15 @@ def _correct(state: State, request: LeaseRequest, change: Change, now_s: float) 
             book.full_at_s -= refund_s(unused_s, now_s - change.planned_s)
 
 
-def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float]:
-    """The times, and when to ask again."""
+def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float], float, float]:
+    """The times, when to ask again, and when the first want without a time could be sent."""
     owner, lease_s = request.owner, request.lease_s
     line = [place for place in state.line if place.until_s > now_s or place.owner == owner]
     mine = next((at for at, place in enumerate(line) if place.owner == owner), len(line))
     others = [place for place in line if place.owner != owner]
     state.line = others
     if not request.wants:
-        return [], now_s
+        return [], now_s, now_s
     from_s = max(now_s + request.lead_s, state.last_s, state.parked_s)
     until_s = now_s + request.lead_s + lease_s
     readings = [
@@ -459,7 +503,7 @@ def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float
             from_s = state.last_s = at_s
             times.append(at_s)
     if len(times) == len(request.wants):
-        return times, now_s + (lease_s / 8 if others else 0.0)
+        return times, now_s + (lease_s / 8 if others else 0.0), at_s
     free_s = at_s - (until_s - now_s)
     if times:
         # Served: from here on the others go first.
@@ -473,7 +517,7 @@ def _plan(state: State, request: LeaseRequest, now_s: float) -> tuple[list[float
     kept_s = free_s + (lease_s / 2 if is_large else 0.0)
     place = Place(owner, kept_s, max(now_s, ask_s) + request.lead_s + lease_s / 2)
     state.line = [*others[:mine], place, *others[mine:]]
-    return times, ask_s
+    return times, ask_s, at_s
 
 
 def _earliest_s(
@@ -492,8 +536,18 @@ def _earliest_s(
 
 
 def rated(limits: Limits) -> list[tuple[Kind, Rate]]:
-    """Every rate of `limits` with what it counts, in the order of the rules."""
-    return [(kind, rate) for kind in KINDS for rate in limits.rates(kind)]
+    """Every rate of `limits` with what it counts, in the order of the rules.
+
+    Of several rates of one length, only the lowest can bind.
+    """
+    lowest: dict[tuple[Kind, str], Rate] = {}
+    for kind in KINDS:
+        for rate in limits.rates(kind):
+            # As in the key of a rule.
+            name = kind, f"{rate.window_s:.15g}"
+            if name not in lowest or rate.count < lowest[name].count:
+                lowest[name] = rate
+    return [(kind, rate) for (kind, _), rate in lowest.items()]
 
 
 def described(limits: Limits) -> str:

@@ -73,7 +73,11 @@ class Limiter(RateLimiter):
 
         Estimated as if each of them cost the same.
         """
-        wait_s = max(self.rules.wait_s(cost, now_s), self._parked_until_s - now_s)
+        wait_s = self.rules.wait_s(cost, now_s)
+        if wait_s == math.inf:
+            # Booked calls are written at once: these are about to be, and count from then.
+            wait_s = self.rules.spacing_s(cost)
+        wait_s = max(wait_s, self._parked_until_s - now_s)
         if self._queue.waiting:
             wait_s += self._queue.waiting * self.rules.spacing_s(cost)
         return wait_s
