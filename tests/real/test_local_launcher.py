@@ -184,6 +184,30 @@ def test_what_ignores_sigterm_and_leaves_its_session_ends_with_its_replica(
     asyncio.run(main())
 
 
+def test_the_slot_of_a_replica_that_ended_late_is_free_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 0.5)
+
+    async def main() -> None:
+        local = LocalLauncher(replica(tmp_path, "deaf", env={"SLOT": "{slot}"}))
+        late = member(await local.start("a"))
+        with monkeypatch.context() as patched:
+            patched.setattr(launcher, "END_S", 0.1)
+            with pytest.raises(RedlineError, match="has not ended"):
+                await local.stop("a")
+        async with asyncio.timeout(20):
+            while late.health(0.0) is not Health.GONE:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        other = member(await local.start("b"))
+        slot, _ = json.loads((await other.backend.send(ASKED, Call())).output)
+        assert slot == "0"
+        await local.stop("b")
+        await asyncio.gather(late.backend.aclose(), other.backend.aclose())
+
+    asyncio.run(main())
+
+
 def test_a_replica_whose_process_dies_is_gone_at_once_with_all_below_it(tmp_path: Path) -> None:
     async def main() -> None:
         local = LocalLauncher(replica(tmp_path, "deaf"))

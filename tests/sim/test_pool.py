@@ -246,6 +246,29 @@ def test_a_call_waits_for_the_only_endpoint_that_is_large_enough(
     virtual_run(main())
 
 
+@pytest.mark.parametrize("fits_second", [True, False])
+def test_a_call_that_a_provider_finds_too_large_goes_to_another_one(fits_second: bool) -> None:
+    """No limit is stated, so nothing but the answer says that the call is too large."""
+    message = "Request too large for m on tokens per min (TPM): Limit 3, Requested 4."
+
+    async def small(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        body = f'{{"error": {{"message": "{message}", "code": "rate_limit_exceeded"}}}}'
+        writer.write(answer(body.encode(), status=429))
+
+    async def main() -> None:
+        second = repeat if fits_second else small
+        async with RawServer(small) as first, RawServer(second) as other:
+            pool = pool_of([first, other], Attempts())
+            outcomes = [await pool.send(ask(number), Call()) for number in range(6)]
+            assert [one.is_success for one in outcomes] == [fits_second] * 6
+            if not fits_second:
+                assert {type(one.error) for one in outcomes} == {OverLimit}
+                assert len(first.seen) == len(other.seen) == 6
+            await pool.aclose()
+
+    virtual_run(main())
+
+
 def test_no_more_calls_are_in_flight_than_are_allowed_together() -> None:
     async def main() -> None:
         servers = [ModelServer(f"s{n}", slots=8, bound=8) for n in range(2)]
@@ -357,6 +380,85 @@ def test_deadlines_that_are_too_short_for_a_server_are_nothing_against_it() -> N
             )
             assert Counter(outcome.status for outcome in outcomes)["exhausted"] == 30
             assert [member.breaker.state for member in pool.members] == [Health.READY] * 2
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+async def give_up(pool: Pool, after_s: float, *, at_once: int = 8, for_s: float) -> Counter[bool]:
+    """Callers who leave after so long; how many of them had an answer, and how many had none."""
+    loop, ends = asyncio.get_running_loop(), Counter[bool]()
+    until_s = loop.time() + for_s
+
+    async def work() -> None:
+        while loop.time() < until_s:
+            sending = asyncio.create_task(pool.send(ask(0), Call()))
+            ended, _ = await asyncio.wait([sending], timeout=after_s)
+            sending.cancel()
+            ends[bool(ended)] += 1
+
+    await asyncio.gather(*(work() for _ in range(at_once)))
+    return ends
+
+
+def test_a_server_that_its_callers_wait_for_in_vain_gets_few_of_them() -> None:
+    async def main() -> None:
+        async with RawServer(repeat) as one, RawServer(repeat) as other, RawServer(silent) as hung:
+            pool = pool_of([one, other, hung], Attempts(), "round_robin")
+            ends = await give_up(pool, 0.5, for_s=60.0)
+            assert pool.members[2].breaker.state is Health.DEGRADED
+            # Those in flight when it is noticed, and one for each pause of up to 15 s.
+            assert 0 < len(hung.seen) == ends[False] < 30
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("patience_s", [LATENCY_S / 2, 3.5 * LATENCY_S])
+def test_impatient_callers_are_nothing_against_a_server_that_answers(patience_s: float) -> None:
+    """Neither if they never wait for long enough, nor if every third answer takes very long."""
+
+    async def main() -> None:
+        draw = random.Random(1)
+
+        async def slow(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            is_long = draw.random() < 1 / 3 and patience_s > LATENCY_S
+            await asyncio.sleep(10 * LATENCY_S if is_long else LATENCY_S)
+            writer.write(answer(chat("yes")))
+
+        async with RawServer(repeat) as quick, RawServer(slow) as server:
+            pool = pool_of([quick, server], Attempts(), "round_robin")
+            # Each has answered, so that it is known how long that takes.
+            await asyncio.gather(*(pool.send(ask(n), Call()) for n in range(4)))
+            ends = await give_up(pool, patience_s, at_once=16, for_s=60.0)
+            assert ends[False] > 100
+            assert [member.breaker.state for member in pool.members] == [Health.READY] * 2
+            await pool.aclose()
+
+    virtual_run(main())
+
+
+def test_calls_that_a_run_aborts_are_nothing_against_their_server() -> None:
+    async def main() -> None:
+        is_hung = False
+
+        async def hangs(seen: Seen, writer: asyncio.StreamWriter) -> None:
+            await (silent if is_hung else repeat)(seen, writer)
+
+        async with RawServer(repeat) as good, RawServer(hangs) as other:
+            pool = pool_of([good, other], Attempts(), "round_robin")
+            await run_rows(pool, 40, at_once=8)
+            is_hung = True
+            calls = [Call() for _ in range(40)]
+            tasks = [asyncio.create_task(pool.send(ask(0), call)) for call in calls]
+            await asyncio.sleep(10.0)
+            for call, task in zip(calls, tasks, strict=True):
+                # As a run does that is drained, and then aborted.
+                call.deadline_s = -math.inf
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert sum(task.cancelled() for task in tasks) == 20
+            assert pool.members[1].breaker.state is Health.READY
             await pool.aclose()
 
     virtual_run(main())

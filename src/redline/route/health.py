@@ -17,10 +17,11 @@ nothing that has answered since.
 A failure is an answer of HTTP 500 or above, a timeout, a lost connection or an unreadable answer;
 a 4xx never is one. A call that ends at its own deadline is a failure if it was written and has
 waited, without a byte, for as long as an answer takes on average; otherwise it does not count, and
-neither does a call that ends unwritten. How often the others fail is what is to be expected: an
-endpoint is degraded when it fails significantly more often than that, by a CUSUM test (Page,
-Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So neither a rare failure
-nor a bad day of the whole provider takes an endpoint out.
+neither does a call that ends unwritten. Nor does one that its caller cancels, unless it has waited
+several times as long and the endpoint has answered nothing meanwhile. How often the others fail is
+what is to be expected: an endpoint is degraded when it fails significantly more often than that, by
+a CUSUM test (Page, Continuous Inspection Schemes, Biometrika 41, 1954) of Bernoulli trials. So
+neither a rare failure nor a bad day of the whole provider takes an endpoint out.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class Breaker:
         self._degraded_s = -math.inf
         self._pause_s = FIRST_PAUSE_S
         self._in_flight = 0  # begun in this epoch, unless it is ready
+        self._is_made_again = False  # the latest try, in place of a cancelled one
         self._warm = 0  # successes of the warm-up
 
     @property
@@ -117,12 +119,17 @@ class Breaker:
         if self.state is not Health.READY:
             self._in_flight += 1
             if self.state is Health.DEGRADED and now_s >= self.again_s:
+                self._is_made_again = self.again_s == -math.inf
                 self._pause(now_s)
         return self.epoch
 
     def cancelled(self, epoch: int) -> None:
-        """Counts a call that ended without a result, so that another call may test the endpoint."""
-        if self._ended(epoch) and self.state is Health.DEGRADED:
+        """Counts a call that ended without a result, so that another call may test the endpoint.
+
+        It may at once, but if that one is cancelled too, the next one waits for the end of a pause.
+        """
+        is_try = self._ended(epoch) and self.state is Health.DEGRADED
+        if is_try and not self._is_made_again:
             self.again_s = -math.inf
 
     def answered(self, calls: int) -> None:

@@ -64,6 +64,8 @@ from redline.waist import Call, Health, Load, Outcome, Request, Sink, failed
 
 _ASKED = Asked()
 MOVED = "the endpoints have changed"
+# A call given up by its caller counts against the endpoint after this multiple of the mean latency.
+_LONG_WAIT = 3.0
 _READY = Health.READY
 # From the best on.
 _STATES = (_READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING, Health.GONE)
@@ -117,6 +119,7 @@ class Pool:
         self._on_room: Callable[[], None] | None = None
         self._is_awaited = False  # its holder knows that there is no room
         self._traffic = Traffic()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.moves = 0
         for seat in seats:
             self.add(seat)
@@ -172,6 +175,9 @@ class Pool:
         True as well if no other endpoint is left and none may come: the call does not wait for one.
         After a no, what `held_by` has set is called when there may be room.
         """
+        loop = self._loop
+        if loop is None or not loop.is_running():
+            self._enter_loop()
         if self._unwatched:
             self._watch()
         left, members = coming, self._open
@@ -271,6 +277,10 @@ class Pool:
         )
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        # Asking the loop takes a fraction of the time that finding the running one does.
+        loop = self._loop
+        if loop is None or not loop.is_running():
+            self._enter_loop()
         usual, spare, moves = self._usual, self._spare, self.moves
         if usual is None or call.avoid or not spare:
             return await self._send(request, call, sink, moves)
@@ -287,7 +297,7 @@ class Pool:
         try:
             outcome = await member.backend.send(request, call, sink)
         except BaseException:
-            self._cancelled(member, epoch)
+            self._cancelled(member, call, epoch)
             raise
         if outcome.error is None and usual is self._usual:
             self._spare += 1
@@ -314,6 +324,7 @@ class Pool:
         if self._reviewer is not None:
             self._reviewer.cancel()
             self._reviewer = None
+        self.move()
         for member in self._members:
             await member.aclose()
 
@@ -361,7 +372,7 @@ class Pool:
                 else:
                     outcome = await facts.send(member.backend, member, asked, request, call, sink)
             except BaseException:
-                self._cancelled(member, epoch)
+                self._cancelled(member, call, epoch)
                 raise
             if ticket is not None:
                 outcome.was_queued(ticket.since_s)
@@ -369,9 +380,17 @@ class Pool:
                 return outcome
             member = None
 
-    def _cancelled(self, member: PoolMember, epoch: int) -> None:
+    def _cancelled(self, member: PoolMember, call: Call, epoch: int) -> None:
         """Counts a call that ended without an outcome."""
-        member.breaker.cancelled(epoch)
+        now_s = self._now_s()
+        self._take_up(member)
+        if call.silent_s is not None and self._has_let_wait(member, call, call.silent_s, now_s):
+            self._distrust(member)
+            waited_s = now_s - call.silent_s
+            what = f"no first byte within {waited_s:.3g} s, when the caller gave up"
+            self._count_failure(member, epoch, now_s, what)
+        else:
+            member.breaker.cancelled(epoch)
         self._unanswered(member)
         self._traffic.unanswered += 1
 
@@ -582,7 +601,7 @@ class Pool:
         if isinstance(error, Withdrawn):
             return False
         if isinstance(error, OverLimit):
-            return not self._fits_elsewhere(request, call, now_s)
+            return not self._fits_elsewhere(member, error, request, call, now_s)
         if isinstance(error, Refused | Unpaid):
             call.refused += 1
             self._lose(member, error)
@@ -590,11 +609,7 @@ class Pool:
         if isinstance(error, NoEndpoint | Retryable):
             self._distrust(member)
         if is_failure:
-            member.failed()
-            if breaker.failed(epoch, now_s, is_down=is_down):
-                if not is_down:
-                    self._listener.on_event(EndpointDegraded(now_s, member.name, error.what))
-                self._degraded(member)
+            self._count_failure(member, epoch, now_s, error.what, is_down=is_down)
         elif not says_nothing and breaker.succeeded(epoch):
             self._improved(member)
         if isinstance(error, NoEndpoint):
@@ -614,11 +629,21 @@ class Pool:
         call.avoid = avoided if self._working(now_s) - avoided else call.barred
         return True
 
+    def _count_failure(
+        self, member: PoolMember, epoch: int, now_s: float, what: str, *, is_down: bool = False
+    ) -> None:
+        """Counts a failure of the endpoint, and degrades it if it has failed too often."""
+        member.failed()
+        if member.breaker.failed(epoch, now_s, is_down=is_down):
+            if not is_down:
+                self._listener.on_event(EndpointDegraded(now_s, member.name, what))
+            self._degraded(member)
+
     def _is_overdue(self, member: PoolMember, outcome: Outcome) -> bool:
         """Whether a call ended at its deadline, and its endpoint had long enough to answer it.
 
-        That is as long as an answer takes on average: here, or at the others if there was none here
-        of late. A degraded endpoint has to answer to be used again, however short the time was.
+        That is as long as an answer takes on average. A degraded endpoint has to answer to be used
+        again, however short the time was.
         """
         if not _is_late(outcome.error) or not outcome.tried:
             return False
@@ -627,9 +652,30 @@ class Pool:
             return False
         if member.breaker.state is Health.DEGRADED:
             return True
+        return last.complete_s - last.sent_s >= self._usual_s(member)
+
+    def _has_let_wait(self, member: PoolMember, call: Call, sent_s: float, now_s: float) -> bool:
+        """Whether the endpoint is to blame for a cancelled call that got no byte since `sent_s`.
+
+        The caller may be impatient. So the wait must be several times as long as an answer takes on
+        average, and the endpoint must have answered no other call meanwhile, unless it is degraded.
+        A run that aborts its calls has set their deadlines to the past before.
+        """
+        if call.deadline_s == -math.inf:
+            return False
+        if member.breaker.state is Health.DEGRADED:
+            return True
+        is_long = now_s - sent_s >= _LONG_WAIT * self._usual_s(member)
+        return is_long and member.answered_s <= sent_s
+
+    def _usual_s(self, member: PoolMember) -> float:
+        """How long an answer takes on average, infinite if that is unknown.
+
+        Here, or at the others if there was none here of late.
+        """
         among = [member] if member.latency_s else self._members
         known = [one.latency_s for one in among if one.latency_s]
-        return bool(known) and last.complete_s - last.sent_s >= sum(known) / len(known)
+        return sum(known) / len(known) if known else math.inf
 
     def _pass_by(self, member: PoolMember, now_s: float) -> None:
         """Sends calls that wait at a parked endpoint to others."""
@@ -643,18 +689,24 @@ class Pool:
             self._listener.on_event(EndpointRecovered(self._now_s(), member.name))
         self._weigh()
 
-    def _fits_elsewhere(self, request: Request, call: Call, now_s: float) -> bool:
+    def _fits_elsewhere(
+        self, member: PoolMember, error: OverLimit, request: Request, call: Call, now_s: float
+    ) -> bool:
         """Whether the limits of an endpoint could ever grant the call.
 
         If so, the call avoids the endpoints whose limits could not from now on, and waits for one
-        that could even if it does not work at the moment.
+        that could even if it does not work at the moment. error: that of `member`.
         """
         unfit, is_found = set[str](), False
+        if error.status is not None:
+            # The provider itself says so, whatever is known here of its limits.
+            unfit = {*call.unfit, member.name}
+            call.refused += 1
         for one in self._members:
             if one.name in call.barred:
                 continue
             load = one.backend.load(now_s, request)
-            if load.room_s == math.inf:
+            if one.name in unfit or load.room_s == math.inf:
                 unfit.add(one.name)
             else:
                 is_found |= not one.is_out and load.state is not Health.GONE
@@ -741,6 +793,19 @@ class Pool:
                     return None
                 error = one.error or error
         return error
+
+    def _enter_loop(self) -> None:
+        """Begins anew what the running event loop, not the one before it, has to do.
+
+        No timer of a loop that has ended comes, and each `asyncio.run` has a loop of its own.
+        """
+        self._loop, self._reviewer = asyncio.get_running_loop(), None
+        self._is_awaited = False
+        self._review_at_once()
+        self._unwatched = [*self._members]
+        for member in self._members:
+            member.forget_timer()
+            self._look(member)
 
     def _watch(self) -> None:
         """Starts reading the servers' pages."""

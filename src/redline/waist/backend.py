@@ -46,6 +46,11 @@ _NAMED = msgspec.json.Decoder(_Named)
 _RAW_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+def _merged(values: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    merged = {**values, **fields}
+    return {name: value for name, value in merged.items() if value is not msgspec.UNSET}
+
+
 class _Given(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that a Request is constructed with."""
 
@@ -150,6 +155,7 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
     def with_fields(self, **fields: Any) -> Request:
         """Returns the request with these fields of its JSON object replaced or added.
 
+        A value UNSET of msgspec removes the field.
         With `raw`, all other values keep their bytes, except halves of surrogate pairs, which
         become U+FFFD; if a name occurs twice, its last value is kept. A body that is not an object
         is unchanged.
@@ -158,12 +164,12 @@ class Request(_Given, frozen=True, kw_only=True, dict=True):
             body = self._given
             if not isinstance(body, dict):
                 return self
-            return msgspec.structs.replace(self, body={**body, **fields})
+            return msgspec.structs.replace(self, body=_merged(body, fields))
         try:
             values = replacing_halves(_RAW_FIELDS.decode, self.raw)
         except (ValueError, RecursionError):
             return self
-        changed = msgspec.structs.replace(self, raw=msgspec.json.encode({**values, **fields}))
+        changed = msgspec.structs.replace(self, raw=msgspec.json.encode(_merged(values, fields)))
         if "asked" in self.__dict__ and self.asked is None:
             changed.__dict__["asked"] = None
         return changed
@@ -202,14 +208,15 @@ class Call(msgspec.Struct, kw_only=True):
     committed: the first chunk of the answer has been passed on, so nothing may be retried.
     attempts: attempts started. requests: how many times the current request was written. sent_s:
     when the one in flight was written, None between attempts. refused: requests of this attempt
-    that cost nothing, because an endpoint refused its key; another one takes the call. billed_at:
+    that cost nothing, because an endpoint refused them; the call is sent again. billed_at:
     the endpoint whose failed attempt may have been billed, until another one has the request.
     held: a long answer's share of the memory for answers, until the caller releases it.
     once: it is never written twice, even if the connection that it was written on fails.
     on_write: called just before a request is written; a CallError that it raises ends the attempt,
     and nothing is written. on_wait: called when the call begins to wait for its next attempt: its
     slot is free until then. again_s: the monotonic time before which the server asked not to
-    receive it again; -inf if it did not ask, or the call does not wait for that.
+    receive it again; -inf if it did not ask, or the call does not wait for that. silent_s: when the
+    request was written, if the call was cancelled before a byte of the answer came.
     """
 
     deadline_s: float = math.inf
@@ -229,6 +236,7 @@ class Call(msgspec.Struct, kw_only=True):
     on_write: Callable[[], None] | None = None
     on_wait: Callable[[], None] | None = None
     again_s: float = -math.inf
+    silent_s: float | None = None
 
     def bar(self, barred: frozenset[str]) -> None:
         """Sets the endpoints that it must never use, in place of all that it avoids."""

@@ -136,6 +136,15 @@ class TestDegraded:
             breaker.began(100.0)
             breaker.again_s = 0.0
 
+    def test_tries_that_are_all_cancelled_do_not_follow_each_other_without_a_pause(self) -> None:
+        breaker, tries = degraded(), 0
+        for now_s in range(2, 100):
+            if breaker.allows(now_s):
+                breaker.cancelled(breaker.began(now_s))
+                tries += 1
+        # Two after each pause of up to 15 s.
+        assert 10 < tries < 20
+
     def test_calls_that_began_before_change_nothing(self) -> None:
         breaker = breaker_of()
         early = [breaker.began(0.0) for _ in range(3)]

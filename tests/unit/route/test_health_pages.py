@@ -258,6 +258,18 @@ def test_figures_that_come_no_more_are_used_for_ten_seconds() -> None:
     virtual_run(main())
 
 
+def test_a_pool_that_is_used_in_another_loop_reads_its_pages_there() -> None:
+    pool, servers, pages = fleet()
+
+    async def main() -> int:
+        probes = pages[0].probes
+        await keep_busy(pool, 5.0)
+        return pages[0].probes - probes
+
+    assert [virtual_run(main(), start_s=start_s) >= 4 for start_s in (0.0, 10.0)] == [True] * 2
+    assert all(server.calls for server in servers)
+
+
 def test_slow_pages_hold_up_no_call() -> None:
     async def main() -> None:
         pool, servers, pages = fleet()

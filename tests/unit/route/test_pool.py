@@ -433,3 +433,26 @@ def test_a_call_does_not_wait_behind_one_that_avoids_the_only_free_endpoint() ->
             assert not waiting.done()
 
     virtual_run(main())
+
+
+def test_a_pool_whose_endpoints_were_all_closed_is_used_in_another_loop() -> None:
+    """The timers that would have opened them ended with the first loop."""
+
+    class Parked(ModelServer):
+        def has_room(self, now_s: float, coming: int = 0) -> bool:
+            return now_s >= 5.0
+
+        def load(self, now_s: float, request: Request | None = None) -> Load:
+            return structs.replace(super().load(now_s, request), parked_until_s=5.0)
+
+    pool = pool_of([Parked("a"), Parked("b")])
+
+    async def first() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(pool.send(Request(body={"work": 0.1}), Call()), 1.0)
+
+    async def second() -> None:
+        assert (await pool.send(Request(body={"work": 0.1}), Call())).is_success
+
+    virtual_run(first())
+    virtual_run(second(), start_s=10.0)

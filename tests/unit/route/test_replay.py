@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from redline.errors import ConfigError, ServerFailed
+from redline.errors import ConfigError, Rejected, ServerFailed
 from redline.route.replay import Compared, Replay, recommended, replay
 from redline.timeline import (
     VERSION,
@@ -98,6 +98,17 @@ def test_a_failing_server_fails_in_the_replay(tmp_path: Path) -> None:
     assert found.services["a"].failures > 0.1
     assert found.services["b"].failures == 0
     assert all(run.failed == 0 for one in found.scored for run in one.runs)
+
+
+def test_errors_of_rows_are_no_failures_of_their_server(tmp_path: Path) -> None:
+    fleet = servers(4, (1.0,) * 4)
+    fleet[0].fails = lambda now_s, number: (
+        Rejected("HTTP 400", status=400) if number % 3 == 0 else None
+    )
+    record(tmp_path / "t", fleet, calls=600, workers=16)
+    found = replayed(tmp_path / "t")
+    assert found.recorded.failed == 0
+    assert {service.failures for service in found.services.values()} == {0.0}
 
 
 def test_rate_limits_hold_in_the_replay(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ SEEDS = (1, 2, 3, 4, 5)
 # This many calls can be replayed about forty times within a minute.
 MOST_CALLS = 5000
 _OTHER_DRAWS = 1_000_000
+# Kinds of errors that a sent request gets from a server that works.
+_NOT_OF_SERVERS = frozenset({"rate_limited", "rejected", "over_limit", "refused", "unpaid"})
 
 
 class _Recorded(msgspec.Struct, frozen=True):
@@ -203,12 +205,15 @@ def _services(endpoints: Sequence[EndpointFacts], calls: Sequence[CallEnded]) ->
 
 
 def _served(name: str, calls: Sequence[CallEnded]) -> list[Served]:
-    """The attempts at one endpoint, without 429s: limits are not the server's speed."""
+    """The attempts at one endpoint that tell of the server.
+
+    Without 429s, since limits are not its speed, and without errors of the row.
+    """
     found = [
         (one.sent_s, one, call)
         for call in calls
         for one in call.tried
-        if one.endpoint == name and one.sent_s is not None and one.error != "rate_limited"
+        if one.endpoint == name and one.sent_s is not None and one.error not in _NOT_OF_SERVERS
     ]
     cache, served = PromptCache(), list[Served]()
     for sent_s, one, call in sorted(found, key=itemgetter(0)):

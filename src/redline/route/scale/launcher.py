@@ -123,7 +123,8 @@ class LocalLauncher:
     async def start(self, name: str) -> Seat:
         """The seat of a replica that has answered. Raises RedlineError and OSError."""
         replica = self._replica
-        taken = self._running.values()
+        # One that ended too late for `stop` is still listed.
+        taken = [one for one in self._running.values() if one.is_running]
         port = free_port({one.port for one in taken})
         slot = next(n for n in range(len(taken) + 1) if n not in {one.slot for one in taken})
         log = self._log(name)
