@@ -169,6 +169,22 @@ def test_the_cost_is_told_without_a_budget_where_the_price_is_known(
     assert (told.status, "spent" in told.err) == (0, False)
 
 
+def test_a_report_has_the_cost_of_all_runs_whatever_their_budget(cli: Cli, rows: Rows) -> None:
+    Path("redline.toml").write_text('[prices."m"]\ninput = 1000\noutput = 1000\n')
+    name = numbered(rows, 12)
+    with simulated() as sim:
+        command = ("run", name, "--base-url", sim.base_url, *SIM[2:], "--model", "m")
+        # Four tokens a row, at a thousandth of a dollar.
+        for output, flags, in_status in [
+            ("tokens.jsonl", ("--budget-tokens", "1m"), "$0.0360 by this run"),
+            ("money.jsonl", ("--budget", "50usd"), "$0.0480"),
+        ]:
+            for limit in ("--limit", "3"), ():
+                assert cli(*command, *flags, *limit, "-o", output).status == 0
+            assert r"| cost | \$0.0480 |" in cli("report", output).out
+            assert f"spent    {in_status}\n" in cli("status", output).out
+
+
 def test_the_same_in_python() -> None:
     prices = {"mine": {"input": 1, "output": 2}}
     report = redline.run(

@@ -167,13 +167,50 @@ def test_a_list_of_one_error_is_read_as_the_error(cli: Cli, rows: Rows) -> None:
     assert "rejected the request: HTTP 400: * Unknown name (" in told.err
 
 
-def test_a_key_that_gemini_refuses_ends_the_run(cli: Cli, rows: Rows) -> None:
-    reason = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}
-    body = [error("API key not valid.", status="INVALID_ARGUMENT", details=[reason])]
-    with scripted(lambda _: Answer(400, body)) as server:
+REASON = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}
+INCORRECT = (
+    "Incorrect API key provided: xa***gA. You can obtain an API key from https://console.x.ai."
+)
+REFUSED = {
+    "gemini": (400, [error("Not valid", status="INVALID_ARGUMENT", details=[REASON])], "Not valid"),
+    "xai": (
+        400,
+        {"code": "Client specified an invalid argument", "error": INCORRECT},
+        "Incorrect API key provided",
+    ),
+    "by code": (400, error("wrong key", code="invalid_api_key"), "wrong key"),
+    "by type": (403, error("wrong key", type="authentication_error"), "wrong key"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refused_key_ends_the_run_whatever_its_status(cli: Cli, rows: Rows, name: str) -> None:
+    status, body, words = REFUSED[name]
+    with scripted(lambda _: Answer(status, body)) as server:
         told = cli("run", rows({"prompt": "a"}), "--base-url", f"{server.url}/v1")
     assert told.status == 2
-    assert "error: the endpoint refused the key: HTTP 400: API key not valid." in told.err
+    assert f"error: the endpoint refused the key: HTTP {status}: {words}" in told.err
+
+
+def test_a_row_that_is_larger_than_the_providers_limit_is_asked_once(cli: Cli, rows: Rows) -> None:
+    large = error(
+        "Request too large for gpt-4o in organization o on tokens per min (TPM): Limit 30000, "
+        "Requested 31538. The input or output tokens must be reduced in order to run successfully.",
+        type="tokens",
+        code="rate_limit_exceeded",
+    )
+
+    def answer(asked: Asked) -> Answer:
+        is_large = asked.body["messages"][0]["content"] == "large"
+        return Answer(429, large) if is_large else Answer(200, completion())
+
+    given = rows({"prompt": "large"}, {"prompt": "b"})
+    with scripted(answer) as server:
+        told = cli("run", given, "--base-url", f"{server.url}/v1", "-c", "1", "-o", "out.jsonl")
+    assert told.status == 1
+    assert "1 succeeded" in told.err
+    assert "failed attempts: 1 over_limit" in told.err
+    assert len(server.asked) == 2
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from redline.calls import (
     Sink,
     Timeouts,
 )
+from redline.calls.cost import Allowance, Metered, Prices, Spending
 from redline.calls.http import outage
 from redline.calls.wire import Exchange, ReplyMemory, chunks_in
 from redline.clock import SYSTEM
@@ -1251,6 +1252,74 @@ def test_a_stream_is_relayed_byte_for_byte(run: Run) -> None:
         assert (outcome.output, outcome.reply.finish_reason) == (None, "stop")
         assert (outcome.reply.input_tokens, outcome.reply.output_tokens) == (3, 2)
         assert outcome.reply.headers["content-type"] == "text/event-stream"
+
+    run(main())
+
+
+@pytest.mark.parametrize("kind", [Keeps, Relays])
+@pytest.mark.parametrize(
+    ("status", "refusal"),
+    [
+        # Mistral.
+        (422, {"detail": [{"type": "extra_forbidden", "loc": ["body", "stream_options"]}]}),
+        # Databricks.
+        (400, {"message": 'json: unknown field "stream_options"'}),
+    ],
+)
+def test_an_endpoint_that_refuses_stream_options_is_asked_without_them(
+    run: Run, kind: type[Keeps], status: int, refusal: dict[str, Any]
+) -> None:
+    # Such servers send it without being asked.
+    usage = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}'
+
+    async def write(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if b"stream_options" in seen.body:
+            writer.write(answer(refusal, status=status))
+        else:
+            writer.write(stream(A, END, usage, b"[DONE]"))
+            writer.close()
+
+    async def main() -> None:
+        spending = Spending(Allowance(tokens=10**9))
+        async with RawServer(write) as server:
+            backend = backend_of(server)
+            metered = Metered(backend, spending, Prices())
+            for _ in range(2):
+                sink = kind()
+                outcome = await metered.send(ASK, Call(), sink)
+                assert outcome.is_success
+                assert sink.heads == [(200, "text/event-stream")]
+            # As messages that `redline serve` has translated.
+            stated = ASK.with_fields(stream=True, stream_options={"include_usage": True})
+            assert (await metered.send(stated, Call(), kind())).is_success
+            sent = [b"stream_options" in seen.body for seen in server.seen]
+            assert sent == [True, False, False, False]
+            assert_nothing_held(backend)
+            await metered.aclose()
+        # The refusal costs nothing.
+        assert spending.spent.tokens == 15
+
+    run(main())
+
+
+def test_an_error_that_quotes_stream_options_changes_no_other_call(run: Run) -> None:
+    async def write(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if b"about stream_options" in seen.body:
+            writer.write(answer({"error": "wrong: about stream_options"}, status=400))
+        else:
+            writer.write(stream(A, END, b"[DONE]"))
+            writer.close()
+
+    async def main() -> None:
+        wrong = ASK.with_fields(messages=[{"role": "user", "content": "about stream_options"}])
+        async with RawServer(write) as server:
+            backend = backend_of(server)
+            outcome = await backend.send(wrong, Call(), Keeps())
+            assert what(outcome).endswith("HTTP 400: wrong: about stream_options")
+            assert (await backend.send(ASK, Call(), Keeps())).is_success
+            assert len(server.seen) == 3
+            assert b'"stream_options"' in server.seen[-1].body
+            await backend.aclose()
 
     run(main())
 

@@ -583,6 +583,21 @@ def test_a_function_that_raises_for_one_item_fails_that_item_alone() -> None:
     virtual_run(main())
 
 
+def test_a_function_that_raises_what_no_future_takes_fails_that_item_alone() -> None:
+    def first_of(items: list[list[int]]) -> list[int]:
+        return [next(iter(item)) for item in map(list, items)] if all(items) else next(iter(()))
+
+    async def main() -> None:
+        batcher = batcher_of(first_of)
+        async with asyncio.timeout(60):
+            answers = await asyncio.gather(*map(batcher, [[1], [], [3]]), return_exceptions=True)
+        assert [answers[0], answers[2]] == [1, 3]
+        assert str(answers[1]) == "first_of raised StopIteration: "
+        await batcher.aclose()
+
+    virtual_run(main())
+
+
 @pytest.mark.parametrize(
     ("returned", "said"),
     [

@@ -367,52 +367,17 @@ def test_it_stands_outside_the_retry(tmp_path: Path) -> None:
 
 
 class Chunks(Sink):
-    def __init__(self, *, relays: bool = False) -> None:
-        self.relays = relays
-        self.chunks: list[Chunk] = []
-
     async def put(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
+        pass
 
 
-def test_a_stream_is_answered_from_the_store_and_never_kept(tmp_path: Path) -> None:
+def test_streams_are_neither_answered_from_the_store_nor_kept(tmp_path: Path) -> None:
     async def story(world: World) -> None:
-        for number in (1, 2):
-            sink, call = Chunks(), Call()
-            outcome = await world.cached.send(ask(), call, sink)
-            assert (outcome.output, world.sends) == ("yes", number)
-        await world.send()
-        sink, call = Chunks(), Call()
-        outcome = await world.cached.send(ask(), call, sink)
-        assert (outcome.is_cached, world.sends, call.committed) == (True, 3, True)
-        assert [chunk.text for chunk in sink.chunks] == ["yes"]
-
-    play(tmp_path, [answer()], story)
-
-
-def test_a_stream_is_answered_from_the_store_whatever_the_answer_has(tmp_path: Path) -> None:
-    tool_call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-    message = {"role": "assistant", "content": None, "tool_calls": [tool_call]}
-    whole = {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
-    body = json.dumps(whole).encode()
-
-    async def story(world: World) -> None:
-        await world.send()
-        sink, call = Chunks(), Call()
-        outcome = await world.cached.send(ask(), call, sink)
-        assert (outcome.is_cached, world.sends, call.committed) == (True, 1, True)
-        assert sink.chunks == [Chunk("", whole, body)]
-
-    play(tmp_path, [apis.read("/v1/chat/completions", body)], story)
-
-
-def test_a_stored_answer_is_left_to_the_caller_of_a_sink_that_relays(tmp_path: Path) -> None:
-    async def story(world: World) -> None:
-        await world.send()
-        sink, call = Chunks(relays=True), Call()
-        outcome = await world.cached.send(ask(), call, sink)
-        assert (outcome.is_cached, outcome.output, call.committed) == (True, "yes", False)
-        assert not sink.chunks
+        for _ in range(2):
+            assert not (await world.cached.send(ask(), Call(), Chunks())).is_cached
+        assert not (await world.send()).is_cached
+        assert not (await world.cached.send(ask(), Call(), Chunks())).is_cached
+        assert (world.sends, world.use) == (4, CacheUse(misses=1, passed=3))
 
     play(tmp_path, [answer()], story)
 

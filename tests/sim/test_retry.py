@@ -499,6 +499,20 @@ def test_closing_closes_the_backend() -> None:
     virtual_run(main())
 
 
+def test_closing_ends_the_wait_for_the_next_attempt() -> None:
+    async def main() -> None:
+        retry = retry_of(ScriptedBackend([RateLimited("full", status=429, retry_after_s=900.0)]))
+        task = asyncio.create_task(retry.send(Request(body={}), Call()))
+        await asyncio.sleep(1)
+        await retry.aclose()
+        async with asyncio.timeout(1):
+            outcome = await task
+        assert (outcome.status, outcome.attempts, len(outcome.tried)) == ("rejected", 1, 1)
+        assert not task.cancelling()
+
+    virtual_run(main())
+
+
 # The scripted backend itself, which is shipped for users.
 
 

@@ -23,7 +23,7 @@ from redline.apis import chat, completions, embeddings, loose_json, responses
 from redline.apis.api import Api
 from redline.apis.error_inside import ErrorInside, is_error, judge_choice, judge_error
 from redline.apis.usage import stated_tokens
-from redline.errors import BadReply
+from redline.errors import BadReply, Rejected
 from redline.waist import Reply
 
 _LONGEST_QUOTE = 120
@@ -40,7 +40,12 @@ def _read_plain(
             value = value[step]
         except (KeyError, IndexError, TypeError):
             path = ".".join(map(str, output_path))
-            raise msgspec.ValidationError(f"--output-path {path} finds no `{step}`") from None
+            # Its status tells that it is an answer, which may have been billed.
+            raise Rejected(
+                f"--output-path {path} finds no `{step}` in the answer, which begins {quote(body)}",
+                hint="check --output-path",
+                status=200,
+            ) from None
     fields = whole if isinstance(whole, dict) else {}
     usage, model = fields.get("usage"), fields.get("model")
     return Reply(

@@ -98,7 +98,7 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
     has_output: False for embeddings, whose usage names no output.
     OpenAI's chat, completions, embeddings and responses count cached tokens as a part of the input;
     so does DeepSeek. Anthropic's messages count what is read from the cache, and what is put into
-    it, beside the input.
+    it, beside the input. LiteLLM has Anthropic's names for parts of `prompt_tokens`.
     """
     if usage is None:
         return None
@@ -126,16 +126,18 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
         output = 0
     if read is None or output is None or not read + output:
         return None
-    if "cache_read_input_tokens" in usage or "cache_creation_input_tokens" in usage:
-        cached = _count(usage.get("cache_read_input_tokens")) or 0
-        written = _count(usage.get("cache_creation_input_tokens")) or 0
-        return Usage(read, cached, written, output)
+    hit = _count(usage.get("cache_read_input_tokens")) or 0
+    written = _count(usage.get("cache_creation_input_tokens")) or 0
+    if hit + written > (read if "prompt_tokens" in usage else 0):
+        # Beside the input, as Anthropic has it. No part of it is larger than all of it.
+        return Usage(read, hit, written, output)
     details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
     named = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    cached = _count(named) or _count(usage.get("prompt_cache_hit_tokens")) or 0
+    cached = _count(named) or _count(usage.get("prompt_cache_hit_tokens")) or hit
     cached = min(cached, read)
+    written = min(written, read - cached)
     total = _count(usage.get("total_tokens")) or 0
-    return Usage(read - cached, cached, 0, max(output, total - read))
+    return Usage(read - cached - written, cached, written, max(output, total - read))
 
 
 def _count(value: object) -> int | None:

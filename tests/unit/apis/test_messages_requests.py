@@ -83,6 +83,16 @@ def test_how_it_is_sampled_and_how_it_is_answered() -> None:
     }
 
 
+def test_a_user_with_a_long_name_has_one_that_servers_take() -> None:
+    """Claude Code's have 123 to 150 characters, and OpenAI takes 64."""
+    names = ["a" * 64, "a" * 65, "a" * 140, "ü" * 140]
+    users = [chat_of(asked(metadata={"user_id": name}))["user"] for name in names]
+    assert users[0] == names[0]
+    assert [len(user) for user in users] == [64] * 4
+    assert len(set(users)) == 4
+    assert chat_of(asked(metadata={"user_id": names[2]}))["user"] == users[2]
+
+
 def test_what_the_answer_does_not_depend_on_is_left_out() -> None:
     empty: dict[str, Any] = {"stop_sequences": [], "tools": [], "tool_choice": {"type": "auto"}}
     dropped = {

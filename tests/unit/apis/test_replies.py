@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from redline.apis import Usage, read_usage
 from redline.apis import replies as apis
 from redline.calls import Reply
-from redline.errors import BadReply, CallError, NoEndpoint
+from redline.errors import BadReply, CallError, NoEndpoint, Rejected
 
 CHAT = "/v1/chat/completions"
 
@@ -228,7 +228,7 @@ def test_an_output_path_that_misses_says_where(
     path: tuple[str | int, ...], value: object, step: str
 ) -> None:
     dotted = ".".join(map(str, path))
-    with pytest.raises(BadReply, match=rf"--output-path {dotted} finds no `{step}`"):
+    with pytest.raises(Rejected, match=rf"--output-path {dotted} finds no `{step}`"):
         read("/chat", value, path)
 
 

@@ -9,6 +9,7 @@ from redline.apis import judge
 from redline.errors import (
     CallError,
     NoEndpoint,
+    OverLimit,
     RateLimited,
     Refused,
     Rejected,
@@ -88,6 +89,31 @@ def test_a_429_for_lack_of_credit_is_no_rate_limit(body: object) -> None:
     assert type(error) is Unpaid
     assert error.what == "the account has no credit left: HTTP 429: broke"
     assert error.stops_run
+
+
+TPM = "on tokens per min (TPM): Limit"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (
+            f"Request too large for gpt-4o in organization o {TPM} 30000, Requested 31538.",
+            OverLimit,
+        ),
+        ("Request too large on tokens per 2 s: Limit 20000, Used 0, Requested 25000.", OverLimit),
+        (f"Request too large for gpt-4o {TPM} 30000, Requested 30000.", RateLimited),
+        (f"Request too large for gpt-4o {TPM} 30000.", RateLimited),
+        (f"Rate limit reached for gpt-4o {TPM} 30000, Used 1, Requested 31538.", RateLimited),
+    ],
+)
+def test_a_429_for_a_call_that_no_window_could_hold_is_final(
+    message: str, kind: type[CallError]
+) -> None:
+    error = {"message": message, "type": "tokens", "code": "rate_limit_exceeded"}
+    found = verdict(429, msgspec.json.encode({"error": error}))
+    assert type(found) is kind
+    assert bool(found.hint) == (kind is OverLimit)
 
 
 def test_an_engine_that_has_failed_ends_the_run() -> None:

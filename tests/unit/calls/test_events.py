@@ -345,6 +345,7 @@ def test_a_streaming_request_asks_for_a_stream_and_its_usage() -> None:
     }
     own = streaming(Request(body={"stream_options": {"include_usage": False}}))
     assert own.body["stream_options"] == {"include_usage": False}
+    assert streaming(Request(body={"stream_options": None})).body == {"stream": True}
     assert streaming(Request(url="/v1/responses", body={})).body == {"stream": True}
     for url in ("/v1/chat/completions?version=1", "/v1/completions/"):
         assert "stream_options" in streaming(Request(url=url, body={})).body

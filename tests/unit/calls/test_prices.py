@@ -161,6 +161,36 @@ def test_a_table_that_is_no_price_is_refused(table: dict[str, Any], what: str, h
             },
             Usage(10, 80, 5, 2),
         ),
+        # LiteLLM: Anthropic's names, but a part of the input.
+        (
+            {
+                "prompt_tokens": 10_000,
+                "completion_tokens": 10,
+                "prompt_tokens_details": {"cached_tokens": 9_900},
+                "cache_read_input_tokens": 9_900,
+                "cache_creation_input_tokens": 0,
+            },
+            Usage(100, 9_900, 0, 10),
+        ),
+        (
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 10,
+                "cache_read_input_tokens": 60,
+                "cache_creation_input_tokens": 30,
+            },
+            Usage(10, 60, 30, 10),
+        ),
+        # More than the input cannot be a part of it.
+        (
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 10,
+                "cache_read_input_tokens": 9_900,
+                "cache_creation_input_tokens": 0,
+            },
+            Usage(100, 9_900, 0, 10),
+        ),
         # DeepSeek.
         (
             {"prompt_tokens": 10, "completion_tokens": 2, "prompt_cache_hit_tokens": 4},

@@ -57,6 +57,7 @@ def test_messages_are_counted_and_their_labels_are_not_read() -> None:
         {"type": "image_url", "image_url": {"url": "https://x.test/picture.png"}},
         {"type": "input_audio", "input_audio": {"data": "QUJD" * 1000, "format": "wav"}},
         {"image_url": {"url": "data:image/png;base64,QUJD"}},
+        {"type": "document", "source": {"type": "url", "url": "https://x.test/a.pdf"}},
     ],
 )
 def test_media_are_counted_and_not_read(part: dict[str, Any]) -> None:

@@ -47,8 +47,39 @@ def test_an_image_counts_as_an_image_and_not_as_its_bytes() -> None:
     assert 50_000 <= found.input_tokens < 51_000
 
 
+URL = "https://x.test/long"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "document", "source": {"type": "url", "url": URL}},
+        {"type": "document", "source": {"type": "base64", "data": "QUJD"}},
+        {"type": "document_url", "document_url": URL},
+        {"type": "video", "video": URL},
+        {"type": "audio_url", "audio_url": {"url": URL}},
+    ],
+)
+def test_documents_videos_and_sounds_count_as_images_do(part: dict[str, Any]) -> None:
+    found = worst_of(request(messages=[{"role": "user", "content": [part]}]))
+    assert 50_000 <= found.input_tokens < 51_000
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "document", "source": {"type": "text", "data": "a" * 900}},
+        {"type": "document", "source": {"type": "content", "content": "a" * 900}},
+        {"type": "document", "document": {"text": "a" * 900}},
+    ],
+)
+def test_a_document_of_text_is_a_text(part: dict[str, Any]) -> None:
+    found = worst_of(request(messages=[{"role": "user", "content": [part]}]))
+    assert 900 <= found.input_tokens < 1100
+
+
 def test_a_text_that_speaks_of_images_is_a_text() -> None:
-    assert worst_of(said("an image, a file")).input_tokens < 200
+    assert worst_of(said("an image, a file, a document")).input_tokens < 200
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from redline.apis.errors.error_object import ErrorBody, read_error
-from redline.errors import CallError, RateLimited, Refused, Unpaid
+from redline.errors import CallError, OverLimit, RateLimited, Refused, Unpaid
 
 
 class Meaning(NamedTuple):
@@ -26,8 +26,9 @@ class _Row(NamedTuple):
     """One error of one provider.
 
     statuses: those it comes with. code: of its codes and types one must match it as a whole; None
-    for any. text: what the message must match from its beginning, in any case; None for any. A
-    400 may quote the row, so a text alone, or one from anywhere in the message, is no sign there.
+    for any. text: what the message must match from its beginning, in any case; None for any. Its
+    groups, if any, are a limit and an amount, which must be larger. A 400 may quote the row, so a
+    text alone, or one from anywhere in the message, is no sign there.
     """
 
     statuses: tuple[int, ...]
@@ -47,6 +48,11 @@ _SPENT = Meaning(
     Unpaid, "a spend limit is reached", f"raise it at the provider or use another key, {_AGAIN}"
 )
 _OVER = Meaning(RateLimited, "over the rate limit")
+_TOO_LARGE = Meaning(
+    OverLimit,
+    "the request is larger than the provider's limit",
+    "shorten this row's prompt, lower max_tokens, or have the limit raised",
+)
 WAIT = Meaning(RateLimited, "the provider asks to wait")
 
 _TABLE = (
@@ -85,6 +91,14 @@ _TABLE = (
     ),
     # OpenAI: https://developers.openai.com/api/docs/guides/error-codes
     _Row((429,), "insufficient_quota|billing_not_active", None, _NO_CREDIT),
+    # OpenAI: https://github.com/Aider-AI/aider/issues/1880
+    # The same code as over the rate limit, but no window could ever hold the request.
+    _Row(
+        (429,),
+        None,
+        r"(?s:request too large\b.{0,300}?limit:? (\d{1,15}).{0,80}?requested:? (\d{1,15}))",
+        _TOO_LARGE,
+    ),
     # OpenRouter: https://openrouter.ai/docs/api_reference/limits
     # Calls in flight have reserved what is left of the credit; it is free again as they end.
     _Row((402,), "openrouter_in_flight_budget|in_flight_budget_exhausted", None, WAIT),
@@ -98,6 +112,15 @@ _TABLE = (
         r"your [\w -]{0,60}has either used all available credits or reached its monthly spending",
         _SPENT,
     ),
+    # xAI: https://github.com/hotovo/aider-desk/issues/653
+    _Row(
+        (400,),
+        "client specified an invalid argument",
+        r"incorrect(?: |%20)api(?: |%20)key provided",
+        _REFUSED,
+    ),
+    # OpenAI's and Anthropic's own names, which others send with another status than 401.
+    _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
     # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use
     _Row((400,), "api_key_invalid", None, _REFUSED),
 )
@@ -119,7 +142,13 @@ def meaning_of(status: int, said: ErrorBody) -> Meaning | None:
 def _fits(row: _Row, said: ErrorBody) -> bool:
     if row.code is not None and not any(re.fullmatch(row.code, code) for code in said.codes):
         return False
-    return row.text is None or re.match(row.text, said.message.strip(), re.IGNORECASE) is not None
+    if row.text is None:
+        return True
+    found = re.match(row.text, said.message.strip(), re.IGNORECASE)
+    if found is None or not found.groups():
+        return found is not None
+    limit, asked = map(int, found.groups())
+    return asked > limit
 
 
 def _and_quoted(said: ErrorBody) -> Iterator[ErrorBody]:

@@ -20,6 +20,7 @@
   5xx, 529             ServerFailed  yes           overload and restarts pass
   other 3xx, 4xx       Rejected      no            not understood by the endpoint, so not repeated
   200, unreadable      BadReply      twice         a cut or garbled body; more often a wrong URL
+  200, wrong path      Rejected      no            --output-path names a field that answers lack
 
 What a provider's code or text says goes before its status: `provider_errors` has that table. An
 account out of credit answers with 400, 402, 403 or 429, depending on the provider.

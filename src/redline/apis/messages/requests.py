@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import sha256
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -49,6 +50,8 @@ _OURS = frozenset(
         *("stop", "stream_options", "user"),
     }
 )
+# OpenAI refuses a longer `user`. Claude Code has names of about 140 characters.
+_LONGEST_USER = 64
 _PATH = re.compile(r"`\$\.?([^`]+)`")
 _VALUE = re.compile(r"Invalid value '(.*)' - at")
 
@@ -223,10 +226,15 @@ def chat_of(body: Any) -> Object:
     if asked.stop_sequences:
         chat["stop"] = asked.stop_sequences
     if asked.metadata is not None and asked.metadata.user_id:
-        chat["user"] = asked.metadata.user_id
+        chat["user"] = _short(asked.metadata.user_id)
     if asked.stream:
         chat |= {"stream": True, "stream_options": {"include_usage": True}}
     return chat
+
+
+def _short(name: str) -> str:
+    """The user by a name that OpenAI takes: if it is too long, by its hash, still one for each."""
+    return name if len(name) <= _LONGEST_USER else sha256(name.encode()).hexdigest()
 
 
 def prompt_of(body: Any) -> Object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -148,6 +148,7 @@ class DynamicBatcher:
             if part is None:
                 self._figures.alone += 1
                 return await self._inner.send(request, call, sink)
+            self._check_room([part], call)
             member = self._enter(part, call)
         except CallError as error:
             return failed(error, endpoint=self.label)
@@ -157,6 +158,31 @@ class DynamicBatcher:
             return failed(late, endpoint=self.label)
         finally:
             self._leave(member)
+
+    async def send_all(self, requests: Sequence[Request], calls: Sequence[Call]) -> list[Outcome]:
+        """Answers requests that are of use together only, each of them an item of a function.
+
+        Returns their outcomes in order, up to the first failure: those after it are taken back.
+        Raises RateLimited before any of them is queued if there is no room for all.
+        """
+        if self._is_closed:
+            return [ended_early()]
+        parts = [functions.part_of(*asked) for asked in zip(requests, calls, strict=True)]
+        self._check_room(parts, calls[0])
+        members = [self._enter(*asked) for asked in zip(parts, calls, strict=True)]
+        outcomes: list[Outcome] = []
+        try:
+            for member in members:
+                outcomes.append(await member.call.in_time(member.answer, self._clock))
+                if outcomes[-1].error is not None:
+                    break
+        except TimedOut as late:
+            outcomes.append(failed(late, endpoint=self.label))
+        finally:
+            for member in members:
+                member.answer.cancel()
+                self._leave(member)
+        return outcomes
 
     async def aclose(self) -> None:
         """Ends all calls, answers waiting requests with an error, and closes the backend."""
@@ -175,26 +201,30 @@ class DynamicBatcher:
         finally:
             await self._inner.aclose()
 
-    def _enter(self, part: Part, call: Call) -> Member:
-        """Queues a request. Raises RateLimited if there is no room, TimedOut if it is too late."""
-        now_s = self._clock.now_s()
-        if now_s >= call.deadline_s:
+    def _check_room(self, parts: Sequence[Part], call: Call) -> None:
+        """Raises RateLimited if there is no room for all of them, TimedOut if it is too late."""
+        if self._clock.now_s() >= call.deadline_s:
             raise TimedOut("row")
         queue, bounds = self._queue, self._bounds
-        has_room = queue.items + part.count <= bounds.max_waiting
-        if queue.items and not (has_room and queue.size + part.size <= bounds.max_waiting_bytes):
+        has_room = queue.items + sum(part.count for part in parts) <= bounds.max_waiting
+        size = queue.size + sum(part.size for part in parts)
+        if queue.items and not (has_room and size <= bounds.max_waiting_bytes):
             self._figures.refused += 1
             raise RateLimited(
                 f"{queue.items} items already wait to be sent in batches, the most allowed",
                 hint="ask again later, or send less at once",
                 status=429,
             )
+
+    def _enter(self, part: Part, call: Call) -> Member:
+        """Queues a request."""
+        now_s = self._clock.now_s()
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # A timer of another loop never comes: each run may have a loop of its own.
             self._turn, self._loop = None, loop
         member = Member(part, call, next(self._numbers), now_s, loop.create_future())
-        queue.add(member)
+        self._queue.add(member)
         # Other requests of this turn of the loop join it.
         self._come_back(0.0)
         return member

@@ -138,8 +138,12 @@ def _in_thread(
 ) -> Any:
     """Returns the answers as a list, or an awaitable of them."""
     count = len(items)
-    result = function(items, **options)
-    return result if isinstance(result, Awaitable) else listed(result, count, label)
+    try:
+        result = function(items, **options)
+        return result if isinstance(result, Awaitable) else listed(result, count, label)
+    except StopIteration as error:
+        # No future takes one: its caller would wait for ever.
+        raise Rejected(f"{label} raised StopIteration: {error}") from error
 
 
 def listed(result: Any, count: int, label: str) -> list[Any]:

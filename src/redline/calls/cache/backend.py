@@ -2,6 +2,7 @@
 
   a request that                      is
   may have another answer each time   passed on, unless sampled answers are cached, too
+  asks for a stream                   passed on
   was answered before                 a hit: answered from the store, no attempt, no limit
   is being sent by another call       shared: it waits for that call's answer
   is none of these                    a miss: sent; a whole success is stored
@@ -23,7 +24,6 @@ from redline.apis import has_ended
 from redline.apis import replies as apis
 from redline.calls.cache.key import is_determined, key_of, only_asks
 from redline.calls.cache.store import AnswerStore
-from redline.calls.http import whole_chunk
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, NoEndpoint, TimedOut
 from redline.waist import Around, Backend, CacheUse, Call, Outcome, Reply, Request, Sink, failed
@@ -63,8 +63,7 @@ class Cached(Around):
 
     identity: that of the endpoints, see key.py. use: counts requests by the table above. ttl_s:
     seconds after which a stored answer is no longer used; with 0, it is replaced, and only
-    calls in flight share one. Streams are answered from the store, too, in one chunk;
-    their own answers are neither stored nor shared.
+    calls in flight share one.
     """
 
     def __init__(
@@ -89,13 +88,11 @@ class Cached(Around):
         self._flights: dict[tuple[int, bytes], _Flight] = {}
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
-        key = self._key(request, call)
+        key = self._key(request, call) if sink is None else None
         if key is None:
             self._use.count("passed")
             return await self._inner.send(request, call, sink)
         try:
-            if sink is not None:
-                return await self._streamed(key, request, call, sink)
             while (flight := self._flights.get((call.priority, key))) is not None:
                 # Shielded: a task that is cancelled cancels what it waits for.
                 found = await call.in_time(asyncio.shield(flight), self._clock, _LATE)
@@ -156,20 +153,6 @@ class Cached(Around):
     def _stored(self, request: Request, value: bytes) -> Outcome | None:
         """Returns the outcome of a stored answer; None if it is too old or no longer readable."""
         return _again(request, value, self._clock.wall_s() - self._ttl_s)
-
-    async def _streamed(self, key: bytes, request: Request, call: Call, sink: Sink) -> Outcome:
-        value = await call.in_time(self._store.look_up(key), self._clock, _LATE)
-        outcome = None if value is None else self._stored(request, value)
-        if outcome is None or outcome.reply is None:
-            self._use.count("miss")
-            return await self._inner.send(request, call, sink)
-        self._use.count("hit")
-        # The caller of a sink that relays passes the reply on by itself: it has no headers here.
-        if not sink.relays:
-            call.committed = True
-            await sink.begin(outcome.reply.status, {})
-            await sink.put(whole_chunk(outcome.reply, outcome.reply.body))
-        return outcome
 
 
 def _again(request: Request, value: bytes, after_s: float = -math.inf) -> Outcome | None:

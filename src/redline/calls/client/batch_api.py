@@ -9,7 +9,8 @@ looks for it first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -21,7 +22,7 @@ from redline.apis import BATCHES, FILES, WINDOW, Batch, BatchRequest
 from redline.calls.client.retry import Retry, RetryPolicy
 from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint, Timeouts
-from redline.errors import BadReply, Retryable
+from redline.errors import BadReply, Rejected, Retryable
 from redline.limits import Limits
 from redline.waist import Backend, Call, Request
 
@@ -85,7 +86,17 @@ class BatchApi:
     async def cancel(self, batch_id: str) -> Batch:
         """Cancels the batch and returns it. Raises Rejected if it has already ended."""
         request = Request(url=f"{BATCHES}/{batch_id}/cancel")
-        return await self._asked(self._patient, request, Batch)
+
+        async def ask() -> Batch:
+            try:
+                return await self._asked(self._small, request, Batch)
+            except Retryable as error:
+                if error.status != 409:
+                    raise
+                # OpenAI's answer for a batch that has ended: no conflict that passes.
+                raise Rejected(error.what, where=error.where, status=409) from error
+
+        return await self._patiently(ask)
 
     async def page(self, after: str | None = None) -> tuple[list[Batch], bool]:
         """Returns up to 100 batches of the account, newest first, and whether older ones follow.
@@ -99,14 +110,7 @@ class BatchApi:
 
     async def download(self, file_id: str, path: Path) -> None:
         """Downloads the file to `path`, replacing its contents. Also raises OSError."""
-        for attempt in range(self._retry.max_retries + 1):
-            try:
-                await self._download(file_id, path)
-                return
-            except Retryable as error:
-                if attempt == self._retry.max_retries:
-                    raise
-                await asyncio.sleep(self.pause_s(attempt, error))
+        await self._patiently(partial(self._download, file_id, path))
 
     async def _download(self, file_id: str, path: Path) -> None:
         file = await asyncio.to_thread(path.open, "wb")
@@ -128,6 +132,18 @@ class BatchApi:
     def pause_s(self, attempt: int, error: Retryable) -> float:
         """Returns the seconds to wait after a failed attempt. attempt: its number, from 0."""
         return max(error.retry_after_s or 0.0, self._retry.pause_s(attempt))
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Calls `ask` until it succeeds, or its retries are spent."""
+        attempt = 0
+        while True:
+            try:
+                return await ask()
+            except Retryable as error:
+                if attempt >= self._retry.max_retries:
+                    raise
+                await asyncio.sleep(self.pause_s(attempt, error))
+            attempt += 1
 
     async def _asked(
         self, backend: Backend, request: Request, kind: type[T], call: Call | None = None

@@ -21,12 +21,13 @@ import random
 
 import msgspec
 
-from redline.calls.http import is_unreachable
+from redline.calls.http import Wait, is_unreachable, wait_of_this_task
 from redline.clock import SYSTEM, Clock
 from redline.errors import (
     BadReply,
     ConfigError,
     RateLimited,
+    Rejected,
     Retryable,
     ServerFailed,
     TimedOut,
@@ -169,13 +170,16 @@ class Retry(Around):
         self._calls = 0
         self._succeeded = 0
         self._failed = 0
+        self._pauses: dict[int, Wait] = {}  # those of calls between two attempts, by the call's id
+        self._is_closed = False
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         self._calls += 1
         if call.requests:
             call.requests, call.billed_at = 0, ""
         history: _History | None = None
-        while True:
+        tried: tuple[Attempt, ...] = ()
+        while not self._is_closed:
             attempts = call.attempts = call.attempts + 1
             outcome = await self._inner.send(request, call, sink)
             outcome.attempts = attempts
@@ -188,6 +192,10 @@ class Retry(Around):
             if isinstance(error, Withdrawn):
                 # It was no attempt.
                 outcome.attempts = call.attempts = attempts - 1
+            if self._is_closed and isinstance(error, Retryable | Withdrawn):
+                tried = outcome.tried
+                break
+            if isinstance(error, Withdrawn):
                 return outcome
             since = self._succeeded, self._failed
             self._failed += 1
@@ -201,7 +209,7 @@ class Retry(Around):
             wait_s = self._wait_s(error, history, is_elsewhere=is_elsewhere)
             if self._clock.now_s() + wait_s >= call.deadline_s:
                 return self._out_of_time(outcome, error, call)
-            history.tried = outcome.tried
+            tried = history.tried = outcome.tried
             error.keep_body(b"")
             now_s = self._clock.now_s()
             self._listener.on_event(RetryScheduled(now_s, error.kind, wait_s, error.what))
@@ -209,11 +217,24 @@ class Retry(Around):
                 call.again_s = now_s + wait_s
             if call.on_wait is not None:
                 call.on_wait()
+            pause = self._pauses[id(call)] = wait_of_this_task(now_s)
             try:
                 await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                if not pause.take_cancellation_back():
+                    raise
             finally:
+                del self._pauses[id(call)]
                 call.again_s = -math.inf
                 self._listener.on_event(RetryStarted(self._clock.now_s()))
+        return _closed(call, tried)
+
+    async def aclose(self) -> None:
+        """Ends all calls, which are not retried, and closes the backend."""
+        self._is_closed = True
+        for pause in self._pauses.values():
+            pause.withdraw()
+        await super().aclose()
 
     def _is_final(self, error: Retryable, history: _History) -> bool:
         """Whether the row is given up. Adds the reason to the error if the row is to blame."""
@@ -270,3 +291,15 @@ class Retry(Around):
         ended = failed(late, endpoint=outcome.endpoint, latency_s=outcome.latency_s)
         ended.attempts, ended.tried = call.attempts, outcome.tried
         return ended
+
+
+def _closed(call: Call, tried: tuple[Attempt, ...]) -> Outcome:
+    """Returns the outcome of a call that `aclose` has ended."""
+    ended = failed(
+        Rejected(
+            "the client was closed before the call ended",
+            hint="await all calls before `aclose`, or inside its `async with`",
+        )
+    )
+    ended.attempts, ended.tried = call.attempts, tried
+    return ended

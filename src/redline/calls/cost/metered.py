@@ -259,9 +259,7 @@ class Metered(Around):
             return attempt.worst
         error = outcome.error
         if error is not None and outcome.reply is None:
-            status = error.status if isinstance(error, CallError) else None
-            is_refusal = status is not None and status >= 300 and status not in _MAY_BE_BILLED
-            return NOTHING if is_refusal else attempt.worst
+            return attempt.worst if may_be_billed(error) else NOTHING
         usage = None
         if outcome.reply is not None:
             has_output = api_of(request.url).has_output
@@ -293,6 +291,12 @@ class Metered(Around):
             f"the budget is spent: {' and '.join(parts)}, and the next call may cost {may_cost}",
             hint=f"raise {' or '.join(flags)}, then run the same command again",
         )
+
+
+def may_be_billed(error: Exception) -> bool:
+    """Whether a request that was written and ended with this error may have been billed."""
+    status = error.status if isinstance(error, CallError) else None
+    return status is None or status < 300 or status in _MAY_BE_BILLED
 
 
 def _no_price(model: object) -> Unpriced:

@@ -40,6 +40,7 @@ from redline.errors import (
     NoEndpoint,
     OverLimit,
     RateLimited,
+    Rejected,
     Retryable,
     TimedOut,
     Withdrawn,
@@ -71,6 +72,8 @@ from redline.waist import (
 # Statuses whose Retry-After speaks for the whole endpoint and not for one row.
 _PARKING = frozenset({402, 429, 503, 529})
 _NOTHING = Cost()
+# Statuses with which servers refuse a field that they do not know.
+_INVALID = frozenset({400, 422})
 _ENCODE = msgspec.json.Encoder().encode
 
 
@@ -226,6 +229,7 @@ class HttpBackend:
         self._waiting: dict[int, _Attempt] = {}  # attempts that had to wait, by their call's id
         self._tokens_out = 0  # expected of the calls on the wire
         self.mask = mask_of(endpoint, self.transport.proxy)
+        self._asks_usage = True  # of streams, until the endpoint turns out to refuse that
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
         limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
@@ -466,6 +470,7 @@ class HttpBackend:
         self._listener.on_event(RequestRepeated(sent_s, self.label))
 
     async def aclose(self) -> None:
+        self.withdraw()
         await self._steering.aclose()
         await self.transport.aclose()
 
@@ -511,12 +516,21 @@ class HttpBackend:
         asked = None if sink.relays else request.body
         reader = StreamReader(sink, attempt.call, asked, mask, self.clock)
         attempt.reader = reader
-        streamed = streaming(request)
+        streamed = streaming(request, asks_usage=self._asks_usage)
         attempt.load(streamed)
         try:
             answer = await self.transport.exchange(attempt, reader.take)
         except Repeat as repeat:
             answer = await self._again(repeat, attempt, streamed, reader.take)
+        if answer.status in _INVALID and b"stream_options" in answer.body:
+            bare = streaming(request, asks_usage=False)
+            if bare != streamed:
+                refusal = Repeat(Rejected("`stream_options` is refused", status=answer.status))
+                # It costs nothing.
+                attempt.call.refused += 1
+                answer = await self._again(refusal, attempt, bare, reader.take)
+                # The first answer may have been about something else.
+                self._asks_usage = self._asks_usage and answer.status != 200
         # Its sink may take long, and other calls should know the limits that it states.
         if not self.limiter.is_unlimited:
             self._steering.heard(answer, attempt.grant, attempt.first_byte_s)
@@ -669,6 +683,8 @@ class HttpBackend:
             elif used is not None and attempt.grant is not None:
                 attempt.grant.settle(used)
         if reply is None and error is None:
+            if attempt.first_byte_s is None:
+                attempt.call.silent_s = sent_s
             self._attempts.ended(now_s, latency_s, "cancelled")
             return None
         if attempt.wait is None and attempt.reader is None and attempt.due_s is None:

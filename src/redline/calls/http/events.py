@@ -53,29 +53,40 @@ class _StreamFields(msgspec.Struct):
 
 
 _STREAM_FIELDS = msgspec.json.Decoder(_StreamFields)
+_USAGE = {"include_usage": True}
 
 
-def streaming(request: Request) -> Request:
-    """Returns the request as one for a stream that ends with its usage."""
+def streaming(request: Request, *, asks_usage: bool = True) -> Request:
+    """Returns the request as one for a stream that ends with its usage.
+
+    asks_usage: False for an endpoint that refuses `stream_options`; the field is then left out if
+    it asks for the usage alone. One that is null is left out in any case.
+    """
     chat = kept_facts(request)
-    if chat is not None and chat.stream is True and chat.stream_options is not None:
+    if asks_usage and chat is not None and chat.stream is True and chat.stream_options is not None:
         return request
-    has_options = api_of(request.url).path.endswith("/completions")
-    if request.raw is not None and _asks_for_stream(request.raw, with_options=has_options):
-        return request
+    asked = _stream_fields(request)
+    fields: dict[str, Any] = {} if asked.stream is True else {"stream": True}
+    if api_of(request.url).path.endswith("/completions"):
+        options = asked.stream_options
+        if options is None or (options == _USAGE and not asks_usage):
+            fields["stream_options"] = msgspec.UNSET
+        elif options is msgspec.UNSET and asks_usage:
+            fields["stream_options"] = _USAGE
+    return request.with_fields(**fields) if fields else request
+
+
+def _stream_fields(request: Request) -> _StreamFields:
+    if request.raw is not None:
+        try:
+            return _STREAM_FIELDS.decode(request.raw)
+        except (ValueError, RecursionError):
+            # Halves of surrogate pairs are read only in the whole body.
+            pass
     body = request.body
-    if has_options and isinstance(body, dict) and "stream_options" not in body:
-        return request.with_fields(stream=True, stream_options={"include_usage": True})
-    return request.with_fields(stream=True)
-
-
-def _asks_for_stream(raw: bytes, *, with_options: bool) -> bool:
-    """Whether the body asks for a stream already, with stream_options if the API has them."""
-    try:
-        asked = _STREAM_FIELDS.decode(raw)
-    except (ValueError, RecursionError):
-        return False
-    return asked.stream is True and not (with_options and asked.stream_options is msgspec.UNSET)
+    if not isinstance(body, dict):
+        return _StreamFields()
+    return _StreamFields(body.get("stream"), body.get("stream_options", msgspec.UNSET))
 
 
 def refuse_partial(request: Request) -> None:

@@ -16,8 +16,11 @@ _BESIDE_MESSAGES = (_TEXT_FIELDS | _JSON_FIELDS) - {"messages"}
 DATA = "data:"
 # Fields whose strings name the kind of a part, and are not text.
 _LABELS = frozenset({"role", "type"})
-MEDIA_TYPES = frozenset(
-    {"image", "image_url", "input_image", "audio", "input_audio", "video_url", "file", "input_file"}
+_MEDIA_TYPES = frozenset(
+    {
+        *("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video"),
+        *("video_url", "file", "input_file", "document_url"),
+    }
 )
 # An embeddings call may have 2,048 inputs. Beyond this many values a body is not read further,
 # which also ends a list that holds itself.
@@ -58,6 +61,16 @@ def json_text(value: Any) -> list[str]:
         return [msgspec.json.encode(value).decode()]
     except (TypeError, ValueError, RecursionError):
         return []
+
+
+def is_media(part: dict[str, Any]) -> bool:
+    """Whether a part of a message is an image, a sound, a video or a file."""
+    kind = part.get("type")
+    if kind == "document":
+        # Anthropic's. It may also hold a text, or parts.
+        source = part.get("source")
+        return isinstance(source, dict) and source.get("type") not in ("text", "content")
+    return isinstance(kind, str) and kind in _MEDIA_TYPES
 
 
 class Prompt:
@@ -126,7 +139,7 @@ class Prompt:
         """Adds the texts of an object, and its other values to `todo`."""
         if "role" in value:
             self.messages += 1
-        if "type" in value and isinstance(value["type"], str) and value["type"] in MEDIA_TYPES:
+        if "type" in value and is_media(value):
             # Its base64 text, or its URL, says nothing about its cost.
             self.media += 1
             return

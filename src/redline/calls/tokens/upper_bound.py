@@ -8,7 +8,7 @@ import msgspec
 
 from redline.apis import api_of, drafts, number
 from redline.calls.tokens.asked import OUTPUT_LIMITS
-from redline.calls.tokens.prompt import MEDIA_TYPES
+from redline.calls.tokens.prompt import is_media
 from redline.waist import Request
 
 # What a chat template puts around all messages: 3 tokens in OpenAI's, 20 to 50 if a model's own
@@ -19,7 +19,7 @@ FRAME_TOKENS = 64
 _TOOLS_TOKENS = 1000
 # The largest image that OpenAI takes costs 48,169 tokens with gpt-4o-mini, and 1,445 with gpt-4o.
 _MEDIA_TOKENS = 50_000
-_MEDIA_WORDS = (b"image", b"audio", b"video", b"file")
+_MEDIA_WORDS = (b"image", b"audio", b"video", b"file", b"document")
 
 
 class Worst(NamedTuple):
@@ -71,8 +71,7 @@ def _most_output(url: str, body: dict[str, Any]) -> int | None:
 def _without_media(value: Any, found: list[Any]) -> Any:
     """Returns the value without its images, sounds and files, which are added to `found`."""
     if isinstance(value, dict):
-        kind = value.get("type")
-        if isinstance(kind, str) and kind in MEDIA_TYPES:
+        if is_media(value):
             found.append(value)
             return None
         return {name: _without_media(item, found) for name, item in value.items()}
