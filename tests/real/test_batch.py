@@ -260,6 +260,15 @@ def test_a_death_at_any_note_asks_no_row_twice_and_loses_none(
     dies_and_goes_on(plain, at, place)
 
 
+def test_a_file_of_a_run_that_died_before_its_note_is_removed_by_any_run(plain: Simulated) -> None:
+    write_rows(3)
+    with dying("part", "before"):
+        run(plain)
+    assert left() == ["part-1.jsonl"]
+    assert run(plain, via=None).is_complete
+    assert left() == []
+
+
 class FindsNothing(PartStore):
     async def find(self, part: Any) -> None:
         return None

@@ -96,6 +96,18 @@ def test_what_the_provider_refuses_is_told_as_of_any_call() -> None:
     asyncio.run(main())
 
 
+async def test_a_batch_that_has_ended_is_cancelled_in_one_attempt() -> None:
+    text = "Cannot cancel a batch with status 'completed'."
+    with scripted(lambda _: Answer(409, {"error": {"message": text}})) as server:
+        api = BatchApi(Endpoint(base_url=server.base_url, proxy=""), QUICK)
+        try:
+            with pytest.raises(Rejected, match=text):
+                await api.cancel("b")
+        finally:
+            await api.aclose()
+        assert len(server.asked) == 1
+
+
 def test_a_server_without_batches_or_none_at_all_is_told() -> None:
     async def main() -> None:
         faults = parse_faults(["notjson=1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -554,3 +555,190 @@ def test_a_changed_row_that_fails_in_place_of_its_former_batch_has_one_failure()
         report = run(server, via="live")
     assert (report.offered, report.succeeded, report.failed) == (ROWS, ROWS - 1, 1)
     assert [line["input"]["prompt"] for line in failures()] == ["say two"]
+
+
+def running(batch: Line, _: int) -> Line:
+    """What shows a batch as one that is not over."""
+    return {**batch, "status": "in_progress", "output_file_id": None}
+
+
+class Ended(Provider):
+    """A Batch API that refuses a cancel as OpenAI does once a batch has ended."""
+
+    def _answer(self, request: Asked) -> Any:
+        if request.path.endswith("/cancel"):
+            text = "Cannot cancel a batch with status 'completed'."
+            return Answer(409, {"error": {"message": text, "type": "invalid_request_error"}})
+        return super()._answer(request)
+
+
+def test_via_live_reads_a_batch_that_has_ended_meanwhile() -> None:
+    provider = Ended(shows=running)
+    with serving(provider) as server:
+        assert run(server, deadline_s=0.5).unfinished == ROWS
+        provider.shows = lambda batch, looks: batch
+        report = run(server, via="live")
+    assert (report.stopped, report.succeeded) == (None, ROWS)
+    assert provider.asked["POST cancel"] == 1
+    assert results() == ALL
+    assert provider.asked_live == []
+
+
+def test_via_live_outlasts_an_outage_while_it_cancels() -> None:
+    provider = Provider(shows=running)
+    # The batch is made, and no answer says so.
+    provider.outages = {"POST batches": range(1, 2), "GET batches": range(1, 10**6)}
+    with serving(provider) as server:
+        assert run(server, max_retries=0, deadline_s=0.5).unfinished == ROWS
+        provider.asked.clear()
+        provider.outages = {"GET batches": range(1, 4), "POST cancel": range(1, 4)}
+        provider.shows = lambda batch, looks: batch
+        report = run(server, via="live", max_retries=0)
+    assert (report.stopped, report.succeeded) == (None, ROWS)
+    assert provider.asked["POST cancel"] == 4
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
+class Stalled(Provider):
+    """A Batch API that answers no poll until its batch is cancelled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cancelled = threading.Event()
+
+    def _answer(self, request: Asked) -> Any:
+        if request.path.endswith("/cancel"):
+            self.cancelled.set()
+        elif request.method == "GET" and "/batches/" in request.path:
+            self.cancelled.wait(20)
+        return super()._answer(request)
+
+
+def test_auto_gives_up_a_poll_when_the_time_for_the_other_rows_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_module, "PROBE_ROWS", 2)
+    provider = Stalled()
+    with serving(provider) as server:
+        report = run(server, via="auto", deadline_s=6)
+    assert (report.stopped, report.succeeded) == (None, ROWS)
+    assert provider.asked["POST cancel"] == 1
+    assert results() == ALL
+
+
+def test_batches_at_another_provider_are_continued_there() -> None:
+    before, after = Provider(), Provider(shows=running)
+    with serving(before) as server, serving(after) as other:
+        assert run(server).succeeded == ROWS
+        with Path("rows.jsonl").open("a") as file:
+            file.write('{"custom_id": "new", "prompt": "say more"}\n')
+        assert run(other, deadline_s=0.5).unfinished == 1
+        with pytest.raises(redline.ConfigError, match="is with the provider") as caught:
+            run(server)
+        assert other.base_url in caught.value.what
+        after.shows = lambda batch, looks: batch
+        assert run(other).succeeded == 1
+    assert results() == ALL | {"new": "echo say more"}
+    assert (before.billed, after.billed) == (ROWS, 1)
+
+
+def test_auto_learns_the_pace_of_another_provider(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_module, "PROBE_ROWS", 2)
+    before, after = Provider(), Provider()
+    with serving(before) as server, serving(after) as other:
+        assert run(server, via="auto", deadline_s=3600).succeeded == ROWS
+        with Path("rows.jsonl").open("a") as file:
+            for number in range(3):
+                file.write(f'{{"custom_id": "n{number}", "prompt": "ask {number}"}}\n')
+        assert run(other, via="auto", deadline_s=3600).succeeded == 3
+    assert sorted(after.asked_live) == ["ask 0", "ask 1"]
+
+
+def test_rows_of_many_models_in_turn_make_one_batch_for_each() -> None:
+    with Path("rows.jsonl").open("w") as file:
+        for number in range(60):
+            row = {"custom_id": f"r{number}", "prompt": "say", "model": f"m{number % 20}"}
+            file.write(json.dumps(row) + "\n")
+    provider = Provider()
+    with serving(provider) as server:
+        assert run(server).succeeded == 60
+    assert len(provider.batches) == 20
+
+
+def with_status(status: int) -> Writes:
+    """Writes lines whose answers have this status and no content."""
+
+    def writes(lines: list[Line]) -> bytes:
+        return jsonl([{**line, "response": {"status_code": status, "body": {}}} for line in lines])
+
+    return writes
+
+
+def unexecuted(line: Line) -> Line:
+    return {**line, "response": None, "error": {"code": "batch_expired", "message": "too late"}}
+
+
+# What a batch has for its row, and whether the provider may have been paid for that.
+MAY_BE_BILLED: dict[str, tuple[Writes, bool]] = {
+    "unreadable": (with_status(200), True),
+    "no line": (lambda lines: b"{}\n", True),
+    "a gateway that timed out": (with_status(504), True),
+    "an error": (with_status(400), False),
+    "not executed": (lambda lines: jsonl([unexecuted(line) for line in lines]), False),
+}
+
+
+@pytest.mark.parametrize(("writes", "is_billed"), MAY_BE_BILLED.values(), ids=MAY_BE_BILLED.keys())
+def test_a_budget_counts_what_may_have_been_billed(writes: Writes, is_billed: bool) -> None:
+    Path("rows.jsonl").write_text('{"custom_id": "r0", "prompt": "say 0"}\n')
+    provider = Provider(writes)
+    with serving(provider) as server:
+        options: Line = {"budget_tokens": 100_000, "params": {"max_tokens": 1000}}
+        report = run(server, max_retries=0, **options)
+    assert (report.failed, provider.billed) == (1, 1)
+    assert report.spent_tokens is not None
+    assert (report.spent_tokens >= 1000) == is_billed
+    assert report.spent_tokens < 2000
+
+
+def test_rows_of_a_batch_that_was_cancelled_elsewhere_are_no_failures() -> None:
+    def writes(lines: list[Line]) -> bytes:
+        error = {"code": "batch_cancelled", "message": "This request was not executed."}
+        late = [{**line, "response": None, "error": error} for line in lines[2:-1]]
+        # The last row has no line at all.
+        return jsonl(lines[:2] + late)
+
+    def shows(batch: Line, _: int) -> Line:
+        return {**batch, "status": "cancelled"} if batch["id"] == "batch-0" else batch
+
+    provider = Provider(writes, shows=shows)
+    with serving(provider) as server:
+        report = run(server, max_retries=0)
+        assert "was cancelled at the provider" in str(report.stopped)
+        assert (report.succeeded, report.failed, report.unfinished) == (2, 0, ROWS - 2)
+        assert run(server, max_retries=0).succeeded == ROWS - 2
+    assert results() == ALL
+
+
+def test_an_input_that_fails_ends_the_run_once_the_batches_of_the_rows_before_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_plan, "MOST_ROWS", 3)
+
+    def rows() -> Iterator[Line]:
+        for number in range(ROWS):
+            yield {"custom_id": f"r{number}", "prompt": f"say {number}"}
+        raise OSError("the queue is gone")
+
+    provider = Provider(shows=running)
+    with serving(provider) as server:
+        # All rows are sent, also those of a part that was not whole.
+        assert run(server, rows=rows(), deadline_s=1).unfinished == ROWS
+        assert provider.billed == ROWS
+        provider.shows = lambda batch, looks: batch
+        report = run(server, rows=rows())
+    assert "the queue is gone" in str(report.stopped)
+    assert (report.succeeded, report.unfinished) == (ROWS, 0)
+    assert results() == ALL
+    assert provider.billed == ROWS

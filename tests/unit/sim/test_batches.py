@@ -147,8 +147,9 @@ def test_a_cancelled_batch_keeps_what_it_has_answered() -> None:
     assert done["request_counts"] == {"total": 100, "completed": answered, "failed": len(late)}
     assert world.look(made, 60.0) == done
     assert world.counts()["cancels"] == 1
-    with pytest.raises(BadCall, match="cannot be cancelled"):
+    with pytest.raises(BadCall, match="Cannot cancel a batch with status 'cancelled'") as caught:
         world.batches.cancel(made["id"], *world.times())
+    assert caught.value.status == 409
 
 
 @pytest.mark.parametrize(

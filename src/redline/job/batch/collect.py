@@ -13,11 +13,12 @@ from pathlib import Path
 from redline.apis import Batch, ResultLine, read_line
 from redline.calls import Outcome, failed
 from redline.calls.client import BatchApi
-from redline.calls.cost import NOTHING, Amount
+from redline.calls.cost import NOTHING, Amount, may_be_billed
 from redline.clock import SYSTEM
 from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, Rejected, Retryable
 from redline.job.batch.ledger import Ledger, Part
 from redline.job.batch.plan import (
+    is_answered,
     is_sent_again,
     outcome_of,
     unfinished,
@@ -35,7 +36,7 @@ class Rest:
 
     offsets: in its file. worst: what they may cost. spent: what the others have cost. attempts: the
     most batches that one of them was in. is_counted: the batch counts against their retries.
-    stopped: an error of a row that ends the run.
+    is_cancelled: the batch was cancelled. stopped: an error of a row that ends the run.
     """
 
     part: Part
@@ -45,6 +46,7 @@ class Rest:
     spent: Amount = NOTHING
     attempts: int = 0
     is_counted: bool = True
+    is_cancelled: bool = False
     stopped: CallError | NoEndpoint | None = None
 
     def add(self, offset: int, kept: Kept) -> None:
@@ -109,7 +111,7 @@ class Collector:
         expected = len(reader) if batch.status == "completed" else batch.finished
         if may_wait and await asyncio.to_thread(count_lines, paths) < expected:
             return None
-        rest, unread = Rest(part, reader), 0
+        rest, unread = Rest(part, reader, is_cancelled=batch.status == "cancelled"), 0
         for path in paths:
             unread += await self._read(rest, path)
         return await self._without_line(rest, without_line(batch.status, unread))
@@ -142,7 +144,7 @@ class Collector:
         for number, error in reasons.items():
             offset = reader.pop_line(number)
             if offset is not None:
-                await self._end(rest, reader.read(offset), offset, failed(error))
+                await self._end(rest, reader.read(offset), offset, failed(error), is_done=False)
         if len(reader) == count:
             # The same rows might be refused without end, so this batch counts.
             return await self._without_line(rest, unfinished())
@@ -153,8 +155,10 @@ class Collector:
 
     async def _without_line(self, rest: Rest, error: CallError) -> Rest:
         """Ends the rows that are left with the error; returns those without an outcome."""
+        is_ended = isinstance(error, BadReply)
         for offset in await asyncio.to_thread(rest.reader.rest):
-            await self._end(rest, rest.reader.read(offset), offset, failed(copy.copy(error)))
+            outcome = failed(copy.copy(error))
+            await self._end(rest, rest.reader.read(offset), offset, outcome, is_done=is_ended)
         return rest
 
     async def leave(self, part: Part, reader: PartReader) -> Rest:
@@ -182,7 +186,8 @@ class Collector:
                     # The line is not one of ours, or is its row's second line.
                     continue
                 kept = rest.reader.read(offset)
-                await self._end(rest, kept, offset, self._outcome(rest.part, kept, raw, line))
+                outcome = self._outcome(rest.part, kept, raw, line)
+                await self._end(rest, kept, offset, outcome, is_done=is_answered(line))
             await self._world.load.room()
         return unread
 
@@ -201,19 +206,25 @@ class Collector:
             mask.hide(outcome.error)
         return outcome
 
-    async def _end(self, rest: Rest, kept: Kept, offset: int, outcome: Outcome) -> None:
-        """Saves the outcome of a row that has come out of a batch, or adds the row to the rest."""
-        world = self._world
+    async def _end(
+        self, rest: Rest, kept: Kept, offset: int, outcome: Outcome, *, is_done: bool
+    ) -> None:
+        """Saves the outcome of a row that has come out of a batch, or adds the row to the rest.
+
+        is_done: the provider has answered its request, though it may not be possible to read how.
+        """
+        world, error = self._world, outcome.error
         if world.metered is not None and outcome.reply is not None:
             cost = world.metered.cost_batched(kept.asked(self._output_path), outcome.reply)
             rest.spent = rest.spent.plus(cost)
+        elif is_done and error is not None and may_be_billed(error):
+            rest.spent = rest.spent.plus(kept.worst)
         picked = kept.picked
         if not self._is_open(rest.part, picked):
             return
         outcome.attempts = kept.attempts + 1
         outcome.endpoint = self._label
         outcome.is_batched = True
-        error = outcome.error
         if error is not None and not self.is_leaving:
             world.tally.batch_failed(error.kind)
         if error is not None and error.stops_run:
@@ -223,7 +234,9 @@ class Collector:
             else:
                 rest.stopped = rest.stopped or error
             return
-        most = math.inf if self.is_leaving else world.job.retry.max_retries
+        # Rows whose batch was cancelled elsewhere are sent by the next run.
+        is_left = self.is_leaving or (rest.is_cancelled and not is_done)
+        most = math.inf if is_left else world.job.retry.max_retries
         if is_sent_again(error, outcome.attempts, most):
             rest.add(offset, kept)
             return

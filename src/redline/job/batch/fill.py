@@ -15,8 +15,9 @@ from redline.job.batch.world import World
 
 # Parts that are not done; more rows are not read until one is.
 _MOST_PARTS = 100
-# A file of requests has one path and one model, so each pair fills one of its own.
-_MOST_ROUTES = 8
+# A file of requests has one path and one model, so each pair fills one of its own. All are open at
+# a time: with more pairs in turn, files would be closed with few rows.
+_MOST_ROUTES = 100
 
 Route = tuple[str, str]
 

@@ -11,8 +11,9 @@ follows from it is done.
   uploaded    refused          in no batch: there was no room       made into a batch
   done        done             in the journal, in a later part, or to be asked again
 
-The first note names the run, so that its batches are known by their metadata. A row that is in two
-parts belongs to the later one: it was sent again, and the process died before `done`.
+The first note names the run, so that its batches are known by their metadata; another one follows
+when the output continues at another provider. A row that is in two parts belongs to the later one:
+it was sent again, and the process died before `done`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class DamagedLedger(JournalError):
 class Note(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One line. at: its kind, see above.
 
-    run, place: of the first. rows, url, model, worst: of a part; worst is reserved for it, in
+    run, place: of a run note. rows, url, model, worst: of a part; worst is reserved for it, in
     picodollars and tokens. wall_s: when a batch was about to be made. spent: by a part that is
     done. row_s, row_tokens: the cost of a row that was asked live, for --via auto.
     """
@@ -145,9 +146,10 @@ class Ledger:
         return self._last_part
 
     def begin(self, place: str) -> None:
-        """Opens the file for writing, and names the run if it has no name. Blocks.
+        """Opens the file for writing, and names the run if it has no name at this place. Blocks.
 
-        Removes all files in the folder but those of open parts.
+        Removes all files in the folder but those of open parts. With open parts, the place is that
+        of the notes.
         """
         with telling(self.path):
             self.folder.mkdir(exist_ok=True)
@@ -156,12 +158,16 @@ class Ledger:
             os.lseek(self._fd, self._size, os.SEEK_SET)
             sync_name(self.path)
             sync_name(self.folder)
-            known = {self.part_path(number) for number in self.parts}
-            for path in self.folder.iterdir():
-                if path not in known:
-                    path.unlink()
-        if not self.run:
+            self.remove_strays()
+        if not self.run or (self.place != place and not self.parts):
             self.write(Note(at="run", run=secrets.token_hex(8), place=place))
+
+    def remove_strays(self) -> None:
+        """Removes all files in the folder but those of open parts. Blocks. Raises OSError."""
+        known = {self.part_path(number) for number in self.parts}
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            if path not in known:
+                path.unlink()
 
     def forget(self) -> None:
         """Removes the notes of earlier runs, whose parts are all done. Blocks."""
@@ -221,7 +227,8 @@ class Ledger:
         self._last_part = max(self._last_part, number)
         match note.at:
             case "run":
-                self.run, self.place = note.run, note.place
+                # What is known of another provider does not hold at this one.
+                self.run, self.place, self.pace = note.run, note.place, None
             case "pace":
                 self.pace = Pace(note.row_s, note.row_tokens)
             case "part":

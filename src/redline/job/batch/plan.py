@@ -84,7 +84,7 @@ def outcome_of(
     try:
         if line.problem:
             raise BadReply(f"the row's line of the results cannot be read: {line.problem}")
-        if response is None or (error is not None and (error.code or error.message)):
+        if response is None or not is_answered(line):
             raise unfinished(error.code, error.message) if error is not None else unfinished()
         body = bytes(response.body)
         status = number(response.status_code)
@@ -101,6 +101,13 @@ def outcome_of(
         outcome = failed(failure)
     outcome.is_batched = True
     return outcome
+
+
+def is_answered(line: ResultLine) -> bool:
+    """Whether the line has an answer to the request, even one that cannot be read."""
+    error = line.error
+    is_error = error is not None and bool(error.code or error.message)
+    return bool(line.problem) or (line.response is not None and not is_error)
 
 
 def without_line(status: str, unread: int) -> CallError:

@@ -13,10 +13,13 @@ the run is drained: whatever it was doing is done again, or found done, by the n
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 from redline.apis import Batch
 from redline.calls.client import BatchApi
@@ -47,6 +50,8 @@ from redline.journal import manifest as manifests
 from redline.process import counted, end_tasks, telling
 
 _LONGEST_PAUSE_S = 1.0
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False, repr=False)
@@ -82,6 +87,8 @@ class BatchRunner:
         if not runner.is_draining and self._collector.is_leaving:
             await runner.run(self._left)
         await asyncio.to_thread(self._left.remove_files)
+        # The answers of the rows before are paid for, and the next run may stop at the same place.
+        runner.stop_if_input_failed()
 
     async def aclose(self) -> None:
         """Closes connections. Rows that are in no part yet are read again by the next run."""
@@ -207,8 +214,13 @@ class BatchRunner:
         Raises its last error if it has not answered for an hour.
         """
         batch_id = part.batches[-1]
+        # With `auto`, a poll must not take the time that the rows need live.
+        left_s = None if self._collector.is_leaving else self._late_s() - SYSTEM.now_s()
         try:
-            batch = await self._api.look(batch_id)
+            async with asyncio.timeout(None if left_s == math.inf else left_s):
+                batch = await self._api.look(batch_id)
+        except TimeoutError:
+            return None
         except (Retryable, NoEndpoint):
             if part.is_silent(SYSTEM.now_s()):
                 raise
@@ -329,22 +341,28 @@ class BatchRunner:
             reader.close()
 
     def _is_late(self) -> bool:
-        """Whether no more time is left than the unfinished rows may take live."""
+        """Whether the unfinished rows must be sent live now."""
+        return SYSTEM.now_s() >= self._late_s()
+
+    def _late_s(self) -> float:
+        """Returns when no more time is left than the unfinished rows may take live; inf: never."""
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
         if self._world.job.via != "auto" or pace is None or job.deadline_s is None:
-            return False
+            return math.inf
         rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
         rest_s = live_s(rows, pace, job.call_limits[0], self._world.slots)
         assert runner.ends_s is not None
-        return SYSTEM.now_s() >= runner.ends_s - margin_s(rest_s, job.deadline_s)
+        return runner.ends_s - margin_s(rest_s, job.deadline_s)
 
     async def _end_batches(self) -> None:
         """Cancels all batches and saves what they have answered; the other rows are left."""
         self._collector.leave_rest()
         await self._filler.leave()
         for part in list(self._ledger.parts.values()):
-            if part.state == "making" and (batch := await self._store.find(part)) is not None:
-                await self._store.note(Note(at="batch", part=part.number, batch=batch.id))
+            if part.state == "making":
+                batch = await self._answered(part, partial(self._store.find, part))
+                if batch is not None:
+                    await self._store.note(Note(at="batch", part=part.number, batch=batch.id))
             if part.state != "running":
                 async with self._opened(part) as reader:
                     rest = await self._collector.leave(part, reader)
@@ -352,7 +370,7 @@ class BatchRunner:
                 await self._store.tidy(part, None)
                 continue
             try:
-                await self._api.cancel(part.batches[-1])
+                await self._answered(part, partial(self._api.cancel, part.batches[-1]))
             except Rejected:
                 # The batch has ended already, or is gone; the next check shows which.
                 pass
@@ -360,6 +378,24 @@ class BatchRunner:
         while self._ledger.parts:
             await asyncio.sleep(self._pause_s())
             await self._look()
+
+    async def _answered(self, part: Part, ask: Callable[[], Awaitable[T]]) -> T:
+        """Returns what the provider answers, if need be after an outage.
+
+        Raises its last error if it has not answered for an hour.
+        """
+        wait_s = None
+        while True:
+            try:
+                answer = await ask()
+            except (Retryable, NoEndpoint):
+                if part.is_silent(SYSTEM.now_s()):
+                    raise
+                wait_s = next_look_s(wait_s)
+                await asyncio.sleep(wait_s)
+            else:
+                part.silent_since_s = None
+                return answer
 
     def _count(self) -> None:
         """Shows the running batches in the progress."""
@@ -388,6 +424,9 @@ def open_ledger(job: Job, output: Output, *, is_new: bool) -> Ledger:
     if not ledger.parts:
         if is_anew:
             ledger.forget()
+        with telling(ledger.folder):
+            # Of a run that died before it noted a part.
+            ledger.remove_strays()
         return ledger
     path = output.path
     are = counted(len(ledger.parts), f"batch of {path} is", f"batches of {path} are")

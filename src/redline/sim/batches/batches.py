@@ -189,7 +189,7 @@ class Batches:
         """
         batch = self._looked(batch_id, now_s, wall_s)
         if batch.is_over:
-            raise BadCall(f"A batch with the status '{batch.shown.status}' cannot be cancelled.")
+            raise BadCall(f"Cannot cancel a batch with status '{batch.shown.status}'.", status=409)
         if batch.shown.status != "cancelling":
             self._made["cancels"] += 1
             if self._finish(batch, now_s, "cancelled", wall_s):
