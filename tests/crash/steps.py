@@ -34,6 +34,7 @@ _PURPOSES: dict[CodeType, str] = {
     rewrite.drop_mended.__code__: "failures rewritten",
     rewrite.put_in_order.__code__: "sorting",
     rewrite.set_aside.__code__: "failures rewritten",
+    rewrite.set_all_aside.__code__: "failures rewritten",
 }
 _TAKE_OUT = results_file.take_out.__code__
 # By call: the moment before it, within it, and after it.

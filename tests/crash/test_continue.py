@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,57 @@ def test_force_goes_on_in_the_same_file(bench: Bench) -> None:
     assert bench.output.read_bytes().startswith(before)
     # From now on the new settings are those of the output.
     assert bench.work(named("a", "b", "c"), model="two") == ["c"]
+
+
+def test_failures_under_a_wrong_model_are_kept_for_an_input_that_is_gone(bench: Bench) -> None:
+    bench.bad = {"a", "b"}
+    bench.work(iter(named("a", "b")), model="wrong")
+    failures = bench.failed.read_bytes()
+    bench.bad = set()
+    assert bench.work(iter(named("b", "c")), model="right") == ["b", "c"]
+    assert not bench.failed.exists()
+    aside = bench.output.parent / "labels.redline" / "labels.failed.outdated-1.jsonl"
+    assert aside.read_bytes() == failures
+
+
+def test_failures_of_one_pipe_are_not_those_of_the_next(bench: Bench) -> None:
+    def work(text: str) -> list[str]:
+        read, write = os.pipe()
+        os.write(write, json.dumps({"text": text}).encode())
+        os.close(write)
+        # As a shell's `<(...)`, which gives each command the same name.
+        os.dup2(read, 99)
+        os.close(read)
+        try:
+            return bench.work("/dev/fd/99")
+        finally:
+            os.close(99)
+
+    bench.bad = {"a", "b"}
+    assert [work("a"), work("b")] == [["a"], ["b"]]
+    assert len(sealed_lines(bench.failed)) == 2
+
+
+def test_a_change_of_the_working_folder_takes_no_file_elsewhere(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(tmp_path)
+
+    async def answer(row: dict[str, Any]) -> str:
+        monkeypatch.chdir(elsewhere)
+        if row["text"] == "bad":
+            raise Rejected("told to fail")
+        return "good"
+
+    rows = [*named("good", "bad"), *named("good")]
+    report = redline.run(rows, call=answer, output="labels.jsonl", ordered=True, concurrency=1)
+    assert repr(report).endswith("output='labels.jsonl')")
+    assert list(elsewhere.iterdir()) == []
+    assert len(sealed_lines(bench.failed)) == 2
+    manifest = tmp_path / "labels.redline" / "manifest.json"
+    assert json.loads(manifest.read_bytes())["rows"] == 3
 
 
 def test_restart_keeps_the_old_files_aside_each_time(bench: Bench) -> None:

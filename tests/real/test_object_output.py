@@ -434,7 +434,7 @@ def test_an_upload_that_fails_is_told_and_done_by_the_next_run(
         assert report.succeeded == 8
         assert report.not_uploaded is report.stopped is not None
         assert report.stopped.what.startswith(f"cannot upload to {URL}: ")
-        assert f"every result is in {COPY}" in report.stopped.hint
+        assert f"every result is in {COPY.absolute()}" in report.stopped.hint
         assert store.keys("data") == []
         wire.is_down = False
         again = run(asked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import inspect
 import itertools
@@ -13,6 +14,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -22,6 +24,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import redline
+from redline.job import build
 from redline.job.settings import Keywords
 from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.server import Sim
@@ -107,6 +110,68 @@ async def test_a_cancelled_arun_keeps_what_is_done_and_is_continued(tmp_path: Pa
     report = await redline.arun(rows, call=answer, output=output)
     assert (report.skipped, report.succeeded, report.is_complete) == (3, 3, True)
     assert report.outcomes == []
+
+
+async def test_an_arun_that_is_cancelled_again_and_again_writes_nothing_afterwards(
+    tmp_path: Path,
+) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    async def answer(row: dict[str, int]) -> int:
+        return row["n"]
+
+    def hold(output: object) -> object:
+        begun.set()
+        release.wait(30)
+        return output
+
+    rows = [{"n": number} for number in range(4)]
+    keywords: dict[str, Any] = {"call": answer, "output": tmp_path / "out.jsonl"}
+    keywords["trace"] = tmp_path / "calls.trace"
+    running = asyncio.create_task(redline.arun(rows, after=hold, **keywords))
+    assert await asyncio.to_thread(begun.wait, 30)
+    # As anyio does it, in each turn of the loop.
+    while not running.done():
+        running.cancel()
+        await asyncio.sleep(0)
+    with contextlib.ExitStack() as stack:
+        # They get the descriptors of the files that the run has closed.
+        others = [tmp_path / f"other-{number}" for number in range(16)]
+        for path in others:
+            stack.enter_context(path.open("wb"))
+        release.set()
+        await asyncio.sleep(0.3)
+        assert [path.read_bytes() for path in others] == [b""] * len(others)
+    # The trace is free as well.
+    report = await redline.arun(rows, **keywords)
+    assert (report.succeeded, report.is_complete) == (4, True)
+
+
+async def test_an_arun_that_is_cancelled_again_and_again_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, opened = threading.Event(), threading.Event()
+    open_journal = build.open_journal
+
+    def open_slowly(*given: Any) -> Any:
+        begun.set()
+        time.sleep(0.2)
+        found = open_journal(*given)
+        opened.set()
+        return found
+
+    async def answer(row: dict[str, int]) -> int:
+        return row["n"]
+
+    monkeypatch.setattr(build, "open_journal", open_slowly)
+    keywords: dict[str, Any] = {"call": answer, "output": tmp_path / "out.jsonl"}
+    running = asyncio.create_task(redline.arun([{"n": 1}], **keywords))
+    assert await asyncio.to_thread(begun.wait, 30)
+    while not running.done():
+        running.cancel()
+        await asyncio.sleep(0)
+    assert opened.is_set()
+    assert (await redline.arun([{"n": 1}], **keywords)).succeeded == 1
 
 
 async def test_run_works_inside_a_running_loop_of_a_notebook(
@@ -303,6 +368,25 @@ async def test_a_reader_may_be_as_far_behind_as_it_can_be_when_the_run_ends(leav
     assert sorted(seen) == (seen if leaves else [row["n"] for row in rows])
 
 
+async def test_a_slow_reader_gets_each_answer_of_a_run_that_ends_at_its_deadline() -> None:
+    asked: list[int] = []
+    given = endless_answers(asked)
+    outcomes = redline.stream(given["rows"], call=given["call"], deadline_s=1.0)
+    seen = [(await anext(outcomes)).output]
+    (run,) = (task for task in asyncio.all_tasks() if task.get_name() == "redline stream")
+    await asyncio.wait([run], timeout=30)
+
+    async def read_on() -> None:
+        async for outcome in outcomes:
+            seen.append(outcome.output)  # noqa: PERF401
+
+    with pytest.raises(redline.errors.TimedOut):
+        await read_on()
+    # More than may wait for the reader: the workers waited with theirs.
+    assert len(asked) > 257
+    assert sorted(seen) == asked
+
+
 async def test_an_error_in_a_streams_block_ends_its_run_and_passes() -> None:
     given = endless_answers([])
 
@@ -391,6 +475,30 @@ async def test_client_calls_and_returns_errors_as_data() -> None:
     assert outcome.reply.finish_reason == "stop"
     assert len(vector.output) == 8
     assert isinstance(refused.error, redline.errors.Refused)
+
+
+@pytest.mark.parametrize("is_pool", [False, True])
+async def test_a_closed_client_ends_its_calls_at_once_and_says_so(*, is_pool: bool) -> None:
+    latency = parse_latency("30")
+    async with Sim(SimSettings(latency=latency)) as sim:
+        # One call is in flight, one waits for the limit, and two for a slot.
+        limits = redline.Limits(requests="1/1h", concurrency=2)
+        endpoint = redline.Endpoint(base_url=sim.base_url, limits=limits)
+        client = redline.Client(redline.Pool([endpoint]) if is_pool else endpoint)
+        calls = [asyncio.create_task(client.call(CHAT)) for _ in range(4)]
+        async with asyncio.timeout(30):
+            while not sim.stats()["in_flight"]:  # noqa: ASYNC110, the server tells nobody
+                await asyncio.sleep(0.01)
+        await client.aclose()
+        async with asyncio.timeout(5):
+            outcomes = [*await asyncio.gather(*calls), await client.call(CHAT)]
+            with pytest.raises(redline.errors.Rejected, match="the client was closed"):
+                await anext(client.stream(CHAT))
+        assert sim.stats()["received"] == 1
+    for outcome in outcomes:
+        assert outcome.status == "rejected"
+        assert "the client was closed" in str(outcome.error)
+    assert [outcome.attempts for outcome in outcomes] == [1, 0, 0, 0, 0]
 
 
 async def test_many_users_stream_at_once_and_none_disturbs_another() -> None:

@@ -21,6 +21,7 @@ import redline
 from crash.killing import await_lines, ended, sealed_lines, serving, started
 from crash.killing import redline as command
 from crash.streaming import SMALL, consume_until_empty, consumer_flags, outcomes
+from redline.errors import Rejected
 from redline.sources import stream_of
 from redline.sources.stream import Group
 from redline.sources.stream import rows as source_stream
@@ -114,6 +115,19 @@ def test_a_message_is_a_row_by_its_columns_or_its_json(world: World) -> None:
         (third, third, "FOUR"),
     ]
     assert world.pending() == 0
+
+
+def test_failures_stay_when_a_wrong_setting_is_corrected(world: World) -> None:
+    async def refuse(row: dict[str, Any]) -> str:
+        raise Rejected("no such model")
+
+    world.fill(2)
+    assert world.run(refuse, model="wrong").failed == 2
+    world.fill(1)
+    report = world.run(answer, model="right")
+    assert (report.offered, report.succeeded) == (1, 1)
+    # They are acknowledged, so nothing would bring them again.
+    assert len(failures(world)) == 2
 
 
 def test_another_field_may_hold_the_row(world: World) -> None:

@@ -51,7 +51,7 @@ def run(rows: object, **options: Unpack[Keywords]) -> Report:
     Raises ConfigError or JournalError if the run cannot begin.
     """
     _refuse_to_block()
-    report = run_job(make_job(rows, options, os.environ), display=_display(options))
+    report = run_job(_job_of(rows, options), display=_display(options))
     if report.abandoned and sys.stderr is not None:
         # Interrupted or past its deadline: reported with or without progress.
         lasting(sys.stderr).write(f"abandoned: {'; '.join(report.abandoned)}\n")
@@ -65,7 +65,7 @@ async def arun(rows: object, **options: Unpack[Keywords]) -> Report:
     Signals are left alone. When the task is cancelled, calls in flight are given up; rows that are
     done are on disk if there is an `output`, and the same call continues it.
     """
-    job = make_job(rows, options, os.environ)
+    job = _job_of(rows, options)
     return await _run_in_loop(job, Parts(display=_display(options), on_metrics=_print_metrics))
 
 
@@ -112,7 +112,7 @@ def stream(rows: object, **options: Unpack[Keywords]) -> OutcomeStream:
     Raises ConfigError or JournalError, also in the middle when the run is stopped by an error that
     no row can get around.
     """
-    return OutcomeStream(make_job(rows, options, os.environ))
+    return OutcomeStream(_job_of(rows, options))
 
 
 class OutcomeStream:
@@ -197,8 +197,9 @@ class _Handover:
         self.holds = holds
         # In the order of their lines. The journal bounds what is not safe.
         self._held: deque[Outcome] = deque()
-        # A group becomes safe at once, however many wait already.
-        self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(0 if holds else _STREAM_AHEAD)
+        # Not bounded: an answer is handed over at once, and its worker waits afterwards, so that an
+        # abort loses none.
+        self._outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue()
         self._ahead_bytes = 0
         self._has_room = asyncio.Event()
         self._runner: Runner | None = None
@@ -211,18 +212,15 @@ class _Handover:
         if self.is_left:
             runner.abort()
 
-    async def put(self, result: Result) -> None:
-        """Hands over a result; waits while the reader is too far behind.
+    def put(self, result: Result) -> Awaitable[None] | None:
+        """Hands over a result; returns a wait if the reader is too far behind.
 
         Drops it if the reader has left.
         """
-        while self._ahead_bytes >= _STREAM_AHEAD_BYTES and not self.is_left:
-            self._has_room.clear()
-            await self._has_room.wait()
         if self.is_left:
-            return
-        self._ahead_bytes += _size_bytes(result.outcome)
-        await self._outcomes.put(result.outcome)
+            return None
+        self._hand_over(result.outcome)
+        return self._room() if self._is_full() else None
 
     def hold(self, result: Result) -> Awaitable[None] | None:
         """Keeps a result until its line is safe; returns a wait if the reader is too far behind."""
@@ -236,12 +234,14 @@ class _Handover:
         if self.is_left:
             return
         for _ in range(rows):
-            outcome = self._held.popleft()
-            self._ahead_bytes += _size_bytes(outcome)
-            self._outcomes.put_nowait(outcome)
+            self._hand_over(self._held.popleft())
+
+    def _hand_over(self, outcome: Outcome) -> None:
+        self._ahead_bytes += _size_bytes(outcome)
+        self._outcomes.put_nowait(outcome)
 
     def _is_full(self) -> bool:
-        return self._ahead_bytes >= _STREAM_AHEAD_BYTES or self._outcomes.qsize() >= _STREAM_AHEAD
+        return self._ahead_bytes >= _STREAM_AHEAD_BYTES or self._outcomes.qsize() > _STREAM_AHEAD
 
     async def _room(self) -> None:
         while self._is_full() and not self.is_left:
@@ -281,15 +281,20 @@ class _Handover:
         self._has_room.set()
         if self._runner is not None:
             self._runner.abort()
-        while not task.done():
-            # Workers that wait for room give up once there is some.
-            while not self._outcomes.empty():
-                self._outcomes.get_nowait()
-            await asyncio.wait([task], timeout=0.05)
+        # Workers that wait for room give up: the reader has left.
+        await asyncio.wait([task])
 
 
 def _size_bytes(outcome: Outcome) -> int:
     return len(outcome.reply.body) if outcome.reply is not None else 0
+
+
+def _job_of(rows: object, options: Keywords) -> Job:
+    """Returns the job of these options. Its output stays where it is if the folder changes."""
+    job = make_job(rows, options, os.environ)
+    if job.output is None:
+        return job
+    return msgspec.structs.replace(job, output=job.output.anchored())
 
 
 async def _run_in_loop(job: Job, parts: Parts) -> Report:

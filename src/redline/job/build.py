@@ -13,7 +13,7 @@ import math
 import random
 from array import array
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ from redline.job.assembly import Kept, Run
 from redline.job.monitor import Monitor, Webhook, alerts_of
 from redline.job.outputs import AccountFile, open_journal
 from redline.job.parts import Parts
-from redline.job.recording import recorded, sampler_of
+from redline.job.recording import recorded, sampler_of, set_timeline_aside
 from redline.job.settings import BATCHING, Job
 from redline.job.show import InputCounts, RowCount
 from redline.job.work import (
@@ -159,10 +159,12 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
     finally:
         # The summary of a run that has not read all rows waits for their number.
         is_needed = run is not None and run.runner.is_draining and not run.feed.is_read
-        await asyncio.to_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
-        given.source.close()
-        if given.trace is not None:
-            given.trace.close()
+        try:
+            await asyncio.to_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
+        finally:
+            given.source.close()
+            if given.trace is not None:
+                given.trace.close()
 
 
 async def _serve_metrics(job: Job, stack: AsyncExitStack) -> MetricsServer | None:
@@ -376,6 +378,8 @@ async def _open_output(
     if job.restart and parts.before_restart is not None:
         await parts.before_restart()
     journal, manifest = await _open_journal(job, output, acknowledge)
+    if is_new:
+        set_timeline_aside(output)
     account = None
     try:
         if job.allowance is not None:
@@ -579,8 +583,11 @@ async def _open_journal(
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
-        # The thread cannot be stopped. What it opens is closed before the output's lock is.
-        await asyncio.wait([opening])
+        # The thread cannot be stopped. What it opens is closed before the output's lock is, however
+        # often this is cancelled.
+        while not opening.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([opening])
         if not opening.cancelled() and opening.exception() is None:
             journal, _ = opening.result()
             journal.let_go()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 
 from redline.apis import loose_json
 from redline.calls import Backend, Endpoint
@@ -11,8 +12,9 @@ from redline.calls.cost import Metered
 from redline.clock import SYSTEM
 from redline.job.settings import BATCHING, Job
 from redline.job.work import Endpoints, Feed, Runner, Sampler, Tally
-from redline.journal import Journal
+from redline.journal import Journal, Output
 from redline.limits.rule import AUTO, KINDS, limit_text
+from redline.process import free_name
 from redline.timeline import (
     MOST_ENDPOINTS,
     MOST_LIMITS,
@@ -53,6 +55,14 @@ def sampler_of(
     )
 
 
+def set_timeline_aside(output: Output) -> None:
+    """Gives the timeline of runs whose results are gone the first free name `timeline.old-N`."""
+    path = output.state_path / NAME
+    # If that fails, the runs go on in it: a timeline is no reason not to run.
+    with suppress(OSError):
+        path.rename(free_name(path, "old"))
+
+
 def _facts_of(job: Job, input_name: str) -> RunFacts:
     rates = [
         limit_text(kind, rate)
@@ -71,6 +81,7 @@ def _facts_of(job: Job, input_name: str) -> RunFacts:
         endpoints=tuple(endpoint.label for endpoint in job.endpoints)[:MOST_ENDPOINTS],
         limits=tuple(dict.fromkeys(rates))[:MOST_LIMITS],
         is_batched=job.via in BATCHING,
+        has_budget=job.allowance is not None and job.allowance.picodollars is not None,
     )
 
 

@@ -18,7 +18,7 @@ from redline.journal.lock import OutputLock, is_held
 from redline.journal.manifest import Manifest
 from redline.journal.output import FORMATS, Output, has_old_names, is_state, names_of, stem_of
 from redline.journal.results_file import ResultsFile, ResultsLost, take_out
-from redline.journal.rewrite import put_in_order, set_aside
+from redline.journal.rewrite import put_in_order, set_all_aside, set_aside
 from redline.journal.sound_lines import (
     Stretch,
     has_sound_line,

@@ -25,7 +25,7 @@ def check_place(output: Output) -> None:
         )
     if path.parent.name.endswith((".redline", "-redline")) and is_state(path.parent):
         raise ConfigError(f"{path.parent} holds the state of another output", hint=_HINT)
-    if output.url is not None and is_state(copies := Path(output.path.parts[0])):
+    if output.url is not None and is_state(copies := Path(output.url.copy_path().parts[0])):
         raise ConfigError(
             f"{copies} is where files of {output.url.scheme}:// go, and holds the state of another "
             "output",

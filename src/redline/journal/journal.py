@@ -226,13 +226,17 @@ class Journal:
         """
         self._is_closing = True
         self._wake.set()
+        is_synced = False
         try:
             if self._syncer is not None:
                 await self._syncer
+            is_synced = True
         finally:
             self._disk.shutdown()
             try:
-                if self.failure is None:
+                # After a cancellation, failures stay until the successes that replace them are
+                # durable: the next run takes them out.
+                if is_synced and self.failure is None:
                     if self._has_mended:
                         self._drop_mended()
                     self._drop_outdated(self._made_good.__contains__)
@@ -244,7 +248,9 @@ class Journal:
             raise self.failure
 
     def let_go(self) -> None:
-        """Closes the files as they are, without a last sync."""
+        """Closes the files as they are, without a last sync. `append` then raises JournalError."""
+        self._line_of = self._failure_of = _refuse
+        self._has_lines = False
         self._results.close()
         if self._failures is not None:
             self._failures.close()
@@ -397,6 +403,11 @@ class Journal:
         repeated = self.failed.add_each(found.keys)
         self.failed.mark(found.keys, marks)
         self._has_mended |= bool(repeated) or any(map(self.has_succeeded, found.keys, marks))
+
+
+def _refuse(result: Result) -> bytes:
+    """Refuses the result of a row that was left behind. Raises JournalError."""
+    raise JournalError("the results are closed: the run has ended")
 
 
 class NotKept:

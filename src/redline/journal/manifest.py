@@ -16,13 +16,16 @@ from redline.process import clipped, write_file
 from redline.store import local_path, url_of
 
 _LONGEST_SHOWN = 60
+# Names that lead elsewhere in each process.
+_OF_A_PROCESS = ("/dev/fd/", "/dev/stdin", "/proc/")
 
 
 class Manifest(msgspec.Struct, kw_only=True):
     """The contents of manifest.json. `settings`: all that decide an answer; never a key.
 
     rows: the number of rows of the input, once a run has read it to its end. input: its path or
-    URL, for `verify`; empty if it has none. others: paths and URLs of other inputs of earlier runs.
+    URL, for `verify`; empty if it has none under which it can be read again. others: paths and URLs
+    of other inputs of earlier runs.
     """
 
     v: int = 1
@@ -48,7 +51,7 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
     if url is not None:
         # A signature or a password is not stored; `verify` then needs the input stated again.
         path = url.text if url.text == url.name else ""
-    elif isinstance(rows, (str, os.PathLike)) and os.fspath(rows) != "-":
+    elif isinstance(rows, (str, os.PathLike)) and _is_lasting(rows):
         # A file's name may not be UTF-8; it can be shown, but `verify` needs it stated again.
         path = os.fsencode(os.path.abspath(local_path(rows))).decode("utf-8", "replace")
     kept: dict[str, Any] = {}
@@ -61,6 +64,18 @@ def make(rows: object, settings: dict[str, Any]) -> Manifest:
             # As it is loaded again: JSON has no tuples, and no keys that are numbers.
             kept[name] = msgspec.json.decode(data)
     return Manifest(input=path, settings=kept)
+
+
+def _is_lasting(rows: str | os.PathLike[str]) -> bool:
+    """Whether the name leads to a file or a folder, and to the same one in other processes.
+
+    A pipe has other content each time, as /dev/fd/63 of a shell's `<(...)`.
+    """
+    if os.fspath(rows) == "-":
+        return False
+    path = os.path.abspath(local_path(rows))
+    is_here = os.path.isfile(path) or os.path.isdir(path)
+    return is_here and not path.startswith(_OF_A_PROCESS)
 
 
 def load(output: Output) -> Manifest | None:

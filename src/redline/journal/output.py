@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 
-from redline.errors import check_known
+from redline.errors import ConfigError, check_known
 from redline.store import ObjectUrl, local_path, url_of
 
 Format = Literal["redline", "batch"]
@@ -70,13 +70,15 @@ def has_old_files(path: Path) -> bool:
 class Output(msgspec.Struct, frozen=True, kw_only=True):
     """The place of results, and the contents of a line.
 
-    path: the results file; failures and the run's state go beside it. url: the object that the
-    results file becomes when the run ends; `path` is then its copy on this machine. has_old_names:
-    the files beside it have the names of redline 0.1, see above. ordered: the finished file is in
-    input order. keep_input: each line repeats its row. raw: each line contains the whole reply.
+    path: the results file; failures and the run's state go beside it. shown: the path for people,
+    if it is another one. url: the object that the results file becomes when the run ends; `path` is
+    then its copy on this machine. has_old_names: the files beside it have the names of redline 0.1,
+    see above. ordered: the finished file is in input order. keep_input: each line repeats its row.
+    raw: each line contains the whole reply.
     """
 
     path: Path
+    shown: str = ""
     url: ObjectUrl | None = None
     has_old_names: bool = False
     format: str = "redline"
@@ -97,16 +99,32 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         path = local_path(place) if url is None else url.copy_path()
         return cls(path=path, url=url, has_old_names=has_old_files(path), **fields)
 
+    def anchored(self) -> Output:
+        """Returns the same output with an absolute path, for the working folder may change.
+
+        Raises ConfigError if there is no working folder.
+        """
+        try:
+            path = Path(os.path.abspath(self.path))
+        except OSError as error:
+            raise ConfigError(
+                f"the current folder cannot be used: {error.strerror}",
+                hint="change to a folder that exists, or give a whole path",
+            ) from error
+        return msgspec.structs.replace(self, path=path, shown=self.shown or str(self.path))
+
     @property
     def name(self) -> str:
         """The output's name for people: the URL without secrets, or the path."""
-        return str(self.path) if self.url is None else self.url.name
+        return self.shown or str(self.path) if self.url is None else self.url.name
 
     @property
     def failed_name(self) -> str:
         """The name for people of the failures beside it."""
-        path = self.failed_path
-        return str(path) if self.url is None else self.url.beside(path.name).name
+        name = self._names.failed
+        if self.url is not None:
+            return self.url.beside(name).name
+        return str(Path(self.name).with_name(name))
 
     @property
     def failed_path(self) -> Path:

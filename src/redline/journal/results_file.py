@@ -251,6 +251,8 @@ class ResultsFile:
         return moved
 
     def close(self) -> None:
+        """Closes the file. A later write fails: another file may get the same descriptor."""
+        self._fd = -1
         self._close()
 
     def _reopen(self) -> None:
@@ -329,7 +331,7 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
 
     A crash leaves the old file or the new one, and loses no byte. fd: of `path`; it continues
     to read the old file. bounds: begins and ends, in turn. Raises JournalError, with nothing
-    changed.
+    changed unless only the last sync has failed.
     """
     aside = aside or free_name(path, "damaged")
     kept = array("Q", [0, *bounds, os.fstat(fd).st_size])
@@ -337,10 +339,20 @@ def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None)
     try:
         replace_file(path, copier(fd, kept))
     except JournalError:
-        # On a full disk, the next attempt needs its room.
-        aside.unlink(missing_ok=True)
+        # On a full disk, the next attempt needs its room. But if the new file is in place, the
+        # lines are nowhere else.
+        if _is_at(path, fd):
+            aside.unlink(missing_ok=True)
         raise
     return aside
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether the open file is known to be the one at `path`."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except OSError:
+        return False
 
 
 def copier(fd: int, bounds: array[int]) -> Callable[[int], None]:

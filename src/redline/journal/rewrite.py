@@ -64,6 +64,23 @@ def set_aside(path: Path, is_gone: Callable[[int], bool], aside: Path) -> None:
                 _remove(path)
 
 
+def set_all_aside(path: Path, aside: Path) -> None:
+    """Moves all lines to the first free `labels.outdated-1.jsonl`, and removes `path`.
+
+    aside: the path from which that name is made. The caller holds the output's lock. Raises
+    JournalError.
+    """
+    if not path.exists():
+        return
+    # Copied rather than renamed: either place may be a link to another disk.
+    with closing(open_alone(path, os.O_RDONLY)) as file:
+        size_bytes = os.fstat(file.fd).st_size
+        if size_bytes:
+            whole = copier(file.fd, array("Q", [0, size_bytes]))
+            replace_file(free_name(aside, "outdated"), whole)
+        _remove(path)
+
+
 def put_in_order(path: Path, keys: array[int]) -> None:
     """Sorts the lines of `path` by the input's `keys`; lines of rows not in the input come last.
 

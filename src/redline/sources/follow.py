@@ -38,7 +38,9 @@ class FollowedFile(Blocks):
     """Blocks that wait at a file's end for more; each `open` begins the next file of that name.
 
     They consist of complete lines, except for a line that is longer than a block. They end, with
-    the rest of the last line, when another file has the name.
+    the rest of the last line, when another file has the name. The first file is opened at once: its
+    rows may wait long before they are read, and names change meanwhile. Raises ConfigError if it
+    cannot be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,14 +48,16 @@ class FollowedFile(Blocks):
         self.name = str(path)
         self._closing = threading.Event()
         self._lock = threading.RLock()
-        self._fd = -1
+        self._fd = opened_fd(path)[0]
+        # The first `open` finds it open.
+        self._is_begun = False
         # Later files of that name, in order; kept open, so that they can be read later.
         self._next_fds: deque[int] = deque()
         # By descriptor: the largest size seen, and the size at which it was first seen smaller.
         self._most_bytes: dict[int, int] = {}
         self._cut_to: dict[int, int] = {}
-        self._watcher: threading.Thread | None = None
         self._begin()
+        threading.Thread(target=self._watch, name="redline-name", daemon=True).start()
 
     @property
     def is_closed(self) -> bool:
@@ -62,6 +66,9 @@ class FollowedFile(Blocks):
     def open(self) -> None:
         """Raises ConfigError if the file cannot be opened."""
         with self._lock:
+            if not self._is_begun:
+                self._is_begun = True
+                return
             self._let_go()
             fd = self._next_fds.popleft() if self._next_fds else opened_fd(self.path)[0]
             if self.is_closed:
@@ -69,10 +76,6 @@ class FollowedFile(Blocks):
                 return
             self._fd = fd
             self._begin()
-        if self._watcher is None:
-            # Rows may wait long before they are read, and names change meanwhile.
-            self._watcher = threading.Thread(target=self._watch, name="redline-name", daemon=True)
-            self._watcher.start()
 
     def read(self, most_bytes: int) -> bytes:
         """The next lines, once they exist; empty if the file has ended, or once it is closed.

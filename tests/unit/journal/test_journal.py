@@ -393,6 +393,28 @@ def test_a_failed_row_that_is_retried_has_one_line_in_the_end(
         assert "never" in output.failed_path.read_text()
 
 
+def test_a_cancelled_close_keeps_a_failure_whose_success_is_not_durable(output: Output) -> None:
+    written(output, result(1, error="no"))
+
+    async def main() -> None:
+        journal = Journal(output, lambda rows: None)
+        journal.start()
+        journal.append(result(1))
+        closing = asyncio.create_task(journal.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        with pytest.raises(JournalError, match="the results are closed"):
+            journal.append(result(2))
+
+    virtual_run(main())
+    assert [rows_of(output.path), rows_of(output.failed_path)] == [[1], [1]]
+    written(output)
+    assert rows_of(output.path) == [1]
+    assert not output.failed_path.exists()
+
+
 def test_the_failures_file_goes_with_its_last_failure(output: Output) -> None:
     written(output, result(1, error="no"))
     written(output, result(1))

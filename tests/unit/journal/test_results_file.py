@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -15,7 +16,7 @@ import pytest
 
 from redline.errors import JournalError
 from redline.journal import results_file, rewrite
-from redline.process import drop_unfinished, replace_file, unwritable
+from redline.process import drop_unfinished, files, replace_file, unwritable
 
 
 def replaced(path: Path) -> None:
@@ -119,6 +120,26 @@ def test_a_file_that_is_written_anew_keeps_its_mode(tmp_path: Path) -> None:
         assert path.stat().st_ino != inode
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert len(path.read_bytes().splitlines()) == 2
+
+
+def test_lines_that_are_moved_out_stay_although_the_last_sync_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, aside = tmp_path / "labels.jsonl", tmp_path / "aside.jsonl"
+    path.write_bytes(sealed(2) + sealed(1))
+    sync_name = files.sync_name
+
+    def fail(name: Path) -> None:
+        sync_name(name)
+        if name == path:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "sync_name", fail)
+    bounds = array("Q", [0, len(sealed(2))])
+    with path.open("rb") as file, pytest.raises(JournalError, match="Input/output error"):
+        results_file.take_out(path, file.fileno(), bounds, aside)
+    assert path.read_bytes() == sealed(1)
+    assert aside.read_bytes() == sealed(2)
 
 
 def test_a_file_larger_than_a_buffer_is_sorted_whole(tmp_path: Path) -> None:

@@ -242,6 +242,18 @@ def test_files_that_have_the_name_in_turn_are_all_read_though_nobody_reads_meanw
     source.close()
 
 
+def test_a_file_that_is_renamed_before_the_first_read_is_read(path: Path) -> None:
+    append(path, '{"n": 1}\n')
+    source = open_source(path, is_followed=True)
+    path.rename(path.with_suffix(".1"))
+    append(path, '{"n": 2}\n')
+    wait_until(lambda: is_open(path))
+    batches = source.batches()
+    assert [next(batches)[0].data for _ in range(2)] == [{"n": 1}, {"n": 2}]
+    source.close()
+    assert not is_open(path)
+
+
 def is_open(path: Path) -> bool:
     """This process has the file open that has the name now."""
     wanted = os.stat(path)

@@ -69,7 +69,9 @@ class AccountFile:
         try:
             self.sync()
         finally:
-            os.close(self._fd)
+            # A call that was left behind settles later: another file may get this descriptor.
+            fd, self._fd = self._fd, -1
+            os.close(fd)
 
 
 def path_of(output: Output) -> Path:

@@ -18,10 +18,11 @@ from redline.journal import (
     mark_of,
     names_of,
     read_keys,
+    set_all_aside,
 )
 from redline.journal import manifest as manifests
 from redline.process import drop_unfinished, sync_name, telling
-from redline.sources import opened_source
+from redline.sources import opened_source, stream_of
 from redline.store import local_path, url_of
 
 
@@ -40,12 +41,11 @@ def open_journal(job: Job, output: Output, acknowledge: Acknowledge) -> tuple[Jo
         if _size(output.path):
             if not job.force:
                 manifests.check(old, new, output)
-        elif old.settings != new.settings and not job.retry_failed:
+        elif old.settings != new.settings and not job.retry_failed and stream_of(job.rows) is None:
             # Nothing has succeeded yet, so nothing can be mixed: what failed under the old
-            # settings, such as a wrong model, is done again under these.
-            with telling(output.failed_path):
-                output.failed_path.unlink(missing_ok=True)
-                sync_name(output.failed_path)
+            # settings, such as a wrong model, is done again under these. The lines are kept, as a
+            # pipe may not bring their rows again. A stream never does: its failures stay failures.
+            set_all_aside(output.failed_path, output.state_path / output.failed_path.name)
         new.begun, new.others = old.begun, manifests.other_inputs(old, new.input)
     for path in (output.path, output.failed_path):
         drop_unfinished(path)

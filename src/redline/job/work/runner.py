@@ -173,6 +173,10 @@ class Runner:
                 raise
             finally:
                 left.cancel()
+                if not (work.done() or self._is_left):
+                    # Cancelled once more: the journal is closed before the workers have ended.
+                    self._is_left = True
+                    work.cancel()
                 self._group = None
                 self._tasks.clear()
 
@@ -192,6 +196,10 @@ class Runner:
                 self._spare = 0
             for _ in range(workers):
                 self._add_worker(self._group)
+        self.stop_if_input_failed()
+
+    def stop_if_input_failed(self) -> None:
+        """Stops the run if its input could not be read to the end."""
         if self._input_error is not None:
             self.stop(self._input_error)
 
@@ -430,7 +438,10 @@ class Runner:
                 self.load.remove(large_bytes)
 
     async def next_row(self) -> Picked | None:
-        """Returns the next row; None at the end, or if reading failed, which ends the run."""
+        """Returns the next row; None at the end, or if reading failed.
+
+        A failure ends the run once the rows before have ended: the input may not bring them again.
+        """
         try:
             return None if self.is_draining else await self.supply.next()
         except RedlineError as error:
@@ -439,11 +450,7 @@ class Runner:
             # The user's own iterable.
             what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
             failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
-        if self._group is None:
-            self.stop(failure)
-        else:
-            # Workers finish the rows that they have: the input may not bring them again.
-            self._input_error = self._input_error or failure
+        self._input_error = self._input_error or failure
         return None
 
     def _is_cut_short(self, outcome: Outcome, due_s: float) -> bool:

@@ -129,7 +129,8 @@ class Sampler:
             raise
         finally:
             self._thread_time.close()
-        end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what)
+        at = self.clock.wall_s()
+        end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what, at=at)
         if self.file is not None:
             await asyncio.to_thread(self._end, self.file, end)
 
