@@ -86,6 +86,7 @@ def test_a_file_states_a_fleet(tmp_path: Path) -> None:
         ("rpm = 600", 'rpm = "many"', "rpm is not", REPLICA, ""),
         ("rpm = 600", "rpm = true", "rpm must be text or a number", REPLICA, ""),
         ("concurrency = 8", "concurrency = 0", "concurrency must be", REPLICA, ""),
+        ('"KEY"', '"sk-7f"', "api_key_env takes the name of a variable that", REPLICA, "export"),
         ('"KEY"', '"NO_KEY"', "api_key_env names NO_KEY, which is not set", REPLICA, "export"),
         ("rpm = 600", "base_url = 'http://a/v1'", "unknown setting: base_url", REPLICA, ""),
         ("rpm = 600", "trial = '/v1/embedding'", "unknown trial: /v1/embedding", REPLICA, "dings?"),

@@ -41,7 +41,7 @@ rpm = 500
 [endpoints.one.prices.m]
 input = 0.5
 output = "1.5"
-[tenants.a]
+[tenants.default]
 requests = ["60/60s"]
 admin = true
 [prices."gpt-4o"]
@@ -82,8 +82,8 @@ def test_the_schema_takes_what_the_command_takes(
         ("queued = 20", "queue = 20", "unknown setting: queue", "[serve.batches]"),
         ("queued = 20", "queued = false", "queued must be text or a number", "[serve.batches]"),
         ("base_url = \"", "base = \"", "unknown setting: base", "[endpoints.one]"),
-        ("admin = true", "admin = 'no'", "admin must be true or false", "[tenants.a]"),
-        ("[tenants.a]", "[tenant.a]", "unknown setting: tenant", "redline.toml"),
+        ("admin = true", "admin = 'no'", "admin must be true or false", "[tenants.default]"),
+        ("[tenants.default]", "[tenant.a]", "unknown setting: tenant", "redline.toml"),
         ("input = 1\n", "inputs = 1\n", "unknown setting: inputs", '[prices."gpt-4o"]'),
     ],
 )  # fmt: skip
@@ -108,6 +108,21 @@ def test_what_is_wrong_is_named_with_its_table_and_found_by_the_schema(
     assert where in told.err
 
 
+def test_limits_that_apply_to_no_call_are_refused(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = '[tenants.team-a]\nrequests = "1/60s"\n'
+    Path("redline.toml").write_text(table)
+    told = cli("serve", "--endpoint", "sim", "--check")
+    assert told.status == 2
+    assert "the limits of tenant team-a apply to no call: no file of keys is set" in told.err
+    assert 'keys = "keys.jsonl"' in told.err
+    Path("redline.toml").write_text(f'[serve]\nkeys = "keys.jsonl"\n{table}')
+    assert cli("keys", "add", "team-a").status == 0
+    assert cli("serve", "--endpoint", "sim", "--check").status == 0
+
+
 @pytest.mark.parametrize(
     ("flags", "what"),
     [
@@ -126,6 +141,10 @@ def test_what_is_wrong_is_named_with_its_table_and_found_by_the_schema(
         (["--endpoint", "sim", "--keys", "none.jsonl"], "redline keys add TENANT makes it"),
         (["--endpoint", "sim", "--keys", "junk"], "line 1 is not a key"),
         (["--endpoint", "sim", "--state", "junk/state"], "junk is not a folder"),
+        (["--endpoint", "sim", "--state", "kept"], "kept/batches is not a folder"),
+        (["--endpoint", "sim", "--cache", "--state", "kept2"], "kept2/answers is not a folder"),
+        (["--function", "json:loads", "--cache"], "--function and --cache cannot be combined"),
+        (["--function", "json:loads", "-c", "4"], "--function and --concurrency cannot be"),
         (["--endpoint", "sim", "--tls-cert", "junk", "--tls-key", "junk"], "both are PEM files"),
         (["--function", "nowhere:embed"], "there is no module nowhere"),
         (["--function", "json:decoder"], "json:decoder cannot be called"),
@@ -136,6 +155,9 @@ def test_flags_that_cannot_be(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("junk").write_text("junk\n", "utf-8")
+    for name in ("kept/batches", "kept2/answers"):
+        Path(name).parent.mkdir()
+        Path(name).touch()
     told = cli("serve", "--check", *flags)
     assert told.status == 2
     assert what in told.err
@@ -159,6 +181,12 @@ def test_flags_that_cannot_be(
             "[serve.classes.mine]\npriority = 10",
             "the classes normal and mine have the priority 10",
             "redline.toml, [serve.classes.mine]",
+        ),
+        (
+            "[endpoints.two]\nbase_url = 'http://127.0.0.1:9001/v1'\nrpm = 9\n"
+            "share = 'none/shared'",
+            "the shared limits cannot be saved in none/shared: none does not exist",
+            "",
         ),
         (
             "[endpoints.two]\nbase_url = 'http://127.0.0.1:9000/v1'",

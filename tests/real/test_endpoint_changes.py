@@ -457,6 +457,41 @@ def test_settings_that_need_a_restart_are_named_and_so_are_other_prices() -> Non
     asyncio.run(main())
 
 
+def test_counters_do_not_fall_when_a_pool_ends() -> None:
+    async def main() -> None:
+        one = Server(("m",), statuses=[500], latency_s=0.01)
+        two = Server(("m",), latency_s=0.01)
+        other = Server(("n",), latency_s=0.3)
+        async with (
+            listening(one, two, other),
+            gateway(one.named("A", "m"), two.named("B", "m"), other.named("C", "n")) as front,
+        ):
+            lineup = front.served.gateway.lineup
+            while not lineup.failovers:
+                assert await front.ask("m") == 200
+            calls = front.begin("n", 1)
+            await until(lambda: other.in_flight == 1)
+
+            def counts() -> dict[str, int]:
+                shown = front.served.gateway.watch.snapshot().classes
+                return {one.name: one.admitted for one in shown}
+
+            before = counts()
+            assert before["normal"] >= 2
+            third = Server(("o",))
+            async with listening(third):
+                front.change(third.named("D", "o"))
+                # One of the ways has a call in flight, and the other is about to end.
+                assert (lineup.failovers, counts()) == (1, before)
+                assert await statuses(calls) == {200: 1}
+                await until(lambda: not any(one.in_flight for one in lineup.classes()))
+                assert await front.ask("o") == 200
+                assert counts()["normal"] == before["normal"] + 1
+                assert lineup.failovers == 1
+
+    asyncio.run(main())
+
+
 def test_a_pool_that_is_full_of_calls_of_an_endpoint_that_leaves_ends_no_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

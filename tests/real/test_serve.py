@@ -28,7 +28,7 @@ from redline.errors import ConfigError
 from redline.job.settings import EmbeddedSim
 from redline.limits import Limits, Rate
 from redline.serve.gateway import GatewaySettings, gateway_of, serve_gateway, serve_workers
-from redline.serve.keys import DEFAULT_TENANT, TenantSettings
+from redline.serve.keys import DEFAULT_TENANT, TenantSettings, add_key, revoke_key
 from support.raw_server import RawServer, Seen, answer, chat
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess, fleet_of
@@ -828,6 +828,32 @@ def test_a_hangup_while_a_gateway_starts_has_it_read_its_settings_once_it_serves
     )
     assert not deadly
     assert notes == ["settings read: nothing has changed"]
+
+
+@pytest.mark.parametrize("is_followed", [False, True])
+def test_a_hangup_after_a_key_was_revoked_says_that_keys_are_others(
+    tmp_path: Path, *, is_followed: bool
+) -> None:
+    path = tmp_path / "keys.jsonl"
+    key, _ = add_key(path, "acme")
+    add_key(path, "lab")
+    settings = GatewaySettings(
+        endpoints=(Endpoint(base_url="http://127.0.0.1:9/v1"),), port=0, keys=path
+    )
+    notes = list[str]()
+
+    def hang_up(_: str) -> None:
+        revoke_key(path, key.id)
+
+        def tell() -> None:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        # Changes of the file are also noticed without a signal, within a second.
+        asyncio.get_running_loop().call_later(2.5 if is_followed else 0.0, tell)
+
+    serve_gateway(settings, reread=lambda: settings, on_url=hang_up, on_note=notes.append)
+    assert notes == ["settings read: other keys (1 active)"]
 
 
 def test_a_hangup_while_the_server_of_several_workers_starts_does_not_end_it(

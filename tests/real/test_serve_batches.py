@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -14,6 +15,7 @@ import openai
 import pytest
 
 from redline.calls import Endpoint, RetryPolicy
+from redline.calls.cost import Price
 from redline.limits import Limits, Rate
 from redline.serve.admission import CLASSES, ClassSettings
 from redline.serve.batches import BatchSettings
@@ -269,3 +271,91 @@ async def test_lines_that_were_not_sent_cost_nothing(tmp_path: Path) -> None:
             await client.chat.completions.create(
                 model="m", messages=[{"role": "user", "content": "hello"}]
             )
+
+
+async def ask(client: openai.AsyncOpenAI) -> int:
+    """The status of an interactive call."""
+    try:
+        await client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+        )
+    except openai.APIStatusError as error:
+        return error.status_code
+    return 200
+
+
+@pytest.mark.parametrize(
+    "limits", [TenantSettings(concurrency=4), TenantSettings(requests=(Rate(40, 1.0),))]
+)
+async def test_a_batch_leaves_room_for_interactive_calls_of_its_tenant(
+    tmp_path: Path, limits: TenantSettings
+) -> None:
+    async with (
+        Sim(SimSettings(latency=Constant(0.05))) as sim,
+        gateway(tmp_path, sim, 16, tenants={DEFAULT_TENANT: limits}) as (_, client),
+    ):
+        batch = await batch_files.begun(client, batch_files.lines(2_000))
+        await until(lambda: sim.stats()["received"] > 20)
+        statuses = []
+        for _ in range(10):
+            statuses.append(await ask(client))
+            await asyncio.sleep(0.3)
+        assert statuses == [200] * 10
+        await client.batches.cancel(batch.id)
+        await batch_files.over(client, batch.id)
+
+
+async def test_batches_run_in_the_class_low_whatever_its_priority(tmp_path: Path) -> None:
+    classes = tuple(
+        ClassSettings(name=name, priority=priority)
+        for name, priority in (("high", 20), ("normal", 200), ("low", 300))
+    )
+    async with (
+        Sim(SimSettings()) as sim,
+        gateway(tmp_path, sim, 4, classes=classes) as (served, client),
+    ):
+        batch = await batch_files.begun(client, batch_files.lines(5))
+        await batch_files.over(client, batch.id)
+        shown = served.gateway.watch.snapshot().classes
+        assert {one.name: one.admitted for one in shown} == {"high": 0, "normal": 0, "low": 5}
+
+
+async def test_lines_count_as_calls_of_their_tenant_and_in_the_rate(tmp_path: Path) -> None:
+    async with (
+        Sim(SimSettings(latency=Constant(0.05))) as sim,
+        gateway(tmp_path, sim, 4) as (served, client),
+    ):
+        batch = await batch_files.begun(client, batch_files.lines(200))
+        snapshot = served.gateway.watch.snapshot
+        await until(lambda: snapshot().answers_per_s > 10)
+        await batch_files.over(client, batch.id)
+        (tenant,) = snapshot().tenants
+        assert (tenant.name, tenant.calls, tenant.refused) == (DEFAULT_TENANT, 200, 0)
+        assert tenant.tokens > 400
+        assert served.gateway.totals.answers == {("other", "low", "200"): 200}
+
+
+async def test_calls_that_are_told_to_come_back_later_are_not_in_the_rate(tmp_path: Path) -> None:
+    tenants = {DEFAULT_TENANT: TenantSettings(requests=(Rate(1, 3600.0),))}
+    async with (
+        Sim(SimSettings()) as sim,
+        gateway(tmp_path, sim, 4, tenants=tenants) as (served, client),
+    ):
+        statuses = [await ask(client) for _ in range(5)]
+        assert statuses == [200, *[429] * 4]
+        snapshot = served.gateway.watch.snapshot
+        await until(lambda: len(snapshot().history) >= 2)
+        # One answer in the first second.
+        assert 0.5 < sum(one.answers for one in snapshot().history) < 2
+
+
+async def test_without_keys_what_was_spent_today_survives_a_restart(tmp_path: Path) -> None:
+    # An answer of 4 tokens costs 0.004 dollars.
+    facts: Any = {
+        "prices": {"m": Price(input=1_000, cached_input=1_000, output=10**9)},
+        "tenants": {DEFAULT_TENANT: TenantSettings(picodollars_per_day=6_000_000_000)},
+    }
+    async with Sim(SimSettings()) as sim:
+        for expected in ([200, 429], [429]):
+            async with gateway(tmp_path / "state", sim, 4, **facts) as (_, client):
+                assert [await ask(client) for _ in expected] == expected

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -316,6 +317,74 @@ def test_files_and_batches_are_one_shelf_whichever_worker_is_asked(tmp_path: Pat
             }
         with pytest.raises(openai.NotFoundError):
             client.files.retrieve("file-none")
+
+
+def test_an_upload_through_any_worker_takes_as_much_room_as_it_states(tmp_path: Path) -> None:
+    form = b"\r\n".join(
+        (
+            *(b"--x", b'Content-Disposition: form-data; name="purpose"', b"", b"batch"),
+            *(b"--x", b'Content-Disposition: form-data; name="file"; filename="a"', b"", b"{}"),
+            b"--x--",
+            b"",
+        )
+    )
+    head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n" % len(form)
+    head += b"content-type: multipart/form-data; boundary=x\r\nconnection: close\r\n\r\n"
+    toml = """
+        [serve]
+        workers = 2
+        endpoint = "{url}"
+        [serve.batches]
+        stored = "300m"
+        uploads = 24
+    """
+    with SimProcess() as sim, Serve(tmp_path, toml=toml.format(url=sim.base_url)) as serve:
+        workers_of(serve.url, 2)
+        address = urlsplit(serve.url)
+        # Which worker gets a connection is left to the kernel: with 24, each gets some.
+        clients = [
+            socket.create_connection((address.hostname, address.port), 60) for _ in range(24)
+        ]
+        # All are under way at once.
+        for client in clients:
+            client.sendall(head + form[:60])
+        time.sleep(0.5)
+        answers = list[bytes]()
+        for client in clients:
+            client.sendall(form[60:])
+            with client, client.makefile("rb") as answer:
+                answers.append(answer.readline().split()[1])
+        assert answers == [b"200"] * 24
+
+
+def test_what_calls_of_each_worker_cost_is_saved_at_the_end(tmp_path: Path) -> None:
+    toml = """
+        [serve]
+        workers = 2
+        keys = "keys.jsonl"
+        endpoint = "{url}"
+        [tenants.team]
+        money_per_day = "100usd"
+        [prices.m]
+        input = 1
+        output = 1000
+    """
+    key = keys_of(tmp_path, "team")["team"]
+    with (
+        SimProcess("--latency", "2") as sim,
+        Serve(tmp_path, toml=toml.format(url=sim.base_url)) as serve,
+    ):
+        lines = spread(serve.url, 1, key)
+        message = {"role": "user", "content": "hello"}
+        asked = {"model": "m", "max_tokens": 5_000, "messages": [message]}
+        with ThreadPoolExecutor(2) as pool:
+            answers = [pool.submit(line.post, asked) for line in lines]
+            wait_until(lambda: sim.stats()["in_flight"] == 2)
+            assert serve.end()[0] == 0
+        usage = [answer.result()[1]["usage"] for answer in answers]
+    cost = sum(one["prompt_tokens"] + 1000 * one["completion_tokens"] for one in usage) / 1e6
+    spent = json.loads((tmp_path / "keys.spent.json").read_text("utf-8"))["dollars"]
+    assert float(spent["team"]) == pytest.approx(cost)
 
 
 def test_each_worker_answers_requests_of_http_1_0_for_files(tmp_path: Path) -> None:

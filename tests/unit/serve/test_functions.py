@@ -210,6 +210,41 @@ def test_errors_name_their_item_and_keep_their_kind() -> None:
     assert statuses == [400, None, 500, None]
 
 
+def test_a_list_is_queued_whole_or_not_at_all() -> None:
+    seen: list[str] = []
+
+    async def slow(items: list[str]) -> list[str]:
+        seen.extend(items)
+        await asyncio.sleep(1)
+        return items
+
+    # No batch leaves before all three have come, and the queue has 4,096 places.
+    lists = [[f"{letter}{number}" for number in range(2000)] for letter in "abc"]
+    outcomes, _ = asked(slow, *({"input": items} for items in lists), max_in_flight=1)
+    assert [outcome.output for outcome in outcomes[:2]] == lists[:2]
+    error = outcomes[2].error
+    assert isinstance(error, RateLimited)
+    assert str(error).startswith("4000 items already wait")
+    assert seen == lists[0] + lists[1]
+
+
+def test_the_rest_of_a_list_is_not_computed_once_an_item_has_failed() -> None:
+    seen: list[str] = []
+
+    async def picky(items: list[str]) -> list[Any]:
+        seen.extend(items)
+        await asyncio.sleep(1)
+        return [ValueError("no") if item == "b" else item for item in items]
+
+    outcomes, served = asked(
+        picky, {"input": [*"abcdef"]}, {"input": [*"gh"]}, max_batch_size=2, max_in_flight=1
+    )
+    assert str(outcomes[0].error) == "input[1]: picky returned ValueError: no"
+    assert outcomes[1].output == [*"gh"]
+    assert seen == [*"abgh"]
+    assert served.figures().waiting == 0
+
+
 def test_cancelling_a_request_takes_its_items_back() -> None:
     seen: list[str] = []
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Self
+
 import msgspec
 
 
@@ -20,3 +23,11 @@ class ClassLoad(msgspec.Struct, frozen=True, kw_only=True):
     admitted: int
     refused: dict[str, int]
     oldest_wait_s: float
+
+    def with_counts(self, other: Self) -> Self:
+        """This state, with the counts of the other one added."""
+        return msgspec.structs.replace(
+            self,
+            admitted=self.admitted + other.admitted,
+            refused=dict(Counter(self.refused) + Counter(other.refused)),
+        )

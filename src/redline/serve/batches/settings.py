@@ -25,10 +25,12 @@ class BatchSettings(msgspec.Struct, frozen=True, kw_only=True):
     uploads are refused. tenant_batches: unfinished batches of a tenant. tenant_uploads: concurrent
     uploads of a tenant. kept_s: after it, files expire and ended batches are forgotten.
     most_window_s: the longest completion window.
-    running: batches that run at once, tenant_running of them for one tenant; others wait.
+    running: batches that run at once, tenant_running of them for one tenant; others wait, but the
+    first one of a tenant does not.
     in_flight: calls of one tenant to one model that the backend gets at once; fewer if it has fewer
-    slots. priority: of these calls. retry: how failed lines are retried. cancel_s: time for the
-    calls in flight of a cancelled batch; grace_s: the same at a shutdown.
+    slots. priority: of these calls; a gateway states that of its class for batches. retry: how
+    failed lines are retried. cancel_s: time for the calls in flight of a cancelled batch; grace_s:
+    the same at a shutdown.
     """
 
     endpoints: tuple[str, ...] = tuple(api.path for api in APIS)

@@ -1,4 +1,8 @@
-"""Turns by tenant: waiting tenants are served in rotation, within a total bound."""
+"""Turns by tenant: waiting tenants are served in rotation, within a total bound.
+
+A tenant that has no turn gets one beyond the bound: otherwise others whose work cannot go on would
+hold all turns.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,8 @@ _LEAST_AHEAD = 16
 class Turns:
     """Turns by tenant.
 
-    most: returns how many may be held together now; most_each: how many by one tenant.
+    most: returns how many may be held together now, except for the first one of each tenant;
+    most_each: how many by one tenant.
     """
 
     def __init__(self, most: Callable[[], int], most_each: float = math.inf) -> None:
@@ -34,8 +39,7 @@ class Turns:
 
     async def acquire(self, tenant: str) -> None:
         """Returns once the tenant has a turn; give it back with `release`."""
-        is_free = not self._waiting and self._held[tenant] < self._most_each
-        if is_free and self.held < self._most():
+        if not self._waiting and self._may_take(tenant):
             self._take(tenant)
             return
         turn = asyncio.Future[None]()
@@ -69,15 +73,17 @@ class Turns:
             if not line:
                 del self._waiting[tenant]
                 continue
-            if self.held >= self._most():
-                return
             self._waiting.move_to_end(tenant)
-            if self._held[tenant] >= self._most_each:
+            if not self._may_take(tenant):
                 passed += 1
                 continue
             passed = 0
             self._take(tenant)
             line.popleft().set_result(None)
+
+    def _may_take(self, tenant: str) -> bool:
+        held = self._held[tenant]
+        return not held or (held < self._most_each and self.held < self._most())
 
     def _take(self, tenant: str) -> None:
         self.held += 1

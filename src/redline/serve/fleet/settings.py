@@ -18,6 +18,7 @@ from redline.job.settings import (
     Kind,
     endpoint_of,
     errors_in,
+    key_in,
     kinds_of,
     options_in,
     read_toml,
@@ -161,15 +162,11 @@ def _replica(path: Path, top: _Top) -> LocalReplica:
 def _endpoint(stated: dict[str, Any]) -> Endpoint:
     """The limits, key, headers and timeouts of every replica."""
     variable = stated.get("api_key_env")
-    if variable is not None and not os.environ.get(variable):
-        raise ConfigError(
-            f"api_key_env names {variable}, which is not set", hint=f"export {variable}=..."
-        )
     options = dataclasses.replace(
         options_in(stated, shown=str),
         base_url=_ANY_URL,
         # The key of another account must not be sent to a server of one's own.
-        api_key=os.environ[variable] if variable is not None else "",
+        api_key="" if variable is None else key_in(variable, "api_key_env", os.environ),
         headers=stated.get("headers"),
     )
     return endpoint_of(options, Environment(environ={}))

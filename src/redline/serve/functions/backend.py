@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import sys
 from collections.abc import Callable
@@ -85,12 +84,14 @@ class ServedFunction(Around):
             question = read(request, form, self.name, self._takes)
         except Rejected as error:
             return failed(error, endpoint=self.name)
-        outcomes = await self._ask(question, request, call)
+        outcomes: list[Outcome] = []
         try:
+            outcomes = await self._ask(question, request, call)
             reply = _reply(form, question, outcomes)
         except (CallError, NoEndpoint) as error:
             own = failed(error, endpoint=self.name)
-            own.tried, own.latency_s = outcomes[0].tried, outcomes[0].latency_s
+            if outcomes:
+                own.tried, own.latency_s = outcomes[0].tried, outcomes[0].latency_s
             return own
         if sink is not None and sink.relays:
             await _stream(question, reply, call, sink)
@@ -102,7 +103,7 @@ class ServedFunction(Around):
         )
 
     async def _ask(self, question: Question, request: Request, call: Call) -> list[Outcome]:
-        """The outcome of each item."""
+        """The outcomes of the items, up to the first failure. Raises CallError without any."""
         size = len(request.raw or b"") // len(question.items)
         is_written = False
 
@@ -115,20 +116,21 @@ class ServedFunction(Around):
                 is_written = True
                 call.requests += 1
 
-        sends = [
-            self._batcher.send(
-                Request(body=Item(value, question.options, size), url=request.url),
-                Call(
-                    deadline_s=call.deadline_s,
-                    priority=call.priority,
-                    tenant=call.tenant,
-                    on_write=written,
-                ),
-            )
+        requests = [
+            Request(body=Item(value, question.options, size), url=request.url)
             for value in question.items
         ]
+        calls = [
+            Call(
+                deadline_s=call.deadline_s,
+                priority=call.priority,
+                tenant=call.tenant,
+                on_write=written,
+            )
+            for _ in requests
+        ]
         try:
-            return await asyncio.gather(*sends) if len(sends) > 1 else [await sends[0]]
+            return await self._batcher.send_all(requests, calls)
         finally:
             call.sent_s = None
 
@@ -188,7 +190,9 @@ def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:
     replies = []
     for index, outcome in enumerate(outcomes):
         if outcome.error is not None:
-            raise _for_client(outcome.error, f"{form.items}[{index}]" if len(outcomes) > 1 else "")
+            raise _for_client(
+                outcome.error, f"{form.items}[{index}]" if len(question.items) > 1 else ""
+            )
         assert outcome.reply is not None
         replies.append(outcome.reply)
     body = form.write(question.asked, replies)

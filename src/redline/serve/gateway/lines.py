@@ -1,4 +1,8 @@
-"""The lines of batches, as calls of their tenants: they use what interactive calls leave."""
+"""The lines of batches, as calls of their tenants: they use what interactive calls leave.
+
+An interactive call is refused while its tenant's limits are used up, but a line waits. Lines
+therefore leave a part of these limits free; otherwise they would take each place first.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from redline.serve.admission import Overloaded, QueueFull
 from redline.serve.gateway.allowed import target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metering import read_request
+from redline.serve.gateway.totals import OTHER, Totals
 from redline.serve.http import Refusal
 from redline.serve.keys import Started
 from redline.waist import Backend, Health, Load, Outcome, Request, Sink, failed
@@ -26,11 +31,14 @@ class Lines:
     """A backend that sends each call to the endpoints that have its model.
 
     A call waits until its tenant's limits allow it. A call that can never start is refused: no
-    endpoint has its model, or it is larger than a limit. lineup: closed by its owner.
+    endpoint has its model, or it is larger than a limit. lineup: closed by its owner. klass: the
+    class of lines.
     """
 
-    def __init__(self, lineup: Lineup) -> None:
+    def __init__(self, lineup: Lineup, klass: str) -> None:
         self._lineup = lineup
+        self._klass = klass
+        self._totals = Totals()
         self._tenants = lineup.gates.tenants
         self._meter = lineup.gates.meter
 
@@ -43,6 +51,10 @@ class Lines:
         return min(
             loads, key=lambda load: load.room_s, default=Load(state=Health.GONE, room_s=math.inf)
         )
+
+    def count_in(self, totals: Totals) -> None:
+        """Sets where the lines are counted."""
+        self._totals = totals
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         facts, raw = read_request(request)
@@ -66,6 +78,8 @@ class Lines:
                 raise
             used = self._meter.used(facts.model, outcome)
             started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
+            model = facts.model if self._lineup.has(facts.model) else OTHER
+            self._totals.line(call.tenant, model, self._klass, outcome)
             return outcome
 
     def _target(self, call: Call, facts: BodyFacts, raw: bytes) -> Target:
@@ -106,7 +120,9 @@ class Lines:
         limits = self._tenants.of(name).limits
         estimate = self._meter.estimate(facts, size_bytes)
         while True:
-            found = limits.try_start(SYSTEM.now_s(), estimate.tokens, estimate.picodollars)
+            found = limits.try_start(
+                SYSTEM.now_s(), estimate.tokens, estimate.picodollars, yields=True
+            )
             if isinstance(found, Started):
                 return found
             if found.retry_after_s == math.inf:

@@ -35,7 +35,7 @@ from redline.route import (
     seat_of,
     strategy_of,
 )
-from redline.serve.admission import Gate
+from redline.serve.admission import ClassLoad, Gate
 from redline.serve.functions import ServedFunction
 from redline.serve.gateway.failover import Failover
 from redline.serve.gateway.gates import Gates
@@ -156,7 +156,10 @@ class Lineup:
         )
         self.remembered = remembered
         self.cache_use = CacheUse()
-        self._ending = set[Pool]()
+        self._ending = dict[Pool, Way]()
+        # Counts of the ways that have ended.
+        self._failovers = 0
+        self._classes: dict[str, ClassLoad] = {}
         # Changes that are not complete, each with the `_keys` of its endpoint.
         self._changes: dict[asyncio.Task[None], frozenset[tuple[str, str]]] = {}
         self.attempts: dict[str, Attempts] = {}
@@ -172,6 +175,17 @@ class Lineup:
     def pools(self) -> list[Pool]:
         """The pools, in the order of their first endpoints."""
         return [way.pool for way in self.ways]
+
+    @property
+    def failovers(self) -> int:
+        """Calls sent to another endpoint after one had failed, since the start."""
+        ways = chain(self.ways, self._ending.values())
+        return self._failovers + sum(way.failover.failovers for way in ways)
+
+    def classes(self) -> list[ClassLoad]:
+        """The state of each class in each way, and its counts in the ways that have ended."""
+        ways = chain(self.ways, self._ending.values())
+        return [*(one for way in ways for one in way.gate.classes()), *self._classes.values()]
 
     @property
     def members(self) -> list[PoolMember]:
@@ -241,8 +255,8 @@ class Lineup:
                 if new is None or one not in new.endpoints
             ]
             if new is None:
-                self._ending.add(pool)
-                self._later(partial(self._end, pool, removals))
+                self._ending[pool] = way
+                self._later(partial(self._end, way, removals))
         for way, (group, old) in zip(self.ways, followed, strict=True):
             for one in group.endpoints:
                 if old is None or one not in old.group.endpoints:
@@ -378,12 +392,16 @@ class Lineup:
 
         return self._later(make, _keys(endpoint))
 
-    async def _end(self, pool: Pool, removals: Collection[asyncio.Task[None]]) -> None:
+    async def _end(self, way: Way, removals: Collection[asyncio.Task[None]]) -> None:
         """Closes a pool to which no model leads any more, once its endpoints have left."""
         if removals:
             await asyncio.wait(removals)
-        await pool.aclose()
-        self._ending.discard(pool)
+        await way.pool.aclose()
+        del self._ending[way.pool]
+        self._failovers += way.failover.failovers
+        for one in way.gate.classes():
+            old = self._classes.get(one.name)
+            self._classes[one.name] = one if old is None else old.with_counts(one)
 
     def _later(
         self,

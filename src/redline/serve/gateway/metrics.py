@@ -74,7 +74,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         )
 
     def _about_classes(self) -> Iterator[Family]:
-        classes = [one for way in self._lineup.ways for one in way.gate.classes()]
+        classes = self._lineup.classes()
         for name, about in (
             ("waiting", "Calls that wait for admission."),
             ("in_flight", "Admitted calls in flight."),
@@ -138,7 +138,7 @@ class GatewayMetrics(msgspec.Struct, eq=False):
         yield counter(
             "redline_serve_failovers",
             "Calls that went to another endpoint after one had failed.",
-            [({}, sum(way.failover.failovers for way in self._lineup.ways))],
+            [({}, self._lineup.failovers)],
         )
         yield from self._about_classes()
         yield from self._about_batching()

@@ -32,9 +32,9 @@ from redline.serve.gateway.gateway import Gateway
 from redline.serve.gateway.lines import Lines
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.metering import Meter
-from redline.serve.gateway.settings import GatewaySettings
+from redline.serve.gateway.settings import GatewaySettings, make_folder
 from redline.serve.http import Bounds
-from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants, spending_path
+from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenants
 from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 
 _LOOK_S = 1.0
@@ -78,13 +78,8 @@ async def gateway_of(
             worker,
         )
         stack.push_async_callback(lineup.aclose)
-        batches: Batches | Elsewhere | None = None
-        if settings.state is not None:
-            bounds = replace(settings.batches, grace_s=settings.drain_s)
-            batches = Batches(settings.state / "batches", Lines(lineup), bounds)
-            if worker is not None and not worker.is_first:
-                # Only the first worker has files and batches; the others forward requests to it.
-                batches = Elsewhere(worker.door, batches.routes)
+        lines = Lines(lineup, settings.batch_class.name)
+        batches = _batches(settings, lines, worker)
         certificate = settings.certificate
         gateway = Gateway(
             lineup,
@@ -101,17 +96,11 @@ async def gateway_of(
             ssl=None if certificate is None else certificate.context(),
         )
         lineup.report_to(gateway.watch.note)
+        lines.count_in(gateway.totals)
         if settings.keys is not None:
             await stack.enter_async_context(_beside_it(_follow_keys(gateway)))
-            if worker is None or worker.is_first:
-                keeper = SpendingKeeper(
-                    spending_path(settings.keys),
-                    tenants,
-                    lambda error: gateway.watch.note(f"spending cannot be saved: {error.what}"),
-                )
-                # What was spent before this start.
-                keeper.keep()
-                await stack.enter_async_context(_beside_it(keeper.run()))
+        if settings.spending is not None:
+            await stack.enter_async_context(_keeping(settings.spending, gateway, worker))
         ending = [gateway.aclose]
         if isinstance(batches, Batches):
             await stack.enter_async_context(batches)
@@ -148,7 +137,7 @@ class Served(msgspec.Struct, eq=False):
         fixed = [name for name in _FIXED if getattr(settings, name) != getattr(before, name)]
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
-        gateway.keyring.reload()
+        has_other_keys = gateway.keyring.reload()
         if not (settings.embedded or before.embedded or settings.function or before.function):
             gateway.lineup.change(settings.endpoints)
         gateway.gates.tenants.replace(settings.tenants)
@@ -159,6 +148,8 @@ class Served(msgspec.Struct, eq=False):
             notes.append(f"new: {', '.join(come)}")
         if settings.tenants != before.tenants:
             notes.append("other limits of tenants")
+        if has_other_keys:
+            notes.append(f"other keys ({gateway.keyring.active:,} active)")
         if settings.prices != before.prices:
             notes.append("other prices")
         if gone := [one.label for one in old if one not in new]:
@@ -313,6 +304,31 @@ async def _beside_it(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await end_tasks(task)
 
 
+@asynccontextmanager
+async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> AsyncIterator[None]:
+    """Keeps what tenants spend while it is entered; of several workers, the first does.
+
+    Each of them saves at its end: it may be the last, and its last calls have cost something.
+    Raises ConfigError or JournalError.
+    """
+    keeper = SpendingKeeper(
+        path,
+        gateway.gates.tenants,
+        lambda error: gateway.watch.note(f"spending cannot be saved: {error.what}"),
+    )
+    if worker is None or worker.is_first:
+        make_folder(path.parent)
+        # What was spent before this start.
+        keeper.keep()
+        async with _beside_it(keeper.run()):
+            yield
+        return
+    try:
+        yield
+    finally:
+        keeper.end()
+
+
 async def _follow_keys(gateway: Gateway) -> None:
     """Reads the key file again when it has changed; a damaged file changes nothing."""
     said = ""
@@ -326,6 +342,22 @@ async def _follow_keys(gateway: Gateway) -> None:
             if error.what != said:
                 said = error.what
                 gateway.watch.note(f"the keys are unchanged: {said}")
+
+
+def _batches(
+    settings: GatewaySettings, lines: Lines, worker: Worker | None
+) -> Batches | Elsewhere | None:
+    """Files and batches; None without a state folder."""
+    if settings.state is None:
+        return None
+    bounds = replace(
+        settings.batches, grace_s=settings.drain_s, priority=settings.batch_class.priority
+    )
+    batches = Batches(settings.state / "batches", lines, bounds)
+    if worker is None or worker.is_first:
+        return batches
+    # Only the first worker has files and batches; the others forward requests to it.
+    return Elsewhere(worker.door, batches.routes)
 
 
 def _lineup(

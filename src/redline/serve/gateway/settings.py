@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # As large as the bound on all held bodies together.
 _MOST_BODY_BYTES = 2**30
+_STATE_HINT = "name a folder that can be written: --state"
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,12 +108,30 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.certificate is not None:
             self.certificate.context()
         Keyring(self.keys, Tenants(self.tenants))
-        if self.keys is not None:
-            SpendingFile(spending_path(self.keys)).check()
         if self.function is not None:
             function_backend(self.function)
+        for endpoint in self.endpoints:
+            _check_share(endpoint.limits.share)
         if self.state is not None:
-            _check_folder(self.state)
+            _check_folder(self.state / "batches")
+        if self.cache is not None and self.cache.folder is not None:
+            _check_folder(Path(self.cache.folder))
+        spending = self.spending
+        if spending is not None and spending.parent.exists():
+            SpendingFile(spending).check()
+
+    @property
+    def spending(self) -> Path | None:
+        """The file of what tenants spend; None without keys and state."""
+        if self.keys is not None:
+            return spending_path(self.keys)
+        return None if self.state is None else self.state / "spent.json"
+
+    @property
+    def batch_class(self) -> ClassSettings:
+        """The class in which batches run: `low`, whatever its priority; otherwise the lowest."""
+        lowest = max(self.classes, key=lambda one: one.priority)
+        return next((one for one in self.classes if one.name == "low"), lowest)
 
     @property
     def price_table(self) -> Prices:
@@ -121,15 +140,36 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         return Prices(self.prices, models, {one.label: one.tariff for one in self.endpoints})
 
 
+def _check_share(share: str) -> None:
+    """Raises ConfigError if limits cannot be shared through this file. Redis is not asked."""
+    folder = Path(share).parent
+    if not share or "://" in share or os.access(folder, os.W_OK | os.X_OK):
+        return
+    raise ConfigError(
+        f"the shared limits cannot be saved in {share}: {folder} "
+        + ("cannot be written" if folder.exists() else "does not exist"),
+        hint="name a file in a folder that exists and can be written",
+    )
+
+
 def _check_folder(folder: Path) -> None:
     """Raises ConfigError if neither it nor its nearest parent that exists can be written."""
     found = next(one for one in (folder, *folder.absolute().parents) if one.exists())
     if not found.is_dir() or not os.access(found, os.W_OK | os.X_OK):
         reason = "cannot be written" if found.is_dir() else "is not a folder"
         raise ConfigError(
-            f"the state cannot be saved in {folder}: {found} {reason}",
-            hint="name a folder that can be written: --state",
+            f"the state cannot be saved in {folder}: {found} {reason}", hint=_STATE_HINT
         )
+
+
+def make_folder(folder: Path) -> None:
+    """Makes the folder of the state, if it is missing. Raises ConfigError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the state cannot be saved in {folder}: {error.strerror}", hint=_STATE_HINT
+        ) from error
 
 
 CLASS_OPTIONS = (

@@ -11,8 +11,9 @@ import msgspec
 from redline.clock import SYSTEM
 from redline.job.monitor import BOUNDS_S, Histogram
 from redline.serve.dashboard import Event
-from redline.serve.http import Refusal
+from redline.serve.http import Refusal, status_of
 from redline.serve.keys import Tenant
+from redline.waist import Outcome
 
 # Shown on the dashboard.
 _KEPT_FAULTS = 50
@@ -23,6 +24,7 @@ OTHER = "other"
 LEFT = "499"
 # The status of a call that was cut off at a shutdown, when the time for calls in flight was over.
 CUT = "cut"
+_LATER = ("429", "503")
 
 
 class Durations:
@@ -68,11 +70,11 @@ class TenantCounts(msgspec.Struct):
 
 
 class Totals:
-    """Counts since the start.
+    """Counts since the start, of calls and of lines of batches.
 
     answers: by model, class and HTTP status, or LEFT or CUT. tokens: by model and `input` or
-    `output`. durations: from a call's arrival to the end of its answer, by class. tenants: by name.
-    faults: the last calls that failed.
+    `output`. durations: from a call's arrival to the end of its answer, by class, without lines.
+    tenants: by name. faults: the last calls that failed, without lines.
     """
 
     def __init__(self) -> None:
@@ -94,9 +96,15 @@ class Totals:
 
     def used(self, asking: Asking, read: int, written: int) -> None:
         """Adds the tokens of an answer. read: input tokens. written: output tokens."""
-        self.tokens[asking.model, "input"] += read
-        self.tokens[asking.model, "output"] += written
-        self.tenants[asking.tenant.name].tokens += read + written
+        self._add_tokens(asking.tenant.name, asking.model, read, written)
+
+    def line(self, tenant: str, model: str, klass: str, outcome: Outcome) -> None:
+        """Counts an attempt of a line of a batch."""
+        self.answers[model, klass, str(status_of(outcome))] += 1
+        self.tenants[tenant].calls += 1
+        reply = outcome.reply
+        if reply is not None:
+            self._add_tokens(tenant, model, reply.input_tokens or 0, reply.output_tokens or 0)
 
     def refused(self, asking: Asking, refusal: Refusal) -> None:
         """Counts a call that was not passed on."""
@@ -118,9 +126,20 @@ class Totals:
         self.faults.append(fault)
 
     @property
+    def given(self) -> int:
+        """Answers, without those that ask to come back later."""
+        later = sum(count for (*_, kind), count in self.answers.items() if kind in _LATER)
+        return self.answers.total() - later
+
+    @property
     def cut(self) -> int:
         """Calls that were cut off at the end."""
         return sum(count for (*_, kind), count in self.answers.items() if kind == CUT)
+
+    def _add_tokens(self, tenant: str, model: str, read: int, written: int) -> None:
+        self.tokens[model, "input"] += read
+        self.tokens[model, "output"] += written
+        self.tenants[tenant].tokens += read + written
 
     def buckets(self) -> tuple[int, ...]:
         """The durations of all classes, by the buckets of the histogram."""

@@ -43,8 +43,8 @@ _LEAST_S = 0.1
 class _Look(msgspec.Struct, frozen=True):
     """Counts at one moment.
 
-    cpu_s: of the event loop's thread. answered: attempts that are over, by endpoint. buckets: of
-    the durations of all classes.
+    cpu_s: of the event loop's thread. answers: see Totals.given. answered: attempts that are over,
+    by endpoint. buckets: of the durations of all classes.
     """
 
     at_s: float
@@ -158,7 +158,7 @@ class GatewayWatch:
         look = _Look(
             SYSTEM.now_s(),
             time.thread_time(),
-            totals.answers.total(),
+            totals.given,
             totals.tokens.total(),
             {name: one.attempts - one.in_flight for name, one in attempts.items()},
             totals.buckets(),
@@ -227,20 +227,21 @@ class GatewayWatch:
         return [now - before for before, now in zip(first, last, strict=True)]
 
     def _classes(self) -> list[ClassView]:
-        """The classes, summed over all pools."""
+        """The classes, summed over all pools that are or were there."""
         return joined_classes(
             [
-                ClassView(
-                    name=one.name,
-                    running=one.in_flight,
-                    waiting=one.waiting,
-                    oldest_s=one.oldest_wait_s,
-                    admitted=one.admitted,
-                    refused=sum(one.refused.values()),
-                )
-                for one in way.gate.classes()
+                [
+                    ClassView(
+                        name=one.name,
+                        running=one.in_flight,
+                        waiting=one.waiting,
+                        oldest_s=one.oldest_wait_s,
+                        admitted=one.admitted,
+                        refused=sum(one.refused.values()),
+                    )
+                    for one in self._lineup.classes()
+                ]
             ]
-            for way in self._lineup.ways
         )
 
     def _tenants(self) -> list[TenantView]:

@@ -32,8 +32,11 @@ class DayMoney:
         return self.spent + self.reserved + self.others
 
     def spent_on(self, day: int) -> int:
-        """The amount that all have spent on this day, if it is the present one; otherwise 0."""
-        return self.spent + self.others if day == self.day else 0
+        """The amount that all have spent on this day; 0 for one that has not begun.
+
+        An earlier day is the present one by a clock that was set back.
+        """
+        return self.spent + self.others if day <= self.day else 0
 
     def reserve(self, amount: int) -> None:
         """Reserves the amount for a call that starts."""

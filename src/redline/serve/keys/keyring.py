@@ -51,6 +51,7 @@ class Keyring:
         self._tenants = tenants
         self._wall_s = clock.wall_s
         self._known: dict[bytes, Known] = {}
+        self._reloaded = self._known
         self._version: tuple[int, ...] | None = None
         self._default = Known(tenants.of(DEFAULT_TENANT)) if path is None else None
         self.readings = 0
@@ -88,22 +89,36 @@ class Keyring:
             raise InvalidKey(known.reason)
         return known
 
-    def reload(self) -> None:
-        """Reads the file again. Raises ConfigError, and then keeps the keys that it has."""
+    @property
+    def active(self) -> int:
+        """The number of keys that are accepted now."""
+        now_s = self._wall_s()
+        return sum(known.until_s > now_s for known in self._known.values())
+
+    def reload(self) -> bool:
+        """Reads the file again; returns whether the keys are others than after the last call.
+
+        Raises ConfigError, and then keeps the keys that it has.
+        """
         if self._path is None:
-            return
-        version = _version(self._path)
-        keys = read_keys(self._path)
-        self.readings += 1
-        self._known = {bytes.fromhex(key.sha256): self._made(key) for key in keys}
-        self._version = version
+            return False
+        self._read(self._path)
+        before, self._reloaded = self._reloaded, self._known
+        return self._known != before
 
     def reload_if_changed(self) -> bool:
         """Reloads the file if it was replaced or changed; returns whether it was."""
         if self._path is None or _version(self._path) == self._version:
             return False
-        self.reload()
+        self._read(self._path)
         return True
+
+    def _read(self, path: Path) -> None:
+        version = _version(path)
+        keys = read_keys(path)
+        self.readings += 1
+        self._known = {bytes.fromhex(key.sha256): self._made(key) for key in keys}
+        self._version = version
 
     def _made(self, key: Key) -> Known:
         tenant = self._tenants.of(key.tenant)

@@ -177,7 +177,7 @@ class SharedMoney:
         return self.spent + self.reserved + self.others
 
     def spent_on(self, day: int) -> int:
-        return self.spent + self.others if day == self.day else 0
+        return self.spent + self.others if day <= self.day else 0
 
     def begin(self, day: int) -> None:
         with self._table:

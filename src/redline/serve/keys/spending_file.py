@@ -1,9 +1,10 @@
 """What tenants have spent today, kept for the next process and shared with others.
 
-A file beside that of the keys:
+A file beside that of the keys, or in the state folder:
 
     {"day": "2026-11-26", "dollars": {"acme": "1.25", "lab": "0.0021"}}
 
+The day is never an earlier one than before: a clock that is set back does not bring its money back.
 Each process adds what it has committed since its last turn, and learns what all have. Money that is
 reserved counts as spent until it is settled: of a process that was killed, all of it stays spent,
 up to what it began in its last second.
@@ -53,12 +54,13 @@ class SpendingFile(msgspec.Struct, frozen=True):
     def add(self, day: int, amounts: Mapping[str, int]) -> dict[str, int]:
         """Adds these picodollars by tenant; what all have committed on that day.
 
-        day: from 1970-01-01. Raises ConfigError or JournalError. It has then added nothing, but
-        if the disk fails after the file was replaced: the amounts then count twice.
+        day: from 1970-01-01. If a later day has begun already, it is that one. Raises ConfigError
+        or JournalError. It has then added nothing, but if the disk fails after the file was
+        replaced: the amounts then count twice.
         """
         today = datetime.fromtimestamp(day * DAY_S, UTC).date()
         with locked(self.path):
-            totals = self._totals(today)
+            today, totals = self._totals(today)
             if amounts:
                 for name, amount in amounts.items():
                     totals[name] = max(0, totals.get(name, 0) + amount)
@@ -78,7 +80,8 @@ class SpendingFile(msgspec.Struct, frozen=True):
         if self.path.exists():
             self.add(int(SYSTEM.wall_s() // DAY_S), {})
 
-    def _totals(self, today: date) -> dict[str, int]:
+    def _totals(self, today: date) -> tuple[date, dict[str, int]]:
+        """The day that has begun, `today` or a later one, and its amounts."""
         try:
             if self.path.stat().st_size > _MOST_BYTES:
                 raise ConfigError(f"{self.path} is larger than {_MOST_BYTES // 2**20} MiB")
@@ -86,12 +89,13 @@ class SpendingFile(msgspec.Struct, frozen=True):
         except OSError as error:
             raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
         if not data.strip():
-            return {}
+            return today, {}
         try:
             content = msgspec.json.decode(data, type=_Content)
-            if content.day != today:
-                return {}
-            return {name: _picodollars(text) for name, text in content.dollars.items()}
+            if content.day < today:
+                return today, {}
+            totals = {name: _picodollars(text) for name, text in content.dollars.items()}
+            return content.day, totals
         except (
             msgspec.DecodeError,
             UnicodeDecodeError,
@@ -120,8 +124,17 @@ class SpendingKeeper:
 
     def keep(self) -> None:
         """Saves the spending. Blocks while writing. Raises ConfigError or JournalError."""
-        day, amounts = self._tenants.unkept()
-        self._tenants.kept(day, amounts, self._file.add(day, amounts))
+        # Two workers that end at once would both add the same amounts.
+        with self._tenants.alone:
+            day, amounts = self._tenants.unkept()
+            self._tenants.kept(day, amounts, self._file.add(day, amounts))
+
+    def end(self) -> None:
+        """Saves the spending for the last time. An error is passed to `on_error`."""
+        try:
+            self.keep()
+        except RedlineError as error:
+            self._failed(error)
 
     async def run(self) -> None:
         """Saves at intervals until cancelled, and then once more. A thread writes to the disk.
@@ -133,10 +146,7 @@ class SpendingKeeper:
                 await asyncio.sleep(_EVERY_S)
                 await self._turn()
         finally:
-            try:
-                self.keep()
-            except RedlineError as error:
-                self._failed(error)
+            self.end()
 
     async def _turn(self) -> None:
         day, amounts = self._tenants.unkept()

@@ -31,6 +31,8 @@ from redline.structs import mutable
 # The mean duration of calls is taken over about this many of the latest.
 _RECENT_CALLS = 8
 _FIRST_CALL_S = 1.0
+# Lines of batches leave this part of each rate and of the concurrency free, and at least 1.
+_SPARED_PART = 10
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -149,28 +151,36 @@ class TenantLimits:
         self.alone = self._store.alone if any(limits) else OWN.alone
 
     def try_start(
-        self, now_s: float, tokens: int = 0, picodollars: int | None = 0
+        self,
+        now_s: float,
+        tokens: int = 0,
+        picodollars: int | None = 0,
+        *,
+        yields: bool = False,
     ) -> Started | Refused:
         """Starts one call of this size, or returns the limit that holds it back the longest.
 
         now_s: monotonic, never decreasing. tokens: of input and output. picodollars: None if no
-        price is known. A refused call counts nowhere.
+        price is known. yields: it leaves a part of the rates and of the concurrency to calls that
+        do not. A refused call counts nowhere.
         """
         money = self.money
         cost = picodollars or 0
         with self.alone:
-            day = int(self._wall_s() // DAY_S)
+            # A clock that is set back does not bring a day back, and its money with it.
+            day = max(int(self._wall_s() // DAY_S), money.day)
             if day != money.day:
                 money.begin(day)
-            has_room = self._most is None or self.flights.count < self._most
+            most = self._most
+            has_room = most is None or self.flights.count < most - _spared(most, 1, yields)
             for window in self._requests:
-                has_room = window.has_room(1, now_s) and has_room
+                has_room = window.has_room(_wanted(window, 1, yields), now_s) and has_room
             for window in self.of_tokens:
-                has_room = window.has_room(tokens, now_s) and has_room
+                has_room = window.has_room(_wanted(window, tokens, yields), now_s) and has_room
             if self._allowance is not None:
                 has_room = has_room and self._can_pay(picodollars)
             if not has_room:
-                return self._refused(now_s, tokens, picodollars)
+                return self._refused(now_s, tokens, picodollars, yields)
             self.flights.add(1)
             money.reserve(cost)
             of_requests = [window.take(1, now_s) for window in self._requests]
@@ -182,26 +192,32 @@ class TenantLimits:
         self.flights.add(-1)
         self._call_s += (took_s - self._call_s) / _RECENT_CALLS
 
-    def _refused(self, now_s: float, tokens: int, picodollars: int | None) -> Refused:
+    def _refused(self, now_s: float, tokens: int, picodollars: int | None, yields: bool) -> Refused:
         reasons = [
-            *self._window_refusals("requests", self._requests, 1, now_s),
-            *self._window_refusals("tokens", self.of_tokens, tokens, now_s),
+            *self._window_refusals("requests", self._requests, 1, now_s, yields),
+            *self._window_refusals("tokens", self.of_tokens, tokens, now_s, yields),
             *self._money_refusals(picodollars),
         ]
-        if self._most is not None and self.in_flight >= self._most:
+        most = self._most
+        if most is not None and self.in_flight >= most - _spared(most, 1, yields):
             reasons.append(
                 self._because(
-                    f"it has {counted(self._most, 'call')} in flight, the most allowed",
-                    self._call_s / self._most,
+                    f"it has {counted(most, 'call')} in flight, the most allowed",
+                    self._call_s / most,
                 )
             )
         return max(reasons, key=lambda reason: reason.retry_after_s)
 
     def _window_refusals(
-        self, kind: str, windows: Iterable[CountedWindow], amount: int, now_s: float
+        self,
+        kind: str,
+        windows: Iterable[CountedWindow],
+        amount: int,
+        now_s: float,
+        yields: bool,
     ) -> Iterable[Refused]:
         for window in windows:
-            wait_s = window.wait_s(amount, now_s)
+            wait_s = window.wait_s(_wanted(window, amount, yields), now_s)
             limit = limit_text(kind, window.rate)
             if wait_s == math.inf:
                 yield self._because(
@@ -262,3 +278,13 @@ class TenantLimits:
                 window = self._store.window(self._tenant, kind, rate, longest)
             made.append(window)
         return tuple(made)
+
+
+def _wanted(window: CountedWindow, amount: int, yields: bool) -> int:
+    """The room that a call of this amount needs in the window."""
+    return amount + _spared(window.rate.count, amount, yields)
+
+
+def _spared(most: int, amount: int, yields: bool) -> int:
+    """The part of a limit that a call leaves free; less if it would never start otherwise."""
+    return max(0, min(max(1, most // _SPARED_PART), most - amount)) if yields else 0

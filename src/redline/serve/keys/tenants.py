@@ -39,7 +39,8 @@ class Tenant:
 class Tenants:
     """Tenants by name: those of the settings, and any other that a key belongs to, without limits.
 
-    A tenant stays until the process ends, with its counts. store: where these are kept.
+    A tenant stays until the process ends, with its counts. store: where these are kept. alone: its
+    lock.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Tenants:
         clock: Clock = SYSTEM,
         store: LimitStore = OWN,
     ) -> None:
+        self.alone = store.alone
         self._store = store
         self._settings = dict(settings or {})
         self._clock = clock
@@ -71,8 +73,12 @@ class Tenants:
             tenant.reshape(self._settings.get(tenant.name, _USUAL))
 
     def unkept(self) -> tuple[int, dict[str, int]]:
-        """Today, and by tenant the committed picodollars that no file knows yet."""
-        day = int(self._clock.wall_s() // DAY_S)
+        """Today, and by tenant the committed picodollars that no file knows yet.
+
+        Today is the latest day that has begun, also after the clock was set back.
+        """
+        days = (tenant.limits.money.day for tenant in self._tenants.values())
+        day = max(int(self._clock.wall_s() // DAY_S), self._totals[0], *days)
         found = {}
         for tenant in self._tenants.values():
             money = tenant.limits.money
@@ -90,7 +96,6 @@ class Tenants:
         """Takes over what others have committed. `told`: what more of this process they know."""
         day, totals = self._totals
         money = tenant.limits.money
-        if tenant.name in totals:
-            # One that has not called today begins its day here.
-            money.begin(max(day, money.day))
+        # One that has not called today begins its day here.
+        money.begin(max(day, money.day))
         money.kept(day, told, totals.get(tenant.name, 0))

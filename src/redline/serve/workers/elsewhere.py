@@ -92,15 +92,19 @@ class _Passing(msgspec.Struct, eq=False):
             # A request of HTTP/1.0 need not have one, but this one must (RFC 9112, 3.2).
             lines.append("host:")
         lines += [f"{name}: {value}" for name, value in headers.items() if name not in _NOT_SENT]
+        length = None if "content-encoding" in headers else headers.get("content-length")
         part = await exchange.part()
-        if part:
+        if length is not None:
+            # An upload takes as much of its tenant's room as it states, or else the most.
+            lines.append(f"content-length: {length}")
+        elif part:
             lines.append("transfer-encoding: chunked")
         writer.write("\r\n".join([*lines, "", ""]).encode("latin-1"))
         while part:
-            writer.write(b"%x\r\n%b\r\n" % (len(part), part))
+            writer.write(part if length is not None else b"%x\r\n%b\r\n" % (len(part), part))
             await writer.drain()
             part = await exchange.part()
-            if not part:
+            if not part and length is None:
                 writer.write(b"0\r\n\r\n")
         await writer.drain()
 

@@ -32,16 +32,40 @@ async def settle() -> None:
 
 def test_tenants_take_turns_however_many_wait() -> None:
     async def main() -> None:
-        holder = Holder(Turns(lambda: 1))
+        holder = Holder(Turns(lambda: 5))
         holder.ask("a", 10)
         await settle()
         holder.ask("b", 3)
         holder.ask("c", 3)
         await settle()
-        for tenant in "aabcabcabcaaaaaa":
+        assert "".join(holder.order) == "aaaaabc"
+        for _ in range(3):
+            holder.turns.release("a")
+            await settle()
+        # Each keeps its first one.
+        for tenant in "abcabcaaa":
             assert holder.order[-1] == tenant
             holder.turns.release(tenant)
             await settle()
+
+    virtual_run(main())
+
+
+def test_a_tenant_without_a_turn_waits_for_no_other() -> None:
+    async def main() -> None:
+        holder = Holder(Turns(lambda: 4, 2))
+        holder.ask("a", 3)
+        holder.ask("b", 3)
+        await settle()
+        assert holder.order == ["a", "a", "b", "b"]
+        # Nothing of these ever ends.
+        holder.ask("c", 2)
+        await settle()
+        assert holder.order == ["a", "a", "b", "b", "c"]
+        for _ in range(2):
+            holder.turns.release("a")
+            await settle()
+        assert Counter(holder.order) == {"a": 3, "b": 2, "c": 1}
 
     virtual_run(main())
 
@@ -76,7 +100,7 @@ def test_who_is_cancelled_takes_no_turn() -> None:
         holder = Holder(Turns(lambda: 1))
         (first,) = holder.ask("a")
         await settle()
-        waiting = holder.ask("a", 2) + holder.ask("b", 2)
+        waiting = holder.ask("a", 4)
         await settle()
         waiting[0].cancel()
         waiting[2].cancel()

@@ -117,6 +117,32 @@ def test_a_new_day_begins_at_nothing(path: Path) -> None:
     assert Process(path, clock).tenants.of("acme").limits.money.committed == DOLLAR
 
 
+class SetClock(ManualClock):
+    def step(self, by_s: float) -> None:
+        self._wall_s += by_s
+
+
+def test_a_clock_that_is_set_back_does_not_bring_a_days_money_back(path: Path) -> None:
+    clock, late = SetClock(), SetClock()
+    one = Process(path, clock)
+    clock.step(DAY_S)
+    one.spend("acme", 10)
+    one.keeper.keep()
+    clock.step(-DAY_S)
+    assert isinstance(one.start("acme", 1), Refused)
+    one.spend("lab", 4)
+    one.keeper.keep()
+    after = Process(path, clock)
+    assert isinstance(after.start("acme", 1), Refused)
+    assert isinstance(after.start("lab", 7), Refused)
+    after.spend("lab", 6)
+    after.keeper.keep()
+    late.step(DAY_S)
+    assert isinstance(Process(path, late).start("lab", 1), Refused)
+    late.step(DAY_S)
+    Process(path, late).spend("lab", 10)
+
+
 def test_nothing_is_written_if_nothing_was_spent(path: Path) -> None:
     one = Process(path)
     one.spend("acme", 1)

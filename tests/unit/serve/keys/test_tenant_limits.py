@@ -166,6 +166,34 @@ def test_concurrency_and_how_long_calls_take() -> None:
     started(limits, 1001.0)
 
 
+def test_calls_that_yield_leave_a_part_of_each_limit_to_others() -> None:
+    for facts, lines, left in (
+        ({"concurrency": 4}, 3, 1),
+        ({"concurrency": 40}, 36, 4),
+        ({"requests": ["20/1s"]}, 18, 2),
+        ({"tokens": ["200/1s"]}, 18, 2),
+        ({"concurrency": 1}, 1, 0),
+    ):
+        limits = limits_of(**facts)
+        for _ in range(lines):
+            assert isinstance(limits.try_start(0.0, 10, yields=True), Started)
+        told = limits.try_start(0.0, 10, yields=True)
+        assert isinstance(told, Refused)
+        assert 0 < told.retry_after_s <= 1
+        for _ in range(left):
+            started(limits, 0.0, 10)
+        refused(limits, 0.0, 10)
+
+
+def test_a_large_call_that_yields_starts_once_nothing_else_counts() -> None:
+    limits = limits_of(tokens=["100/1s"])
+    started(limits, 0.0, 1)
+    told = limits.try_start(0.5, 95, yields=True)
+    assert isinstance(told, Refused)
+    assert told.retry_after_s == pytest.approx(0.5)
+    assert isinstance(limits.try_start(1.0, 95, yields=True), Started)
+
+
 def test_a_call_larger_than_a_limit_is_never_granted() -> None:
     limits = limits_of(tokens=["1000/60s"], picodollars_per_day=DOLLAR)
     told = refused(limits, 0.0, 1001, 5)
