@@ -40,6 +40,10 @@ def batched(rows):
     return [row["prompt"] for row in rows]
 
 
+def pieces(row):
+    yield row["prompt"]
+
+
 async def fails(row):
     if int(row["n"]) % 2:
         raise ValueError("odd")
@@ -239,6 +243,7 @@ def test_an_interrupt_ends_it_with_the_figures_so_far() -> None:
         (("sim", "-o", "nofolder/f.json"), "the folder nofolder does not exist"),
         (("http://127.0.0.1:9/v1", "--model", "m", "--duration", "5s"), "no request succeeded"),
         (("mine:pool", "--limit", "40"), "no request succeeded"),
+        (("mine:pieces", "--limit", "4"), "make it an async generator, or return the whole answer"),
     ],
 )
 def test_mistakes_are_named(cli: Cli, flags: tuple[str, ...], error: str) -> None:

@@ -380,3 +380,15 @@ def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> 
     after = evaluated(cli, "two", data, 1)
     assert "the last run did not read the row of 1 answer in this score" in after.out
     assert after.out.splitlines()[-1] == "accuracy: 9/13"
+
+
+def test_shots_of_which_there_are_none_are_pointed_out(cli: Cli, data: str, tmp_path: Path) -> None:
+    flags = ["eval", "--data", data, "--endpoint", "sim", "-o", "o.jsonl"]
+    told = cli(*flags, "--task", "one.toml", "--shots-file", data)
+    assert told.status == 2
+    assert f"{data} is for shots, and there are none" in told.err
+    assert "say how many: --shots N" in told.err
+    path = tmp_path / "few.toml"
+    path.write_text(f'shots_file = "{data}"\n{TASK.format(column="one")}')
+    assert "is for shots, and there are none" in cli(*flags, "--task", "few.toml").err
+    assert cli(*flags, "--task", "few.toml", "--shots", "0").status == 0

@@ -112,3 +112,13 @@ def test_several_outputs_are_one_table(cli: Cli, tmp_path: Path) -> None:
     told = cli("report", "out.jsonl", "b.jsonl")
     assert told.out.startswith("# Report of 2 outputs")
     assert "| rows done | 200 | 400 |" in told.out
+
+
+def test_a_restarted_job_is_reported_without_the_runs_before(cli: Cli, rows: Any) -> None:
+    flags = ("--endpoint", "sim", "-o", "new.jsonl", "--quiet")
+    cli("run", rows({"prompt": "one"}, {"prompt": "two"}, {"prompt": "three"}), *flags)
+    told = cli("run", rows({"prompt": "one"}), *flags, "--restart")
+    assert told.status == 0
+    (job,) = json.loads(cli("report", "new.jsonl", "--format", "json").out)["jobs"]
+    assert len(job["runs"]) == 1
+    assert Path("new.redline/timeline.old-1.jsonl").exists()

@@ -150,10 +150,13 @@ def test_the_row_itself_is_the_body_of_a_plain_endpoint(cli: Cli, rows: Rows, od
 def test_an_output_path_that_finds_nothing_fails_the_row(cli: Cli, rows: Rows, odd: Any) -> None:
     told = cli(
         "run", rows({"text": "hi"}), "--base-url", odd.url, "--url", "/ask",
-        "--output-path", "result.nope", "--max-retries", "0",
+        "--output-path", "result.nope",
     )  # fmt: skip
     assert told.status == 1
     assert "--output-path result.nope finds no `nope`" in told.err
+    assert "check --output-path" in told.err
+    # Another request would get another answer of the same form.
+    assert len(odd.asked) == 1
 
 
 def test_a_get_of_an_endpoint_that_answers_a_json_string(cli: Cli, rows: Rows, odd: Any) -> None:

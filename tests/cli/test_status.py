@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -30,11 +31,13 @@ from support.terminal import OnTerminal
 Cli = Callable[..., Any]
 
 
-def timeline(output: Output, *, begun: float, end: RunEnd | None = None) -> None:
-    """A run of ten seconds that was bound by a limit."""
+def timeline(
+    output: Output, *, begun: float, end: RunEnd | None = None, slept_s: float = 0.0, **facts: Any
+) -> None:
+    """A run of ten seconds that was bound by a limit. slept_s: of the machine, during the run."""
     output.state_path.mkdir(exist_ok=True)
     file = TimelineFile(output.state_path / "timeline.jsonl")
-    file.begin(RunFacts(v=TIMELINE_VERSION, at=begun, pid=2**22 + 1, host="h"))
+    file.begin(RunFacts(v=TIMELINE_VERSION, at=begun, pid=2**22 + 1, host="h", **facts))
     windows = [
         Window(
             begin_s=float(second),
@@ -52,7 +55,13 @@ def timeline(output: Output, *, begun: float, end: RunEnd | None = None) -> None
             errors={4: {"server_failed": 1}, 9: {"cancelled": 64}}.get(second, {}),
             error="HTTP 500: it broke" if second == 4 else "",
             latency=Sketch.of([0.1] * 19 + [1.5]),
-            totals=Totals(rows=1000, done=20 * second + 20, failed=1, output_tokens=60 * second),
+            totals=Totals(
+                rows=1000,
+                done=20 * second + 20,
+                failed=1,
+                output_tokens=60 * second,
+                spent_usd=0.25,
+            ),
         )
         for second in range(10)
     ]
@@ -60,6 +69,8 @@ def timeline(output: Output, *, begun: float, end: RunEnd | None = None) -> None
     if end is not None:
         file.end(end)
     file.close()
+    written = begun + 10 + slept_s
+    os.utime(file.path, (written, written))
 
 
 def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> None:
@@ -113,6 +124,36 @@ def test_a_run_that_records_nothing_is_said_to_hang(cli: Cli) -> None:
         told = cli("status", "out.jsonl")
     text = told.out.replace("\n", " ")
     assert "it has recorded nothing for 1 m 02 s: it is stopped or hangs" in text
+
+
+def test_a_run_is_not_said_to_hang_because_the_machine_has_slept(cli: Cli) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 10_000, slept_s=9_990)
+    with OutputLock(output):
+        told = cli("status", "out.jsonl")
+    assert "running for " in told.out
+    assert "it has recorded nothing" not in told.out.replace("\n", " ")
+    found = json.loads(cli("status", "out.jsonl", "--json").out)
+    assert (found["state"], found["seen"]) == ("dead", pytest.approx(time.time(), abs=60))
+
+
+def test_an_ended_run_ended_when_the_clock_said_so(cli: Cli) -> None:
+    end = RunEnd(at_s=10, how="finished", at=time.time() - 50)
+    timeline(Output.at("out.jsonl"), begun=time.time() - 10_000, end=end, slept_s=9_990)
+    assert json.loads(cli("status", "out.jsonl", "--json").out)["seen"] == end.at
+
+
+@pytest.mark.parametrize(
+    ("has_budget", "spent"), [(False, "$0.2500 by this run"), (True, "$0.2500"), (None, "$0.2500")]
+)
+def test_what_one_of_several_runs_has_spent_is_said_to_be_its_own(
+    cli: Cli, has_budget: bool | None, spent: str
+) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 100)
+    assert "spent    $0.2500" in cli("status", "out.jsonl").out.splitlines()
+    timeline(output, begun=time.time() - 50, has_budget=has_budget)
+    assert f"spent    {spent}" in cli("status", "out.jsonl").out.splitlines()
 
 
 def test_watching_on_a_terminal_shows_the_latest_state_alone(tmp_path: Path) -> None:

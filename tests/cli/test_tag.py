@@ -82,6 +82,24 @@ def test_tags_are_compared_with_gold_and_failures_are_told_apart(
     assert cli(*flags).out == ("tagged 2, failed 1, re-asks 2\n\ntagged: 2\nfailed: 1\nreasks: 2\n")
 
 
+def test_tags_of_rows_that_were_corrected_are_not_passed_off_as_the_inputs(
+    cli: Cli, rows: Rows, labels: str
+) -> None:
+    flags = ["--schema", labels, *ECHO, "--prompt", SAID, "-o", "out.jsonl"]
+    flags += ["--export", "out.csv"]
+    wrong = rows({"said": "bug", "text": "Hwo?"}, {"said": "bug", "text": "Wy?"})
+    first = cli("tag", wrong, *flags)
+    assert first.out.startswith("tagged 2, failed 0")
+    right = rows({"said": "question", "text": "How?"}, {"said": "question", "text": "Why?"})
+    told = cli("tag", right, *flags)
+    assert told.out.startswith(
+        "the last run did not read the rows of 2 of these results: changed,\n"
+        "removed or beyond the limit; tags in a new file leave them out\n\n"
+        "tagged 4, failed 0"
+    )
+    assert "table: out.csv, 4 rows, and with those that the last run did not read\n" in told.out
+
+
 def test_a_tag_that_failed_is_asked_for_again_whatever_the_cache_has(
     cli: Cli, given: str, labels: str
 ) -> None:

@@ -115,6 +115,10 @@ MISTAKES = [
      "put the prompt into the body template"),
     (["--api-key-env", "NOPE"], "--api-key-env names NOPE, which is not set", "",
      "export NOPE=..., or write it into a .env file"),
+    # The key itself, which is not repeated.
+    (["--api-key-env", "gsk_7f3aVq"],
+     "--api-key-env takes the name of a variable that is set, and this is none", "",
+     "export a variable with the key, and state its name, such as OPENAI_API_KEY"),
     (["--system", "@none.txt"], "--system cannot read none.txt: No such file or directory", "",
      "@FILE reads the template from a file"),
     (["-o", "o.jsonl", "--restart", "--force"], "--restart and --force cannot be combined", "",

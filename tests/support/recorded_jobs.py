@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -102,6 +103,7 @@ def output_of(
         if how is not None:
             file.end(RunEnd(at_s=end_s, how=how))  # type: ignore[arg-type]
         file.close()
+        os.utime(file.path, (begun + end_s, begun + end_s))
         begun += end_s + pause_s
     manifest.save(output, Manifest(input="/data/rows.jsonl", settings=settings))
     if failures:

@@ -165,7 +165,7 @@ class FunctionCaller:
 
     A function of lists returns one of the same length. A coroutine function is awaited, an async
     generator's items are the pieces of a streamed answer, and a plain function runs in one of
-    `threads` threads.
+    `threads` threads. Raises ConfigError for a plain generator.
     """
 
     def __init__(
@@ -185,6 +185,11 @@ class FunctionCaller:
         method = function if inspect.isroutine(function) else type(function).__call__
         if isinstance(function, partial):
             method = function.func
+        if inspect.isgeneratorfunction(method):
+            raise ConfigError(
+                f"{self.label} is a generator, which would be called and never run",
+                hint="make it an async generator, or return the whole answer",
+            )
         self._is_generator = inspect.isasyncgenfunction(method)
         self._threads: Executor | None = None
         if not (self._is_generator or inspect.iscoroutinefunction(method)):

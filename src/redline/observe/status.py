@@ -56,7 +56,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     """A job, by all its runs unless said otherwise. Times are seconds since 1970-01-01 UTC.
 
     state: of its latest run. stopped: that ended it early, in words. begun, seen: when the latest
-    run began, and gave its last sign of life. runs: that are known. pid, host: of the latest one.
+    run began, and gave its last sign of life. runs: that are known. Of the latest one: pid, host,
+    has_budget (in money, so that what is spent is by all runs; None if unknown).
     rows, done, failed, untried, left: of the whole input; at least that many rows, unless is_exact.
     Of the last ten seconds that were recorded, or of all of a run that has ended: rows_per_s,
     tokens_per_s, in_flight, slots, waiting, retrying; latency_p50_s and latency_p95_s of a minute,
@@ -75,6 +76,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     runs: int
     pid: int
     host: str
+    has_budget: bool | None
     stopped: str
     totals: Totals
     left: int
@@ -120,11 +122,12 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
     return Status(
         state=state,
         begun=run.facts.at,
-        seen=run.facts.at + run.last_s,
+        seen=timeline.seen,
         elapsed_s=now - run.facts.at if state == "running" else run.last_s,
         runs=len(timeline.runs),
         pid=run.facts.pid,
         host=run.facts.host,
+        has_budget=run.facts.has_budget,
         stopped="" if end is None else end.what,
         totals=whole.totals,
         left=whole.totals.left,

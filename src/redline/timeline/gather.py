@@ -164,7 +164,8 @@ class Gatherer:
 
     def note_error(self, what: str) -> None:
         """Notes the error of a failed attempt."""
-        self._error = what[:_LONGEST_ERROR]
+        # It may have half of a surrogate pair, which no file of JSON can hold.
+        self._error = what[:_LONGEST_ERROR].encode("utf-8", "replace").decode()
 
     def window(
         self,

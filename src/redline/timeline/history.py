@@ -48,7 +48,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
 
     pid, host: of its process. input: its path, URL or name. slots: maximum calls in flight at the
     start. endpoints: their names, a function's name for a job that calls one. limits: as
-    configured, in words. is_batched: rows go through the Batch API.
+    configured, in words. is_batched: rows go through the Batch API. has_budget: one in money; None
+    if an older redline has written it.
     """
 
     v: int
@@ -62,6 +63,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, tag="run", tag_field="
     endpoints: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
     is_batched: bool = False
+    has_budget: bool | None = None
 
 
 Ending = Literal["finished", "interrupted", "stopped"]
@@ -71,12 +73,14 @@ class RunEnd(msgspec.Struct, frozen=True, kw_only=True, tag="end", tag_field="ki
     """How a run ended. at_s: since it began.
 
     finished: every row of the input has its outcome; interrupted: by the user; stopped: by an
-    error, which `what` says.
+    error, which `what` says. at: seconds since 1970-01-01 UTC; None if an older redline has written
+    it.
     """
 
     at_s: float
     how: Ending
     what: str = ""
+    at: float | None = None
 
 
 class RunHistory(msgspec.Struct, kw_only=True):
@@ -100,12 +104,24 @@ class RunHistory(msgspec.Struct, kw_only=True):
 class Timeline(msgspec.Struct):
     """The recorded runs of a job. runs: oldest first. damaged: lines that are not valid records.
 
-    is_cut: the last record is incomplete.
+    is_cut: the last record is incomplete. written: when the file was last written, in seconds since
+    1970-01-01 UTC.
     """
 
     runs: list[RunHistory]
     damaged: int = 0
     is_cut: bool = False
+    written: float = 0.0
+
+    @property
+    def seen(self) -> float:
+        """When the latest run gave its last sign of life, in seconds since 1970-01-01 UTC."""
+        run = self.runs[-1]
+        seen = run.facts.at + run.last_s
+        if run.end is not None:
+            return seen if run.end.at is None else run.end.at
+        # While the machine sleeps, and if its clock is set, the run's own time does not follow.
+        return max(seen, self.written)
 
     @property
     def windows(self) -> list[Window]:
@@ -126,6 +142,7 @@ def read_timeline(path: Path) -> Timeline:
     timeline, or was written by a newer version.
     """
     try:
+        written = path.stat().st_mtime
         data = path.read_bytes()
     except FileNotFoundError:
         raise
@@ -133,7 +150,9 @@ def read_timeline(path: Path) -> Timeline:
         raise FileNotFoundError(f"{path} does not exist") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    return _parsed(data, path)
+    timeline = _parsed(data, path)
+    timeline.written = written
+    return timeline
 
 
 def _parsed(data: bytes, path: Path) -> Timeline:

@@ -50,7 +50,9 @@ class TraceFile:
 
     def close(self) -> None:
         """Closes the file; another process may then write it."""
-        os.close(self._fd)
+        # A thread that was left behind must not write to the next file with this descriptor.
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def _lock(self, where: str) -> None:
         try:

@@ -156,6 +156,22 @@ def test_cost_is_by_model_halved_in_a_batch_and_nothing_from_the_cache(tmp_path:
     assert (unknown.cost.priced, unknown.cost.unpriced) == (0, {"m": 3, "other": 1})
 
 
+def test_the_tokens_of_a_judge_cost_what_its_own_model_does(tmp_path: Path) -> None:
+    judged = {"prompt_tokens": 4, "completion_tokens": 2, "total_tokens": 6}
+    results = [result(1, judge_usage=judged), result(2, judge_usage={}), result(3)]
+    output = write_output(tmp_path / "novels.jsonl", results, judge={"model": "j"})
+    tariff = Tariff(own={**PRICES.own, "j": parse_price("j", {"input": 10, "output": 20})})
+    cost = figures(output, tariff).cost
+    of_judge, rest, whole = 4 * 10 + 2 * 20, 3 + 3 * 2, 7 + 5 * 2
+    assert cost.picodollars == (of_judge + rest + whole) * 10**6
+    # Of the last, an older redline wrote the usage of both alone.
+    assert (cost.priced, cost.unstated) == (2, 1)
+    cost = figures(output, PRICES).cost
+    assert (cost.priced, cost.unpriced) == (1, {"j": 2})
+    output = write_output(tmp_path / "novels.jsonl", results, judge={"model": "m"})
+    assert figures(output, PRICES).cost.picodollars == 3 * whole * 10**6
+
+
 def test_endpoints_with_prices_and_names_of_their_own_are_billed_by_them(tmp_path: Path) -> None:
     price = parse_price("m-large", {"input": 3, "output": 3})
     tariff = Tariff(

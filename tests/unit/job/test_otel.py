@@ -181,6 +181,11 @@ async def test_counters_of_one_job_after_another_add_up(memory: InMemorySpanExpo
             "headers_env names NOT_SET_ANYWHERE, which is not set",
             "[otel]",
         ),
+        (
+            {"headers_env": {"x": "planted-Key"}},
+            "headers_env takes the name of a variable that is set, and this is none",
+            "[otel]",
+        ),
         ({"service_name": 3}, "service_name must be text, not a whole number", "otel"),
         (
             {"service_name": "x" * 256},

@@ -101,16 +101,18 @@ def test_what_was_not_recorded_is_a_gap_and_what_was_not_sampled_is_unknown() ->
     assert causes == [Cause.LIMIT, Cause.UNDETERMINED, Cause.LIMIT]
 
 
-def spending(*usd: float | None) -> RunHistory:
+def spending(*usd: float | None, has_budget: bool | None = None) -> RunHistory:
     windows = (
         Window(begin_s=n, end_s=n + 1.0, answered=1, totals=Totals(spent_usd=one))
         for n, one in enumerate(usd)
     )
-    return history(*windows)
+    run = history(*windows)
+    run.facts = msgspec.structs.replace(run.facts, has_budget=has_budget)
+    return run
 
 
 @pytest.mark.parametrize(
-    ("runs", "has_budget", "spent"),
+    ("runs", "has_account", "spent"),
     [
         ([(0.1, 0.4), (0.1, 0.2)], False, 0.6),
         ([(0.1, 0.4), (0.5, 0.7)], True, 0.7),
@@ -120,12 +122,31 @@ def spending(*usd: float | None) -> RunHistory:
     ],
 )
 def test_the_cost_is_that_of_all_runs_or_unknown(
-    runs: list[tuple[float | None, ...]], has_budget: bool, spent: float | None
+    runs: list[tuple[float | None, ...]], has_account: bool, spent: float | None
 ) -> None:
-    report = made(*(spending(*one) for one in runs), has_budget=has_budget)
+    report = made(*(spending(*one) for one in runs), has_account=has_account)
     assert report.figures.spent_usd == (None if spent is None else pytest.approx(spent))
     if spent is not None:
         assert report.series.spent_usd[-1] == pytest.approx(spent)
+
+
+@pytest.mark.parametrize(
+    ("runs", "spent"),
+    [
+        ([(False, 0.1, 0.4), (False, 0.5, 0.7)], 1.1),
+        ([(True, 0.1, 0.4), (True, 0.5, 0.7)], 0.7),
+        ([(False, 0.4), (True, 0.5, 0.7), (False, 0.2), (True, 0.9)], 1.5),
+        ([(True, 0.4), (True, 0.1, 0.2)], 0.6),
+    ],
+)
+def test_a_run_counts_the_cost_of_earlier_ones_only_with_a_budget_in_money(
+    runs: list[tuple[Any, ...]], spent: float
+) -> None:
+    """A budget in tokens also has an account, but no dollars in it."""
+    histories = [spending(*usd, has_budget=has_budget) for has_budget, *usd in runs]
+    report = made(*histories, has_account=True)
+    assert report.figures.spent_usd == pytest.approx(spent)
+    assert report.series.spent_usd[-1] == pytest.approx(spent)
 
 
 def test_errors_and_failed_rows_are_counted_by_kind_with_examples(failed: JobReport) -> None:

@@ -84,6 +84,21 @@ def test_the_judge_sees_what_was_asked_and_answered() -> None:
         assert part in body["messages"][0]["content"]
 
 
+def test_the_usage_is_that_of_both_and_the_judges_alone_is_beside_it() -> None:
+    def script(send: Send) -> Reply:
+        usage = {"prompt_tokens": 10**send.number, "completion_tokens": 1}
+        return Reply(output="VERDICT: CORRECT", usage=usage)
+
+    outcome, _ = outcome_of(script)
+    assert outcome.reply is not None
+    assert outcome.reply.usage == {"prompt_tokens": 110, "completion_tokens": 2}
+    assert outcome.fields is not None
+    assert outcome.fields["judge_usage"] == {"prompt_tokens": 100, "completion_tokens": 1}
+    outcome, _ = outcome_of(says("  "))
+    assert outcome.fields is not None
+    assert outcome.fields["judge_usage"] == {}
+
+
 def test_a_prompt_of_ones_own_has_the_columns() -> None:
     own = grading_of(prompt="{{ question }}|{{ gold }}|{{ reply }}", params={"top_p": 1})
     outcome, sends = outcome_of(says("X", "VERDICT: INCORRECT"), own)

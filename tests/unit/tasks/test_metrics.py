@@ -27,6 +27,8 @@ GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [
     ("exact", {}, "巴黎", "「巴黎」。", "「巴黎」。", True, False),
     ("exact", {}, "Paris", "It is Paris", "It is Paris", False, False),
     ("exact", {}, "Paris", "  ", None, False, False),
+    ("exact", {}, "Paris", "<think>France?</think>\nParis", "Paris", True, False),
+    ("exact", {}, "<think>x</think>", "<think>x</think>", "<think>x</think>", True, True),
     (
         "regex",
         {"pattern": r"Label: (\w+)"},
@@ -44,6 +46,9 @@ GRADES: list[tuple[str, dict[str, Any], Any, str, Any, bool, bool]] = [
     ("json", {"fields": ("a",)}, {"a": 1, "b": 2}, '{"a": 1}', {"a": 1}, True, True),
     ("json", {"fields": ("b",)}, {"a": 1, "b": 2}, '{"a": 1}', {"a": 1}, False, False),
     ("json", {}, {"a": 1}, "none", None, False, False),
+    ("json", {}, {"a": 1}, '{"a": 1}\n\nSources: [1]', {"a": 1}, True, False),
+    ("json", {}, [1], '[1]\n\nUsage: {"b": 2}', [1], True, False),
+    ("json", {}, {"a": 1}, "[1]", [1], False, False),
 ]
 
 

@@ -145,6 +145,14 @@ async def test_a_call_that_fails_ends_the_row_and_tells_what_was_dropped_before(
     assert (outcome.status, outcome.fields) == ("exhausted", {"dropped": ["too_short"]})
 
 
+async def test_the_usage_of_a_row_is_that_of_all_its_tries() -> None:
+    usage = {"prompt_tokens": 2, "completion_tokens": 3}
+    answers = [Reply(output=text, usage=usage) for text in ("", "", STORY)]
+    outcome, _ = await made(synthesis(), answers)
+    assert outcome.reply is not None
+    assert outcome.reply.usage == {"prompt_tokens": 6, "completion_tokens": 9}
+
+
 def left(folder: Path, outcomes: dict[int, Outcome]) -> Output:
     """An output that an earlier run has left: these outcomes, by row."""
     output = Output(path=folder / "out.jsonl", keep_input=True)

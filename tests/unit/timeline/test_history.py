@@ -10,12 +10,16 @@ import pytest
 from redline.errors import ConfigError
 from redline.timeline import (
     MOST_BYTES,
+    NAME,
     TIMELINE_VERSION,
+    Counters,
+    Gatherer,
     LimitUse,
     RunEnd,
     RunFacts,
     Sketch,
     TimelineFile,
+    Totals,
     Window,
     read_timeline,
 )
@@ -40,6 +44,16 @@ def test_an_end_may_quote_a_name_that_is_not_utf_8(tmp_path: Path) -> None:
     (run,) = read_timeline(path).runs
     assert run.end is not None
     assert run.end.what == "cannot write full?.jsonl"
+
+
+def test_an_error_may_have_half_of_a_surrogate_pair(tmp_path: Path) -> None:
+    gatherer = Gatherer()
+    gatherer.note_error("bad \ud83d half")
+    file = TimelineFile(tmp_path / NAME)
+    file.begin(RunFacts(v=1, at=0.0))
+    file.add([gatherer.window(1.0, Counters(errors={"ValueError": 1}), Totals())], 1.0)
+    file.close()
+    assert read_timeline(tmp_path / NAME).windows[0].error == "bad ? half"
 
 
 def record(path: Path, seconds: int, end: RunEnd | None = None, at: float = 0.0) -> TimelineFile:

@@ -105,7 +105,8 @@ def evaluate(ctx: Context, words: list[str] | None) -> int:
 def _evaluation(named: list[str], given: Flags) -> Evaluation:
     """Returns the built-in evaluation or that of a file, with the shots of the command line.
 
-    Raises ConfigError unless exactly one is named, and for shots without a file.
+    Raises ConfigError unless exactly one is named, and for shots without a file or the reverse;
+    `--shots 0` leaves out those of a file.
     """
     path = given.get("task")
     if (path is None) == (not named):
@@ -120,6 +121,11 @@ def _evaluation(named: list[str], given: Flags) -> Evaluation:
     evaluation = replace(evaluation, **{name: given[name] for name in stated})
     if evaluation.shots and evaluation.shots_file is None:
         raise ConfigError("shots come from a file of rows", hint="name it: --shots-file FILE")
+    if evaluation.shots_file is not None and not (evaluation.shots or "shots" in given):
+        raise ConfigError(
+            f"{evaluation.shots_file} is for shots, and there are none",
+            hint="say how many: --shots N",
+        )
     return evaluation
 
 

@@ -182,6 +182,9 @@ def _settings(given: Flags) -> GatewaySettings:
         cache = _cache(flags, own, state)
         certificate = _certificate(own)
         function = _function(flags, own)
+    tenants = parse_tenants(configuration.tenants, file, [one.name for one in classes])
+    if "keys" not in own:
+        _refuse_unreachable(tenants, file)
     most = own.get("concurrency")
     if function is None:
         calling = [FLAGS[name].key for name in _CALLING]
@@ -200,7 +203,7 @@ def _settings(given: Flags) -> GatewaySettings:
         state=state,
         classes=classes,
         batches=batches,
-        tenants=parse_tenants(configuration.tenants, file, [one.name for one in classes]),
+        tenants=tenants,
         prices=configuration.prices,
         **_among(own, _FIELDS),
     )
@@ -229,8 +232,11 @@ def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     if "function" not in own:
         _refuse("--function", flags, ("max_batch_size", "max_wait"))
         return None
-    if "endpoint" in flags:
-        raise ConfigError("--function and --endpoint cannot be combined", hint="leave one out")
+    for name in ("endpoint", "cache", "concurrency"):
+        if flags.get(name):
+            raise ConfigError(
+                f"--function and {flag_of(name)} cannot be combined", hint="leave one out"
+            )
     return FunctionSettings(spec=own["function"], **_among(own, ("max_batch_size", "max_wait_s")))
 
 
@@ -246,6 +252,20 @@ def _refuse(missing: str, given: Flags, names: Collection[str]) -> None:
     for name in names:
         if given.get(name):
             raise ConfigError(f"{flag_of(name)} needs {missing}", hint=f"add {missing}")
+
+
+def _refuse_unreachable(tenants: Collection[str], file: str) -> None:
+    """Raises ConfigError for a tenant to whom no call can belong without keys."""
+    # Imported here, as in `serve`.
+    from redline.serve.keys import DEFAULT_TENANT
+
+    for name in tenants:
+        if name != DEFAULT_TENANT:
+            raise ConfigError(
+                f"the limits of tenant {name} apply to no call: no file of keys is set",
+                where=f"{file}, [tenants.{name}]",
+                hint='write keys = "keys.jsonl" into [serve], or name the tenant default',
+            )
 
 
 def _certificate(own: Flags) -> Certificate | None:

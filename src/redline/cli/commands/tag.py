@@ -187,5 +187,6 @@ def _tell(
     if table is not None:
         count = write_table(output.path, table) if output.path.exists() else 0
         left = f"; without the {found.failed:,} that failed" if found.failed else ""
-        notes.append(f"table: {table}, {counted(count, 'row')}{left}")
+        more = ", and with those that the last run did not read" if found.unread else ""
+        notes.append(f"table: {table}, {counted(count, 'row')}{left}{more}")
     say(found.text(*notes))

@@ -125,7 +125,9 @@ def _facts(found: Status) -> Iterator[tuple[str, str]]:
         tokens = f"{totals.input_tokens:,} in, {totals.output_tokens:,} out"
         yield "tokens", f"{tokens} by this run" if found.runs > 1 else tokens
     if totals.spent_usd is not None:
-        yield "spent", dollars_text(round(totals.spent_usd * DOLLAR))
+        spent = dollars_text(round(totals.spent_usd * DOLLAR))
+        is_of_run = found.runs > 1 and found.has_budget is False
+        yield "spent", f"{spent} by this run" if is_of_run else spent
     if found.errors:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in found.errors.items())
         last = f"; the last: {found.error}" if found.error else ""

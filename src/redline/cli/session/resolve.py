@@ -27,6 +27,7 @@ from redline.job.settings import (
     endpoint_of,
     flag_of,
     job_of,
+    key_in,
     no_embedded,
     options_in,
     output_at,
@@ -331,12 +332,9 @@ def _api_key(variable: str | None, configuration: Configuration) -> str | None:
     """
     if variable is None:
         return None
-    if not configuration.environ.get(variable):
-        raise ConfigError(
-            f"--api-key-env names {variable}, which is not set",
-            hint=f"export {variable}=..., or write it into a .env file",
-        )
-    return configuration.environ[variable]
+    return key_in(
+        variable, "--api-key-env", configuration.environ, ", or write it into a .env file"
+    )
 
 
 def _check_key(endpoint: Endpoint) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from redline.apis import read_usage
+from redline.apis import Usage, read_usage
 from redline.calls.cost import BATCH_DIVISOR, Price, Prices
 from redline.job.inspect.lines import Line
 from redline.job.inspect.names import count_name
@@ -26,16 +26,19 @@ class Tariff(msgspec.Struct, frozen=True, kw_only=True):
 class Cost:
     """The cost of an output's answers, added up.
 
-    asked_model: the one that the job has named. is_free: no answer costs anything.
-    picodollars: of `priced` answers. unpriced: answers by their model, which has no price.
-    unstated: answers whose usage does not say how many tokens they took. Answers from the cache,
-    and of servers inside the run, cost nothing and are in none of these.
+    asked_model: the one that the job has named. judge: another model that judges the answers, or
+    empty. is_free: no answer costs anything.
+    picodollars: of `priced` answers. unpriced: answers by the model, theirs or the judge, that has
+    no price. unstated: answers whose usage does not say how many tokens they, or the judge, took.
+    Answers from the cache, and of servers inside the run, cost nothing and are in none of these.
     """
 
-    def __init__(self, tariff: Tariff, asked_model: str | None, *, is_free: bool) -> None:
+    def __init__(
+        self, tariff: Tariff, asked_model: str | None, *, judge: str, is_free: bool
+    ) -> None:
         self.picodollars = self.priced = self.unstated = 0
         self.unpriced: dict[str, int] = {}
-        self._asked_model = asked_model
+        self._asked_model, self._judge = asked_model, judge
         self._is_free = is_free
         self._prices = Prices(tariff.own)
         # Endpoints with other names or prices have no influence on what an answer of others costs.
@@ -50,11 +53,20 @@ class Cost:
         prices = self._own_prices.get(endpoint, self._prices)
         price = prices.at(endpoint, line.model) or prices.at(endpoint, self._asked_model)
         usage = read_usage(line.usage, has_output=False)
+        judged: Usage | None = Usage()
+        judge_price = price
+        if self._judge and line.judge_usage != {}:
+            judged = read_usage(line.judge_usage, has_output=False)
+            judge_price = prices.at(endpoint, self._judge)
         if price is None:
             count_name(self.unpriced, line.model or self._asked_model or "an unnamed model")
-        elif usage is None:
+        elif judge_price is None:
+            count_name(self.unpriced, self._judge)
+        elif usage is None or judged is None:
             self.unstated += 1
         else:
-            dearest = price.of(usage)
+            # The line's usage is that of the answer and of the judge.
+            own = Usage(*(max(0, one - other) for one, other in zip(usage, judged, strict=True)))
+            dearest = price.of(own) + judge_price.of(judged)
             self.picodollars += -(-dearest // BATCH_DIVISOR) if line.batched else dearest
             self.priced += 1

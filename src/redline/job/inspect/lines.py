@@ -40,7 +40,8 @@ class Error(msgspec.Struct, frozen=True):
 class Line(msgspec.Struct, kw_only=True):
     """A result or a failure. error: None for a result. For the other fields see docs/results.md.
 
-    correct, verdict: of `redline eval`; reasks: of `redline tag`; dropped: of `redline synth`.
+    correct, verdict, judge_usage: of `redline eval`; reasks: of `redline tag`; dropped: of
+    `redline synth`.
     """
 
     row: int = 0
@@ -59,6 +60,7 @@ class Line(msgspec.Struct, kw_only=True):
     input: msgspec.Raw = _NULL
     correct: Any = None
     verdict: Any = None
+    judge_usage: dict[str, Any] | None = None
     reasks: Any = None
     dropped: Any = None
 

@@ -50,6 +50,13 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
         return found if isinstance(found, str) else None
 
     @property
+    def judge(self) -> str:
+        """The model that `redline eval` has named as a judge, if it is another one, or empty."""
+        settings = self.settings.get("judge")
+        found = settings.get("model") if isinstance(settings, dict) else None
+        return found if isinstance(found, str) and found != self.model else ""
+
+    @property
     def input_name(self) -> str:
         """The input as a person in this folder would write it; empty if there is none."""
         return "" if self.manifest is None else near(self.manifest.input)
@@ -65,7 +72,7 @@ class Opened(msgspec.Struct, frozen=True, kw_only=True):
 
     def cost(self, tariff: Tariff) -> Cost:
         """Returns a new cost of its answers. Answers of a user's own function are free."""
-        return Cost(tariff, self.model, is_free="call" in self.settings)
+        return Cost(tariff, self.model, judge=self.judge, is_free="call" in self.settings)
 
     def rows_asked(self, keys: Iterable[int]) -> Iterator[tuple[int, msgspec.Raw]]:
         """Yields the rows of these keys, as JSON, in the order of the input, up to the last one.

@@ -166,7 +166,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
         name=shown(files.name, _LONGEST_NAME),
         state=_state(last, is_running=files.is_running),
         sentence=summary.sentence + more,
-        seen=last.facts.at + last.last_s,
+        seen=timeline.seen,
         model=shown(last.facts.model, _LONGEST_NAME),
         input=shown(last.facts.input, _LONGEST_NAME),
         endpoints=tuple(shown(name, _LONGEST_NAME) for name in last.facts.endpoints),
@@ -176,7 +176,7 @@ def report_of(files: JobFiles, most_points: int = MOST_POINTS) -> JobReport:
         scores=tuple(scores_of(timeline.runs)),
         band=tuple(band_of(points)),
         runs=runs,
-        series=series_of(points, has_budget=files.has_budget),
+        series=series_of(points, files.budgeted),
         errors=_errors(windows),
         error=shown(next((one.error for one in reversed(windows) if one.error), "")),
         failed=tuple(files.failed),
@@ -233,13 +233,13 @@ def _figures(files: JobFiles, most_in_flight: float) -> Figures:
         latency_p95_s=whole.latency.quantile_s(0.95),
         latency_p99_s=whole.latency.quantile_s(0.99),
         first_token_p50_s=whole.first_token.quantile_s(0.5),
-        spent_usd=_spent(runs, has_budget=files.has_budget),
+        spent_usd=_spent(runs, files.budgeted),
         most_in_flight=most_in_flight,
         running_s=running_s,
     )
 
 
-def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
+def _spent(runs: Sequence[RunHistory], budgeted: Sequence[bool]) -> float | None:
     """Returns the dollars spent by all runs; None if a run had answers of unknown cost."""
     for run in runs:
         has_cost = any(one.totals.spent_usd is not None for one in run.windows)
@@ -248,7 +248,7 @@ def _spent(runs: Sequence[RunHistory], *, has_budget: bool) -> float | None:
         if has_answers and not has_cost:
             return None
     windows = ((number, one) for number, run in enumerate(runs) for one in run.windows)
-    known = [usd for usd in spent_until(windows, has_budget=has_budget) if usd is not None]
+    known = [usd for usd in spent_until(windows, budgeted) if usd is not None]
     return known[-1] if known else None
 
 

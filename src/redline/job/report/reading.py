@@ -40,8 +40,8 @@ class FailedKind(msgspec.Struct, kw_only=True):
 class JobFiles(msgspec.Struct, kw_only=True):
     """The files of one output. name: its display name. timeline: with at least one run.
 
-    is_running: a process holds the output. has_budget: a run's spending may then be that of all
-    runs up to it. notes: what could not be read, in sentences.
+    is_running: a process holds the output. has_account: of a budget. notes: what could not be read,
+    in sentences.
     """
 
     name: str
@@ -49,8 +49,14 @@ class JobFiles(msgspec.Struct, kw_only=True):
     is_running: bool = False
     manifest: Manifest | None = None
     failed: list[FailedKind] = []
-    has_budget: bool = False
+    has_account: bool = False
     notes: list[str] = []
+
+    @property
+    def budgeted(self) -> list[bool]:
+        """Returns for each run whether it had a budget in money."""
+        facts = [run.facts for run in self.timeline.runs]
+        return [self.has_account if one.has_budget is None else one.has_budget for one in facts]
 
 
 def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFiles:
@@ -59,7 +65,7 @@ def read_files(output: Output, timeline: Timeline, *, is_running: bool) -> JobFi
     timeline: read already, since its file is not one of these.
     """
     files = JobFiles(name=output.name, timeline=timeline, is_running=is_running, notes=[])
-    files.has_budget = path_of(output).exists()
+    files.has_account = path_of(output).exists()
     try:
         files.manifest = manifests.load(output)
     except JournalError as error:

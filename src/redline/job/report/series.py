@@ -154,8 +154,8 @@ def band_of(points: Sequence[Point]) -> list[Binding]:
     return band
 
 
-def series_of(points: Sequence[Point], *, has_budget: bool) -> Series:
-    """Returns the columns of these points. has_budget: see `JobFiles`."""
+def series_of(points: Sequence[Point], budgeted: Sequence[bool]) -> Series:
+    """Returns the columns of these points. budgeted: see `JobFiles`."""
     windows = [point.window for point in points]
     spent = ((point.run, point.window) for point in points)
 
@@ -176,7 +176,7 @@ def series_of(points: Sequence[Point], *, has_budget: bool) -> Series:
         input_tokens_per_s=per_s(lambda one: one.input_tokens),
         output_tokens_per_s=per_s(lambda one: one.output_tokens),
         retries_per_s=per_s(lambda one: one.retries),
-        spent_usd=tuple(map(rounded, spent_until(spent, has_budget=has_budget))),
+        spent_usd=tuple(map(rounded, spent_until(spent, budgeted))),
         phases={name: per_s(_phase(name)) for name in _phases(windows)},
         limits=_limits(windows),
         errors={kind: per_s(_counter(kinds)) for kind, kinds in _kinds(windows).items()},
@@ -189,14 +189,14 @@ def rounded(value: float | None) -> float | None:
 
 
 def spent_until(
-    windows: Iterable[tuple[int, Window]], *, has_budget: bool
+    windows: Iterable[tuple[int, Window]], budgeted: Sequence[bool]
 ) -> Iterator[float | None]:
     """Yields the dollars spent by all runs until the end of each window; None if it is unknown.
 
-    windows: each with the number of its run. A run's dollars count from its own beginning, unless a
-    budget continues over the runs.
+    windows: each with the number of its run. budgeted: for each run, whether it had a budget in
+    money. Its dollars are then those of all such runs up to it, otherwise only its own.
     """
-    last_run, before_usd, total_usd = 0, 0.0, 0.0
+    last_run, before_usd, account_usd, total_usd = -1, 0.0, 0.0, 0.0
     for run, window in windows:
         spent_usd = window.totals.spent_usd
         if spent_usd is None:
@@ -204,7 +204,11 @@ def spent_until(
             continue
         if run != last_run:
             last_run = run
-            before_usd = 0.0 if has_budget and spent_usd >= total_usd else total_usd
+            # A job that was started over has a new account.
+            is_continued = budgeted[run] and spent_usd >= account_usd
+            before_usd = total_usd - account_usd if is_continued else total_usd
+        if budgeted[run]:
+            account_usd = spent_usd
         total_usd = before_usd + spent_usd
         yield total_usd
 

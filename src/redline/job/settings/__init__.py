@@ -2,7 +2,7 @@
 
 from redline.job.settings import values
 from redline.job.settings.alert_settings import parse_alerts
-from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment
+from redline.job.settings.api_key import KEY_VARIABLE, URL_VARIABLE, Environment, key_in
 from redline.job.settings.embedded import Embedded, EmbeddedSim
 from redline.job.settings.keywords import Keywords, lists_options
 from redline.job.settings.option_hints import meant

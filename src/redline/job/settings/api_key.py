@@ -19,6 +19,8 @@ _OPENAI_HOST = "openai.com"
 _CREDENTIALS = re.compile(
     r"(proxy-)?authorization|(.*-)?api-?key|(.*-)?(access-|auth-)?token", re.I
 )
+# Keys have small letters, dashes or dots as well.
+_USUAL_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _NAME_THE_KEY = f'api_key=os.environ["{KEY_VARIABLE}"] sends it there, api_key="" sends none'
 
 
@@ -54,6 +56,25 @@ def default_key(key: str | None, base_url: str, headers: Iterable[str], hint: st
     raise ConfigError(
         f"the key in {KEY_VARIABLE} goes to OpenAI and to this machine only, not to {host}",
         hint=hint,
+    )
+
+
+def key_in(variable: str, said: str, environ: Mapping[str, str], hint: str = "") -> str:
+    """Returns the value of the variable that the setting `said` names.
+
+    hint: what may be done instead of exporting it. Raises ConfigError if it is not set. The error
+    quotes what is usual as a name, and nothing else: it may be the key itself.
+    """
+    value = environ.get(variable)
+    if value:
+        return value
+    if _USUAL_NAME.fullmatch(variable):
+        raise ConfigError(
+            f"{said} names {variable}, which is not set", hint=f"export {variable}=...{hint}"
+        )
+    raise ConfigError(
+        f"{said} takes the name of a variable that is set, and this is none",
+        hint=f"export a variable with the key, and state its name, such as {KEY_VARIABLE}",
     )
 
 

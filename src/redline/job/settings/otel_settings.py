@@ -10,6 +10,7 @@ import msgspec
 
 from redline.calls import is_http_url
 from redline.errors import ConfigError
+from redline.job.settings.api_key import key_in
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 3_600.0
 _LONGEST_NAME = 255
@@ -63,13 +64,11 @@ def with_secrets(settings: OtelSettings, environ: Mapping[str, str]) -> OtelSett
     """
     found = {}
     for name, variable in settings.headers_env.items():
-        value = environ.get(variable)
-        if not value:
-            raise ConfigError(
-                f"headers_env names {variable}, which is not set",
-                where="[otel]",
-                hint=f"export {variable}=..., or write it into a .env file",
-            )
+        try:
+            value = key_in(variable, "headers_env", environ, ", or write it into a .env file")
+        except ConfigError as error:
+            error.where = "[otel]"
+            raise
         if not fits_header(value):
             raise ConfigError(
                 f"{variable} contains characters that are not allowed in a header",

@@ -2,13 +2,14 @@
 
 | in this order                      | as in                                                     |
 |------------------------------------|-----------------------------------------------------------|
-| the last that is announced,        | `The answer is (C).`, `Answer: b`, `\\boxed{C}`            |
-| or chosen, or called right         | `I choose C`, `So (C).`, `Option C is correct`, `选C`     |
+| the last that is announced         | `The answer is (C).`, `Answer: b`, `\\boxed{C}`            |
+| the last chosen, or called right   | `I choose C`, `So (C).`, `Option C is correct`, `选C`     |
 | the letter that a line begins with | `C`, `**C) 18**`, `C. Because ...`: the first or the last |
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence              |
 
 Neither two letters at once (`A and C`, `A or B`) nor options that are only listed choose one. A
-lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`.
+lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. A letter that is
+called right after a correction of the announced one (`Wait, ...`) replaces it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 from collections.abc import Iterator
 from itertools import islice
 
+from redline.tasks.answers.conclusion import correction_start
 from redline.tasks.answers.mark import marks
 from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
 from redline.tasks.answers.numeral import Span
@@ -87,7 +89,10 @@ def final_choice(answer: str, letters: str = "ABCD") -> str | None:
     letters: the options, as capitals. Time is linear in the answer's length. Never raises.
     """
     page = page_of(without_run_on(plain_text(spoken(answer)), _ANSWERED))
-    chosen = [*_announced(page, letters), *_called(page.text, letters)]
+    chosen = list(_announced(page, letters))
+    # After an announced letter, `Option C would be correct if ...` is only a remark.
+    start = correction_start(page, max(chosen)[0]) if chosen and max(chosen)[1] else 0
+    chosen += [one for one in _called(page.text, letters) if one[0] >= start]
     if chosen:
         return max(chosen)[1] or None
     listed = {option for option in _OPTION.findall(page.text) if option in letters}

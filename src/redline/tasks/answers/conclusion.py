@@ -147,6 +147,16 @@ def corrected(page: Page, start: int) -> Numeral | None:
     return None
 
 
+def correction_start(page: Page, start: int) -> int:
+    """Returns where the first sentence after `start` that opens as a correction does begins.
+
+    The end of the text if there is none.
+    """
+    spans = page.within(start, len(page.text))
+    opened = (span.start for span in spans if _CORRECTION.match(page.text, *span))
+    return next(opened, len(page.text))
+
+
 def is_refused(text: str, mark: int) -> bool:
     """Returns whether a refusal precedes a mark, as `I cannot determine` before `the answer`."""
     return _REFUSED.search(text, max(0, mark - _NEAR), mark) is not None

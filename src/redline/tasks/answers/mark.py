@@ -18,7 +18,7 @@ from redline.tasks.answers.markup import BOLD, BOX, BOX_END, HASHES, TAG, TAG_EN
 
 Shape = Literal["hashes", "boxed", "tag", "label", "phrase"]
 
-_NEAR = 40
+_NEAR, _NEAR_CLAUSE = 40, 160
 _GAP = rf"[ \t*_\"'{BOLD}]{{0,6}}"
 _ASIDE = rf"(?:[ ](?:final\w*|\d(?=:)))?(?:[ ]?\([^()\n]{{0,60}}\))?{_GAP}"
 _ANSWER = (
@@ -37,7 +37,7 @@ _IS = (
 )
 _PHRASE = re.compile(
     rf"(?i)(?<![A-Za-z-]){_ANSWER}(?:\b[^.\n:=?!{BOX}]{{0,60}}?[ ]{_HEDGE}{_IS}|{_ASIDE}[:=]|"
-    rf"[ —-]{{1,3}}(?=\d)"
+    rf"(?<!\bto answer)[ —-]{{1,3}}(?=\d)"
     r"|[^.\n:=?!。\d]{0,12}?(?:是|为|為|等于|等於|は|은|는|이|هي|هو|है|হল|คือ|היא))",
 )
 _LABEL = re.compile(
@@ -57,7 +57,11 @@ _SUPPOSED = re.compile(
     r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
     r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
     r"its)?[ ]?"
-    r"(?:\w+ )?$",
+    r"(?:\w+ )?$|\b(?:wrong|incorrect) $",
+)
+# `If she had sold all, the answer would be 32` is not either, but `If each costs $2, ...` is.
+_UNREAL = re.compile(
+    r"(?i)\bif\b[^.!?\n]*\b(?:had|were|did)(?:n't)?\b[^.!?\n]*,[ ](?:then )?(?:the )?$"
 )
 
 
@@ -84,10 +88,17 @@ def marks(text: str) -> list[Mark]:
         for match in pattern.finditer(text):
             groups = match.groupdict()
             inside = match.span("content") if "content" in groups else (match.end(), len(text))
-            near = max(0, match.start() - _NEAR)
-            if shape != "phrase" or not _SUPPOSED.search(text, near, match.start()):
+            if shape != "phrase" or not _is_supposed(text, match):
                 is_open = shape == "boxed" and groups["end"] is None
                 is_bare = groups.get("bare") is not None
                 mark = Mark(shape, match.start(), *inside, is_open, is_bare)
                 found.setdefault(mark.content, mark)
     return [found[content] for content in sorted(found)]
+
+
+def _is_supposed(text: str, phrase: re.Match[str]) -> bool:
+    start = phrase.start()
+    if _SUPPOSED.search(text, max(0, start - _NEAR), start):
+        return True
+    is_would = phrase[0].lower().endswith("would be")
+    return is_would and _UNREAL.search(text, max(0, start - _NEAR_CLAUSE), start) is not None

@@ -108,14 +108,16 @@ class Grading:
         # Check the gold answer before the call costs anything.
         gold = self._gold_of(row)
         right = self._metric.read(gold)
-        used = UsageSum()
+        used, judging = UsageSum(), UsageSum()
 
-        async def counted(request: Request) -> Outcome:
+        async def asked_judge(request: Request) -> Outcome:
             outcome = await ask(request)
             used.add(outcome)
+            judging.add(outcome)
             return outcome
 
-        outcome = await counted(request)
+        outcome = await ask(request)
+        used.add(outcome)
         if outcome.reply is None:
             return outcome
         answer = outcome.reply.output
@@ -131,12 +133,14 @@ class Grading:
             grade = Grade()
         else:
             seen = {**row, "asked": _asked(request), "gold": gold, "reply": text}
-            judgement = await self._judge.judge(seen, request, counted)
+            judgement = await self._judge.judge(seen, request, asked_judge)
             if isinstance(judgement, Outcome):
                 used.put_into(judgement)
                 return judgement
             used.put_into(outcome)
             grade, fields["judgement"] = judgement
+        if self._judge is not None and (judge_usage := judging.paid()) is not None:
+            fields["judge_usage"] = judge_usage
         outcome.fields = {
             "correct": grade.correct,
             "strict": grade.strict,

@@ -8,8 +8,9 @@ exact    the answer, its ends trimmed    equal but for case, quotes,  equal, cha
 regex    the last match of `pattern`     equal to gold, as for exact  the answer is the match alone
 json     the JSON value in it            all `fields` are gold's      the answer is the JSON alone
 
-If gold is a list, each of its items is a right answer, except for json. judge.py defines the judge,
-which is another model.
+If gold is a list, each of its items is a right answer, except for json: an object is looked for if
+gold is one, otherwise a list. Reasoning in `<think>` is not part of an answer, except for regex.
+judge.py defines the judge, which is another model.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from redline.tasks.answers import (
     find_json,
     gold_number,
     is_same,
+    spoken,
     strict_number,
 )
 from redline.tasks.evaluate.text import as_text
@@ -199,8 +201,9 @@ class _Choice(Metric):
 
 class _Exact(Metric):
     def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
-        found = answer.strip()
-        return Grade(found or None, _plain(found) == _plain(right), answer == right)
+        is_same = answer == right
+        found = (answer if is_same else spoken(answer)).strip()
+        return Grade(found or None, _plain(found) == _plain(right), is_same)
 
 
 class _Regex(Metric):
@@ -246,7 +249,9 @@ class _Json(Metric):
         return gold
 
     def grade(self, answer: str, right: Any, *, is_cut: bool = False) -> Grade:
-        found = find_json(answer)
+        found = find_json(answer, "object" if isinstance(right, Mapping) else "array")
+        if found is None:
+            found = find_json(answer)
         if found is None:
             return Grade()
         if self._fields:

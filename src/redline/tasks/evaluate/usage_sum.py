@@ -29,6 +29,10 @@ class UsageSum:
         kept = output[:_LONGEST_KEPT] if isinstance(output, str) else None
         self._answer = Reply(output=kept, finish_reason=reply.finish_reason, model=reply.model)
 
+    def paid(self) -> dict[str, Any] | None:
+        """Returns the sum of all paid answers, empty without one; None if one is unknown."""
+        return summed(self._paid)
+
     def put_into(self, outcome: Outcome) -> None:
         """Sets the outcome's usage to the sum of all paid answers, or of all if none was paid.
 

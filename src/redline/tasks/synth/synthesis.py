@@ -28,6 +28,7 @@ from redline.job.settings import Ask
 from redline.journal import read_results
 from redline.process import counted
 from redline.tasks.answers import find_json
+from redline.tasks.evaluate import UsageSum
 from redline.tasks.synth.near_duplicates import NearDuplicates
 from redline.tasks.synth.variations import Variations
 from redline.tasks.tag import Schema, Structured
@@ -133,19 +134,21 @@ class Synthesis:
             request = self._structured.instructed(request)
         before = self._dropped.get(n, [])
         dropped = list(before)
+        used = UsageSum()
         while True:
             seed = _seed(row, len(dropped))
             sampled = self._sampled(request, row, seed)
             structured = self._structured
             outcome = await (structured.asked(sampled, ask) if structured else ask(sampled))
+            used.add(outcome)
             if outcome.reply is None:
-                return _with_fields(outcome, dropped)
+                return _with_fields(outcome, used, dropped)
             judgement = await asyncio.get_running_loop().run_in_executor(
                 self._thread, self._judged, outcome.reply, n
             )
             if not judgement.kind:
                 outcome.reply.output = judgement.value
-                return _with_fields(outcome, dropped, seed)
+                return _with_fields(outcome, used, dropped, seed)
             dropped.append(judgement.kind)
             if len(dropped) >= len(before) + self._tries:
                 outcome.status = "rejected"
@@ -154,7 +157,7 @@ class Synthesis:
                     f"no text to keep in {tries}; the last: {judgement.reason}",
                     hint=_HINTS.get(judgement.kind, "ask for it in the prompt, or raise --tries"),
                 )
-                return _with_fields(outcome, dropped)
+                return _with_fields(outcome, used, dropped)
 
     def _sampled(self, request: Request, row: dict[str, Any], seed: int | None) -> Request:
         """Returns the request with the row's own sampling parameters."""
@@ -201,7 +204,10 @@ def _seed(row: Mapping[str, Any], number: int) -> int | None:
     return None if first is None else (first + number * _SEED_STEP) % _SEEDS
 
 
-def _with_fields(outcome: Outcome, dropped: list[str], seed: int | None = None) -> Outcome:
+def _with_fields(
+    outcome: Outcome, used: UsageSum, dropped: list[str], seed: int | None = None
+) -> Outcome:
+    used.put_into(outcome)
     fields = {"seed": seed, "dropped": dropped}
     outcome.fields = {name: value for name, value in fields.items() if value not in (None, [])}
     return outcome

@@ -38,15 +38,17 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
 
     tagged: rows with a tag. failed: rows without one. reasks: the total over both.
 
-    is_over: every row of the input is tagged or failed. without_gold: tagged rows that are not
-    compared because their gold column is empty. strays: compared rows whose gold label the schema
-    lacks. agreement: that of the tags with gold; None if it was not requested.
+    is_over: every row of the input is tagged or failed. unread: how many tagged and failed rows the
+    last run did not read, at least. without_gold: tagged rows that are not compared because their
+    gold column is empty. strays: compared rows whose gold label the schema lacks. agreement: that
+    of the tags with gold; None if it was not requested.
     """
 
     tagged: int
     failed: int
     reasks: int
     is_over: bool
+    unread: int = 0
     without_gold: int = 0
     strays: int = 0
     agreement: Agreement | None = None
@@ -57,6 +59,13 @@ class Review(msgspec.Struct, frozen=True, kw_only=True):
         notes: lines at the end of the summary. With an agreement, accuracy is the last line.
         """
         lines = [] if self.is_over else ["the run is not over: this is what is tagged so far", ""]
+        if self.unread:
+            rows = "the row" if self.unread == 1 else "the rows"
+            lines += [
+                f"the last run did not read {rows} of {self.unread:,} of these results: changed,",
+                "removed or beyond the limit; tags in a new file leave them out",
+                "",
+            ]
         lines.append(f"tagged {self.tagged:,}, failed {self.failed:,}, re-asks {self.reasks:,}")
         found = self.agreement
         figures: dict[str, object] = {
@@ -125,12 +134,15 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
 
     found = agreement(pairs(), known)
     manifest = manifests.load(output)
+    # Until a run reaches the end of its rows, their number is unknown.
+    rows = None if manifest is None else manifest.rows
+    done = counts["tagged"] + len(failed)
     return Review(
         tagged=counts["tagged"],
         failed=len(failed),
         reasks=counts["reasks"] + sum(failed.values()),
-        # Until a run reaches the end of its rows, their number is unknown.
-        is_over=manifest is not None and manifest.rows is not None,
+        is_over=rows is not None,
+        unread=0 if rows is None else max(0, done - rows),
         without_gold=counts["without_gold"],
         strays=counts["strays"],
         agreement=found if gold is not None else None,
