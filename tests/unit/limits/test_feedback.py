@@ -186,6 +186,53 @@ def test_a_count_in_headers_refuses_no_call_that_an_earlier_one_allows(limits: A
         told.rules.check(Cost(20_001))
 
 
+SEVERAL: dict[str, tuple[dict[str, str], str, LINES]] = {
+    "envoy": (
+        {"x-ratelimit-limit": '10, 10;w=60;name="user", 1000;w=60;name="org"'},
+        '1000;w=60;name="org", 20;w=60;name="user"',
+        [("requests", "10/60s"), ("requests", "1000/60s")],
+    ),
+    "ietf": (
+        {"ratelimit-policy": '"user";q=10;w=60, "org";q=1000;w=60'},
+        '"org";q=1000;w=60, "user";q=20;w=60',
+        [("requests", "10/60s"), ("requests", "1000/60s")],
+    ),
+    "openai, without a window": (
+        {"x-ratelimit-limit-requests": "1000", "x-ratelimit-limit-project-requests": "10"},
+        "20",
+        [("requests", "10/60s"), ("requests", "1000/60s")],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_limits_of_one_kind_and_window_hold_beside_each_other(name: str) -> None:
+    headers, changed, lines = SEVERAL[name]
+    told = Told(rate="auto")
+    assert told.tell(headers)
+    assert told.lines == sorted(lines)
+    assert not told.tell(headers)
+    # The lower one is raised, in another order.
+    header = [*headers][-1]
+    assert told.tell({header: changed, **{key: headers[key] for key in [*headers][:-1]}})
+    assert told.lines == sorted([("requests", "20/60s"), ("requests", "1000/60s")])
+
+
+def test_one_of_several_limits_that_changes_alone_is_found_by_its_name() -> None:
+    told = Told(rate="auto")
+    told.tell({"ratelimit-policy": '"user";q=10;w=60, "org";q=1000;w=60'})
+    assert told.tell({"ratelimit-policy": '"org";q=800;w=60'})
+    assert told.lines == [("requests", "10/60s"), ("requests", "800/60s")]
+
+
+@pytest.mark.parametrize("policy", ['"user";q=10;w=60', '"org";q=1000;w=60'])
+def test_of_several_limits_within_the_users_own_the_strictest_counts(policy: str) -> None:
+    told = Told(requests="100/60s")
+    for _ in range(3):
+        told.tell({"ratelimit-policy": f'{policy}, "user";q=10;w=60, "org";q=1000;w=60'})
+        assert told.lines == [("requests", "10/60s")]
+
+
 def test_what_was_sent_before_a_change_still_counts() -> None:
     told = Told(requests="8/60s", guard_s=0.0, profile="moving")
     for _ in range(4):

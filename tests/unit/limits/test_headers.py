@@ -5,8 +5,10 @@ Each sample is one that a server sent or its documentation shows; the comment na
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -26,7 +28,11 @@ def sent(text: str) -> CIMultiDictProxy[str]:
 
 
 def read(text: str, wall_s: float = NOW_S) -> list[Stated]:
-    return list(HeaderReader().read(sent(text), wall_s))
+    return nameless(HeaderReader().read(sent(text), wall_s))
+
+
+def nameless(stated: Sequence[Stated]) -> list[Stated]:
+    return [msgspec.structs.replace(each, name="") for each in stated]
 
 
 def at(text: str) -> float:
@@ -519,9 +525,11 @@ def test_limits_that_appear_later_are_found() -> None:
     reader = HeaderReader()
     for _ in range(1000):
         assert reader.read(sent(PLAIN), NOW_S) == ()
-    assert reader.read(sent(PLAIN + "\n" + LIMITED), NOW_S) == (Stated("requests", 60, 59),)
+    assert nameless(reader.read(sent(PLAIN + "\n" + LIMITED), NOW_S)) == [
+        Stated("requests", 60, 59)
+    ]
     assert reader.read(sent(PLAIN), NOW_S) == ()
-    assert reader.read(sent("via: x\n" + LIMITED), NOW_S) == (Stated("requests", 60, 59),)
+    assert nameless(reader.read(sent("via: x\n" + LIMITED), NOW_S)) == [Stated("requests", 60, 59)]
 
 
 def test_limits_that_appear_in_a_reply_like_the_others_are_found() -> None:
@@ -529,7 +537,7 @@ def test_limits_that_appear_in_a_reply_like_the_others_are_found() -> None:
     reader = HeaderReader()
     for _ in range(100):
         assert reader.read(sent(PLAIN), NOW_S) == ()
-    assert reader.read(sent(LIMITED), NOW_S) == (Stated("requests", 60, 59),)
+    assert nameless(reader.read(sent(LIMITED), NOW_S)) == [Stated("requests", 60, 59)]
 
 
 def test_no_form_is_lost() -> None:
@@ -538,7 +546,7 @@ def test_no_form_is_lost() -> None:
     old = sent("X-RateLimit-Limit: 60\nX-RateLimit-Remaining: 59")
     for reply in (old, sent('RateLimit: "a";r=1;t=2'), old):
         stated = reader.read(reply, NOW_S)
-    assert stated == (Stated("requests", 60, 59),)
+    assert nameless(stated) == [Stated("requests", 60, 59)]
 
 
 def test_the_bookkeeping_is_bounded() -> None:

@@ -14,7 +14,7 @@ from redline.errors import OverLimit
 from redline.limits import Cost, Grant, Limiter, Limits, Rate
 from redline.limits.rule import window as window_module
 from redline.limits.server import Stated
-from redline.testing import VirtualClock, virtual_run
+from redline.testing import ManualClock, VirtualClock, virtual_run
 from support.catching import assert_caught
 from support.virtual_time import in_virtual_time
 
@@ -544,6 +544,52 @@ async def test_a_stated_request_limit_ends_the_search_for_one() -> None:
     rates = [rate for kind, rate, _ in limiter.used(now_s()) if kind == "requests"]
     assert Rate(10, 1.0) not in rates
     assert Rate(20, 1.0) in rates
+
+
+@in_virtual_time
+async def test_what_was_sent_before_a_limit_was_stated_counts_in_it() -> None:
+    limiter = limiter_of(rate="auto", profile="fixed")
+    limiter.search([Rate(10, 1.0)])
+    grants = []
+    for _ in range(30):
+        grant = await limiter.acquire()
+        grant.sent(now_s())
+        grants.append(grant)
+    # The first was answered late. The server had counted 25 until then.
+    limiter.heard([Stated("requests", 50, 25, None, 60.0)], grants[20])
+    begun_s, sent = now_s(), 0
+    while now_s() < begun_s + 50:
+        (await limiter.acquire()).sent(now_s())
+        sent += now_s() < begun_s + 50
+    # Of the 25 left, those that were sent after the answered one have used some.
+    assert 25 - 9 - 1 <= sent <= 25 - 9
+
+
+def test_a_day_is_counted_on_whatever_limit_is_stated_first(tmp_path: Path) -> None:
+    minute = Stated("requests", 20, None, None, 60.0)
+    day = Stated("requests", 30, None, None, 86_400.0)
+    clock = ManualClock()
+
+    def sends(order: list[Stated]) -> int:
+        limiter = Limiter(Limits(rate="auto", profile="fixed", guard_s=0.0), clock)
+        limiter.keep_sends(tmp_path, "a")
+        grant = limiter.acquire_now(Cost())
+        assert grant is not None
+        grant.sent(clock.now_s())
+        limiter.heard(order, grant)
+        sent = 1
+        for _ in range(10_000):
+            clock.advance(0.1)
+            grant = limiter.acquire_now(Cost())
+            if grant is not None:
+                grant.sent(clock.now_s())
+                sent += 1
+        asyncio.run(limiter.aclose())
+        return sent
+
+    assert sends([minute, day]) in {30, 31}
+    assert sends([minute, day]) == 1
+    assert sends([day, minute]) == 1
 
 
 @pytest.mark.parametrize(

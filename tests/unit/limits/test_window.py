@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from redline.limits import Rate
-from redline.limits.rule import CERTAIN, Spread, Window, prove
+from redline.limits.rule import CERTAIN, Spread, Window, bucket, prove
+from redline.limits.rule.shape import paid_at_s
 from support.held import held
 
 HARD = ("any", "counter", "fixed", "moving")
@@ -210,6 +211,37 @@ def test_a_bucket_stops_doubting_a_call_that_is_never_settled() -> None:
     assert window.wait_s(490, 3000.5) == 0
     window.settle(booking, 10)
     assert window.wait_s(490, 3000.5) == 0
+
+
+@pytest.mark.parametrize("left_out", [(), (5,), (5, 400, 401)])
+def test_calls_of_a_bucket_that_are_settled_late_or_never_cost_no_time(
+    monkeypatch: pytest.MonkeyPatch, left_out: tuple[int, ...]
+) -> None:
+    steps = 0
+
+    def paid(*given: Any) -> float:
+        nonlocal steps
+        steps += 1
+        return paid_at_s(*given)
+
+    monkeypatch.setattr(bucket, "paid_at_s", paid)
+    window = window_of(100_000, 60.0, profile="bucket", kind="tokens", guard_s=0.0)
+    bookings, full_at_s = [], 0.0
+    for number in range(2000):
+        booking = window.book(100, number * 0.05, 0.0, Spread(100.0, 0.0, 50.0))
+        window.sent(booking, number * 0.05)
+        full_at_s = max(full_at_s, number * 0.05) + (100 if number in left_out else 90) * 0.0006
+        if number not in left_out:
+            window.settle(booking, 90)
+        bookings.append(booking)
+        assert window.wait_s(1, number * 0.05) == 0
+    assert steps < 20 * 2000
+    assert window.full_at_s == pytest.approx(full_at_s)
+    for number in left_out:
+        window.settle(bookings[number], 90)
+        full_at_s -= 10 * 0.0006
+    # The bucket was never full, so each refund is whole.
+    assert window.full_at_s == pytest.approx(full_at_s)
 
 
 def test_others_take_their_part() -> None:

@@ -12,6 +12,8 @@ from redline.limits.rule.shape import paid_at_s
 LATE_S = 0.001
 # An amount that is not settled before this many later ones counts as booked: it bounds the log.
 MOST_ENTRIES = 4096
+# So does one that is not settled for this long: its call has failed, and never will be.
+_LONGEST_S = 600.0
 
 
 class Entry(msgspec.Struct, eq=False, gc=False):
@@ -59,13 +61,23 @@ class BucketLevel:
     def full_at_s(self, unit_s: float) -> float | None:
         """When the bucket is full again, at unit_s per unit; None before the first amount."""
         entries = self._entries
-        while entries and (entries[0].is_final or len(entries) > MOST_ENTRIES):
+        while entries and (
+            entries[0].is_final
+            or len(entries) > MOST_ENTRIES
+            or entries[0].at_s < entries[-1].at_s - _LONGEST_S
+        ):
             self._base_s = _after(self._base_s, entries.popleft(), unit_s)
         if self._known is not None and self._known[0] == unit_s:
             return self._known[1]
         full_at_s = self._base_s
+        kept: deque[Entry] = deque()
         for entry in entries:
             full_at_s = _after(full_at_s, entry, unit_s)
+            if entry.is_final and kept and kept[-1].is_final:
+                kept[-1] = _both(kept[-1], entry, unit_s)
+            else:
+                kept.append(entry)
+        self._entries = kept
         self._known = (unit_s, full_at_s)
         return full_at_s
 
@@ -82,6 +94,12 @@ class BucketLevel:
         if self._base_s is None or self._base_s < full_at_s:
             self._base_s = full_at_s
             self._known = None
+
+
+def _both(first: Entry, second: Entry, unit_s: float) -> Entry:
+    """One final entry after which a bucket is full again at the same time as after the two."""
+    at_s = max(first.at_s, second.at_s - first.amount * unit_s)
+    return Entry(at_s, first.amount + second.amount, is_final=True)
 
 
 def _after(full_at_s: float | None, entry: Entry, unit_s: float) -> float:

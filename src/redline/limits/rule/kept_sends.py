@@ -65,6 +65,7 @@ class RecentSends:
         self._old_name = old_name
         self._clock = clock
         self._rings: dict[Window, tuple[_Ring, Path]] = {}
+        self.since_s = clock.now_s()  # what was sent before is an earlier process's
         self._drop_expired()
 
     def keep(self, kind: str, window: Window) -> None:
@@ -72,16 +73,24 @@ class RecentSends:
 
         kind: what the window counts, such as `requests`.
         """
+        self.recall(kind, window)
+        self.attach(kind, window)
+
+    def recall(self, kind: str, window: Window, *, is_first: bool = True) -> bool:
+        """Adds the sends that earlier processes kept to `window`; whether there was a file.
+
+        is_first: of its kind. Another one has added the sends of other windows' files.
+        """
         path = self._path(kind, window.rate)
         try:
-            old = path if path.exists() else self._nearest(self._name, kind, window.rate)
-            if old is None and self._old_name:
+            old = path if path.exists() else None
+            if old is None and is_first:
+                old = self._nearest(self._name, kind, window.rate)
+            if old is None and is_first and self._old_name:
                 old = self._nearest(self._old_name, kind, window.rate)
-            if old is not None:
-                _recall(old, window, self._clock)
+            return old is not None and _recall(old, window, self._clock)
         except OSError:
-            return
-        self.attach(kind, window)
+            return False
 
     def attach(self, kind: str, window: Window) -> None:
         """Keeps the sends that `window` counts now, and those from now on."""
@@ -321,11 +330,11 @@ def _to_wall_s(clock: Clock) -> float:
     return clock.wall_s() - now_s
 
 
-def _recall(path: Path, window: Window, clock: Clock) -> None:
-    """Adds the sends in `path` to `window`; a damaged or foreign file is ignored."""
+def _recall(path: Path, window: Window, clock: Clock) -> bool:
+    """Adds the sends in `path` to `window`; False for a damaged or foreign file."""
     data = path.read_bytes()
     if len(data) != _SIZE or not data.startswith(_MAGIC):
-        return
+        return False
     now_s, to_wall_s = clock.now_s(), clock.wall_s() - clock.now_s()
     span_s = window.rate.window_s + window.guard_s
     window.recall(sorted(_entries(data, now_s, to_wall_s, span_s)))
@@ -333,6 +342,7 @@ def _recall(path: Path, window: Window, clock: Clock) -> None:
     # A pace further ahead than a window comes from a clock that was set back.
     if now_s < pace_s <= now_s + span_s:
         window.resume_pace(pace_s)
+    return True
 
 
 def _entries(

@@ -25,15 +25,18 @@ class LimitLine(msgspec.Struct, eq=False):
     """One limit: its rate as stated, and the window that keeps to it.
 
     user: as the user configured it; None for one that the server stated. stated: the rate in force,
-    before headroom. most: the largest count that it was ever stated with. others: the amount that
-    other clients have used of it so far, as far as it shows.
+    before headroom. most: the largest count that it was ever stated with. name: by which headers
+    state it, if they do. others: the amount that other clients have used of it so far, as far as it
+    shows.
     """
 
     stated: Rate
     user: Rate | None
     window: Window
     most: int
+    name: str = ""
     others: int = 0
+    is_adopted: bool = False  # from the server's headers
     is_headed: bool = False  # the server's headers mention this limit
     steady: float = 0.5  # share of the headers by which it refills steadily, as a bucket does
     looked_s: float = -math.inf  # when one last showed that
@@ -124,6 +127,13 @@ class Rules:
                     f"than the limit of {self._largest(line)} allows at all",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
+
+    def fits(self, cost: Cost) -> bool:
+        """Whether the counts in force, which headers may have lowered, could grant `cost`."""
+        return all(
+            amount_of(cost) <= usable(line.stated, self.limits.headroom).count
+            for line, amount_of, _ in self._tokens
+        )
 
     def take_now(self, cost: Cost, now_s: float) -> list[Booking] | None:
         """The bookings of `cost` in all windows, if it may be sent now; None if it must wait.
@@ -237,10 +247,26 @@ class Rules:
         for line in self.lines:
             line.window.believe(self.jitter.base_s)
 
+    @property
+    def searched(self) -> list[LimitLine]:
+        """The limits that the search has set; empty if there is none."""
+        if not self.is_searched:
+            return []
+        found = [line for line in self.lines if line.user is None and not line.is_adopted]
+        return [line for line in found if line.kind == "requests"]
+
     def end_search(self) -> None:
         """Ends the search for the limit."""
         self.is_searched = False
         self.follow_guard()
+
+    def drop(self, lines: Sequence[LimitLine]) -> None:
+        """Removes limits, whose sends the others count as well."""
+        self.lines = [line for line in self.lines if line not in lines]
+        if self._recent is not None:
+            for line in lines:
+                self._recent.drop(line.window)
+        self._reshape()
 
     def set_share(self, share: float) -> None:
         """Sets the used share of every limit, above 0 and at most 1."""
@@ -260,20 +286,28 @@ class Rules:
         """
         old = [line for line in self.lines if line.kind == kind]
         longest = max(old, key=lambda line: line.stated.window_s, default=None)
-        sends, full_at_s = list[tuple[float, int]](), None
+        sends, full_at_s, longest_s = list[tuple[float, int]](), None, 0.0
         if longest is not None:
+            longest_s = longest.stated.window_s
             sends, full_at_s = longest.window.sends(now_s), longest.window.full_at_s
         self.lines = [line for line in self.lines if line.kind != kind]
         for rate in rates:
             kept = next((line for line in old if line.stated.window_s == rate.window_s), None)
             if kept is None:
                 window = self._add(kind, rate, None).window
-                window.recall(sends)
+                recent, passed = self._recent, sends
+                # A longer window counts what an earlier process sent before the others begin.
+                if (
+                    recent is not None
+                    and rate.window_s > longest_s
+                    and recent.recall(kind, window, is_first=longest is None)
+                ):
+                    passed = [send for send in sends if send[0] >= recent.since_s]
+                window.recall(passed)
                 if full_at_s is not None:
                     window.resume_pace(min(full_at_s, now_s + rate.window_s))
-                if self._recent is not None:
-                    keep = self._recent.keep if longest is None else self._recent.attach
-                    keep(kind, window)
+                if recent is not None:
+                    recent.attach(kind, window)
             else:
                 old.remove(kept)
                 if kept.stated != rate:

@@ -476,12 +476,18 @@ class Window:
             if self._keeper is not None:
                 self._keeper.keep(record, abs(difference))
 
-    def take(self, amount: int, now_s: float) -> None:
-        """Counts `amount` as just used by another user of the limit."""
+    def take(self, amount: int, now_s: float, *, is_paid: bool = False) -> None:
+        """Counts `amount` as just used by another user of the limit.
+
+        is_paid: it was used in the past, so that the pace does not wait for it.
+        """
         if amount > 0:
+            full_at_s = self._full_at_s
             booking = self.book(amount, now_s)
             self.sent(booking, now_s)
             self.settle(booking, amount)
+            if is_paid:
+                self._full_at_s = full_at_s
 
     def recall(self, sends: Iterable[tuple[float, int]]) -> None:
         """Adds sends from before this window existed: (stamp, amount), oldest first."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -22,6 +23,9 @@ from redline.limits.server.stated_limit import Stated, WindowGuess, window_s_of
 
 # Gateways list a few policies; a gateway that states another window every time would fill memory.
 _MOST_LINES = 8
+# What was used of a limit before it was known counts from then on. It may come free much sooner,
+# for which a longer window cannot wait.
+_MOST_WAIT_S = 60.0
 # A server counts what has reached it and we what we have sent; below this share they agree.
 _NOISE = 0.01
 # How sure it must be that a limit refills steadily, and what one look at it adds or takes away.
@@ -51,6 +55,16 @@ _MEMORY = 8
 _LEAST_ANSWERS = 20
 
 
+class _Likeness(NamedTuple):
+    """What a limit that a server states has in common with a line, the surer sign first."""
+
+    has_count: bool
+    has_name: bool
+
+
+_UNLIKE = _Likeness(has_count=False, has_name=False)
+
+
 class Feedback:
     """Adjusts an endpoint's limits by its answers. Methods return True if the limits changed."""
 
@@ -70,8 +84,17 @@ class Feedback:
     def heard(self, stated: Sequence[Stated], bookings: Sequence[Booking], now_s: float) -> bool:
         """Adjusts to what headers have `stated` in answer to the call of `bookings`."""
         self._rules.watch(now_s)
-        changes = [self._heard_one(one, bookings, now_s) for one in stated]
-        return any(changes)
+        is_changed = False
+        for one, limit, line in self._lines_of(stated):
+            if line is None:
+                is_changed |= self._is_auto and self._adopt(one, limit, bookings, now_s)
+                continue
+            line.name = one.name or line.name
+            line.is_headed |= one.window_s is None
+            is_changed |= self._follow(line, one, limit, now_s)
+            if one.remaining is not None:
+                is_changed |= self._yield(line, one, bookings, now_s)
+        return is_changed
 
     def answered(self, now_s: float, *, is_limited: bool) -> bool:
         """Counts an answer, and adjusts the used share of the limits. is_limited: it was a 429."""
@@ -92,32 +115,59 @@ class Feedback:
         self._rules.set_share(share)
         return True
 
-    def _heard_one(self, one: Stated, bookings: Sequence[Booking], now_s: float) -> bool:
-        if one.limit is None:
-            return False
-        line = self._line_of(one)
-        if line is None:
-            return self._is_auto and self._adopt(one, one.limit, now_s)
-        is_changed = self._follow(line, one, one.limit, now_s)
-        if one.remaining is not None:
-            is_changed |= self._yield(line, one, bookings, now_s)
-        return is_changed
+    def _lines_of(self, stated: Sequence[Stated]) -> list[tuple[Stated, int, LimitLine | None]]:
+        """The limits that one reply states, each with its count and its line; None if it has none.
 
-    def _line_of(self, one: Stated) -> LimitLine | None:
-        """The limit to which `one` refers; None if it is unknown."""
-        lines = [line for line in self._rules.lines if line.kind == one.kind]
-        for line in lines:
-            if one.window_s is not None:
-                if math.isclose(line.stated.window_s, one.window_s, rel_tol=0.01):
-                    return line
-            elif line.stated.count == one.limit:
-                line.is_headed = True
-                return line
-        if one.window_s is not None:
-            return None
-        # A limit that the headers have mentioned by its old count.
-        headed = [line for line in lines if line.is_headed]
-        return headed[0] if len(headed) == 1 else None
+        Two of them have one line only if they are equal or the user has stated that line; then the
+        stricter one counts.
+        """
+        searched = self._rules.searched
+        lines = [line for line in self._rules.lines if line not in searched]
+        kinds = [one.kind for one in stated]
+        known: list[tuple[Stated, int, LimitLine | None]] = []
+        unknown: list[tuple[Stated, int]] = []
+        alike: list[tuple[_Likeness, int, Stated, LimitLine]] = []
+        for one in stated:
+            if one.limit is None:
+                continue
+            of_kind = [line for line in lines if line.kind == one.kind]
+            if len(of_kind) == 1 and kinds.count(one.kind) == 1:
+                # Most often, at a fraction of the time.
+                line = of_kind[0]
+                known.append((one, one.limit, None if _likeness(line, one) is None else line))
+                continue
+            unknown.append((one, one.limit))
+            found = [
+                (likeness, one.limit, one, line)
+                for line in of_kind
+                if (likeness := _likeness(line, one)) is not None
+            ]
+            best = max((each[0] for each in found), default=_UNLIKE)
+            is_only = sum(each[0] == best for each in found) == 1
+            # Without a window or a known count, it may be any limit that the headers mention.
+            if is_only or best.has_count or one.window_s is not None:
+                alike += found
+        # The stricter of two goes to the stricter line.
+        alike.sort(
+            key=lambda each: (
+                not each[0].has_count,
+                not each[0].has_name,
+                each[1],
+                each[3].stated.count,
+            )
+        )
+        kept: dict[LimitLine, tuple[Stated, int]] = {}
+        for _, limit, one, line in alike:
+            if line not in kept and (one, limit) in unknown:
+                unknown.remove((one, limit))
+                kept[line] = (one, limit)
+        for likeness, limit, one, line in alike:
+            is_of_line = likeness.has_count or line.user is not None
+            if is_of_line and (one, limit) in unknown:
+                unknown.remove((one, limit))
+                kept[line] = min(kept[line], (one, limit), key=_strictness)
+        known += ((one, limit, line) for line, (one, limit) in kept.items())
+        return [*known, *((one, limit, None) for one, limit in unknown)]
 
     def _follow(self, line: LimitLine, one: Stated, count: int, now_s: float) -> bool:
         """Adopts the server's count, up to the user's own."""
@@ -133,13 +183,24 @@ class Feedback:
         self._rules.restate(line, Rate(count, window_s))
         return True
 
-    def _adopt(self, one: Stated, limit: int, now_s: float) -> bool:
-        of_kind = [line.stated for line in self._rules.lines if line.kind == one.kind]
-        if len(of_kind) >= _MOST_LINES:
+    def _adopt(self, one: Stated, limit: int, bookings: Sequence[Booking], now_s: float) -> bool:
+        rules, searched = self._rules, self._rules.searched
+        of_kind = [line for line in rules.lines if line.kind == one.kind]
+        rate = Rate(limit, window_s_of(one))
+        is_known = any(line.stated == rate and line not in searched for line in of_kind)
+        if is_known or len(of_kind) >= _MOST_LINES:
             return False
-        self._rules.set_rates(one.kind, [*of_kind, Rate(limit, window_s_of(one))], now_s)
-        if one.window_s is None:
-            self._rules.lines[-1].is_headed = True
+        rules.set_rates(one.kind, [*(line.stated for line in of_kind), rate], now_s)
+        line = rules.lines[-1]
+        line.name, line.is_adopted, line.is_headed = one.name, True, one.window_s is None
+        if one.remaining is not None and rate.window_s <= _MOST_WAIT_S:
+            used = max(0, limit - one.remaining)
+            # The server may not have counted what was sent after the call.
+            sent = (each.record.sent_s for each in bookings if each.record is not None)
+            sent_s = max(sent, default=now_s)
+            ours = sum(amount for at_s, amount in line.window.sends(now_s) if at_s <= sent_s)
+            line.window.take(max(0, used - ours), now_s, is_paid=True)
+            line.note(used, now_s)
         return True
 
     def _yield(
@@ -375,6 +436,22 @@ class Pressure:
             if line.kind == "requests"
         )
         return max(counts, default=0)
+
+
+def _likeness(line: LimitLine, one: Stated) -> _Likeness | None:
+    """What shows that `one` is the limit of `line`, of its kind; None if it is not."""
+    has_count = line.stated.count == one.limit
+    if one.window_s is None:
+        is_alike = has_count or line.is_headed
+    else:
+        is_alike = math.isclose(line.stated.window_s, one.window_s, rel_tol=0.01)
+    has_name = one.name != "" and one.name == line.name
+    return _Likeness(has_count, has_name) if is_alike else None
+
+
+def _strictness(stated: tuple[Stated, int]) -> tuple[int, float]:
+    one, limit = stated
+    return limit, math.inf if one.remaining is None else one.remaining
 
 
 def _left_free(rules: Rules, line: LimitLine, limit: int) -> int:

@@ -71,6 +71,7 @@ class _Lane(msgspec.Struct, eq=False):
 
     kind: Kind
     window_s: float | None
+    name: str
     limit: str = ""
     remaining: str = ""
     reset: str = ""
@@ -134,7 +135,7 @@ class HeaderReader:
             if lane.renewalperiod:
                 window_s = read_window_s(get(lane.renewalperiod))
             if limit is not None or remaining is not None or reset_s:
-                found.append(Stated(lane.kind, limit, remaining, reset_s, window_s))
+                found.append(Stated(lane.kind, limit, remaining, reset_s, window_s, lane.name))
         for form in self._forms:
             if stated := form.read(*map(get, form.names), wall_s):
                 found += stated
@@ -209,7 +210,7 @@ class HeaderReader:
             return
         else:
             return
-        lane = self._found.setdefault(key, _Lane(kind, window_s))
+        lane = self._found.setdefault(key, _Lane(kind, window_s, key[1]))
         lane.window_s = window_s
         setattr(lane, field, name)
 

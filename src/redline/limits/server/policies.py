@@ -64,7 +64,7 @@ def read_one(
     reset_s = read_reset_s(reset, wall_s)
     found: list[Stated] = []
     is_placed = current is None and left is None and not reset_s
-    for _, kind, size, window_s in policies:
+    for name, kind, size, window_s in policies:
         if kind is None or size is None:
             continue
         if (
@@ -73,9 +73,9 @@ def read_one(
             and (window_s is None or reset_s is None or reset_s <= window_s)
         ):
             is_placed = True
-            found.append(Stated(kind, size, left, reset_s, window_s))
+            found.append(Stated(kind, size, left, reset_s, window_s, name))
         else:
-            found.append(Stated(kind, size, None, None, window_s))
+            found.append(Stated(kind, size, None, None, window_s, name))
     if not is_placed:
         found.insert(0, Stated("requests", current, left, reset_s))
     return found
@@ -106,10 +106,10 @@ def read_list(rates: str | None, policy: str | None, wall_s: float) -> list[Stat
         named.add(name)
         _, kind, size, window_s = policies.get(name) or _Policy(name, "requests", None, None)
         if kind is not None and (size is not None or left is not None or reset_s):
-            found.append(Stated(kind, size, left, reset_s, window_s))
+            found.append(Stated(kind, size, left, reset_s, window_s, name))
     for name, (_, kind, size, window_s) in policies.items():
         if kind is not None and size is not None and name not in named:
-            found.append(Stated(kind, size, None, None, window_s))
+            found.append(Stated(kind, size, None, None, window_s, name))
     return found
 
 

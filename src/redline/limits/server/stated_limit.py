@@ -40,7 +40,8 @@ class Stated(msgspec.Struct, frozen=True):
     """One limit as a server states it. None means not stated.
 
     limit: per window, 1 to 10^12. remaining: 0 or more. reset_s: seconds from now until the limit
-    is whole again, 0 for a past time. window_s: stated by the header, or documented.
+    is whole again, 0 for a past time. window_s: stated by the header, or documented. name: of its
+    policy, or what its headers share; empty if it has none.
     """
 
     kind: Kind
@@ -48,6 +49,7 @@ class Stated(msgspec.Struct, frozen=True):
     remaining: int | None = None
     reset_s: float | None = None
     window_s: float | None = None
+    name: str = ""
 
 
 def read_count(text: str | None) -> int | None:

@@ -165,11 +165,13 @@ class Limiter(RateLimiter):
         ends_search = rules.is_searched and any(
             one.kind == "requests" and one.limit is not None for one in stated
         )
+        searched = rules.searched if ends_search else []
+        is_changed = self._feedback.heard(stated, grant.taken, now_s)
         if ends_search:
+            # What was sent under the searched limit has been passed on by now.
             rules.end_search()
-            rules.set_rates("requests", self._user_rates(), now_s)
-        # The searched limit is replaced before waiters are woken.
-        if self._feedback.heard(stated, grant.taken, now_s) or ends_search:
+            rules.drop(searched)
+        if is_changed or ends_search:
             self.refresh()
 
     def answered(self, now_s: float, *, is_limited: bool) -> None:

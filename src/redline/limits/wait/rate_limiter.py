@@ -32,7 +32,8 @@ class RateLimiter(ABC):
     counts_tokens: a token limit is set, so estimates matter.
     shook_hands: records the seconds that a connection to the endpoint took.
     most: the largest amount of a kind that one call could ever be granted; inf if nothing limits
-    it. check: raises OverLimit for a cost that could never be granted.
+    it. check: raises OverLimit for a cost that could never be granted. fits: whether the counts
+    that headers state now could grant a cost.
     accepted: counts an answer other than a 429, by the time (monotonic); False if `answered` must
     be called for it instead.
     """
@@ -50,6 +51,7 @@ class RateLimiter(ABC):
         self.shook_hands = self.rules.jitter.shook_hands
         self.most = self.rules.most
         self.check = self.rules.check
+        self.fits = self.rules.fits
         self._clock = clock
         self._queue: WaitQueue[Any, Any] = WaitQueue()
         self._parked_until_s = -math.inf
