@@ -28,9 +28,34 @@ def test_the_letter_is_that_of_the_table() -> None:
         ("I think it is C.", "ABCDEFGHIJ", "C"),
         ("B", "AB", "B"),
         ("C", "AB", None),
+        ("Final answer: I choose C.", "ABCDEFGHIJ", "C"),
+        ("Answer: I believe it's C.", "ABCDEFGHIJ", "C"),
+        ("Answer: I think option C is correct.", "ABCDEFGHIJ", "C"),
+        ("Answer: I would go with (C).", "ABCDEFGHIJ", "C"),
+        ("Answer: I cannot determine this.", "ABCDEFGHIJ", None),
+        ("Answer: I", "ABCDEFGHIJ", "I"),
+        ("The answer is I because it is the largest.", "ABCDEFGHIJ", "I"),
     ],
 )
 def test_only_the_options_there_are_can_be_chosen(
     answer: str, letters: str, letter: str | None
 ) -> None:
     assert final_choice(answer, letters) == letter
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [
+        ("We go through the options. First consider option B", None),
+        ("The liver is ruled out.\nNow, look at (C), which says that the", None),
+        ("Let me go through each option.\nA. Mitochondria: these make ATP, so", None),
+        ("The answer is (C), because the pancreas", "C"),
+        ("B", "B"),
+        ("B) Paris, which is the", "B"),
+        ("That leaves one:\nC\n\nQuestion: Which", "C"),
+    ],
+)
+def test_of_a_cut_answer_an_option_under_consideration_does_not_count(
+    answer: str, letter: str | None
+) -> None:
+    assert final_choice(answer, is_cut=True) == letter

@@ -94,6 +94,13 @@ def test_an_answer_that_was_cut_has_no_number_at_its_end() -> None:
     assert metric.grade("She earns 18", metric.read("18"), is_cut=True).extracted is None
 
 
+def test_an_answer_that_was_cut_has_not_chosen_the_option_that_it_considers() -> None:
+    metric = metric_of("choice")
+    answer = "We go through them. First, option B"
+    assert metric.grade(answer, metric.read("B")).correct
+    assert metric.grade(answer, metric.read("B"), is_cut=True).extracted is None
+
+
 @pytest.mark.parametrize(
     ("name", "parts", "gold"),
     [

@@ -26,8 +26,15 @@ NESTED = {
         "stars": {"enum": [1, 2, 3]},
         "mixed": {"enum": ["a", 1]},
         "free": {"type": "string"},
+        "noted": {
+            "anyOf": [{"type": "null"}, {"properties": {"mood": {"enum": ["good", "bad"]}}}]
+        },
+        "by": {"properties": {"only": {"const": "Yes"}},
+               "additionalProperties": {"$ref": "#/$defs/Level"}},
+        "pair": {"prefixItems": [{"$ref": "#/$defs/Level"}, {"const": "Yes"}],
+                 "items": {"enum": ["a", "b"]}},
     },
-}
+}  # fmt: skip
 
 
 def test_lists_of_labels_become_a_closed_object() -> None:
@@ -91,6 +98,10 @@ TIDIED = [
     ({"topics": ["A", "b"]}, {"topics": ["a", "b"]}),
     ({"note": {"mood": "Good"}}, {"note": {"mood": "good"}}),
     ({"free": " As IT is "}, {"free": " As IT is "}),
+    ({"noted": {"mood": "Good"}}, {"noted": {"mood": "good"}}),
+    ({"noted": None}, {"noted": None}),
+    ({"by": {"x": "LOW", "only": "yes"}}, {"by": {"x": "low", "only": "Yes"}}),
+    ({"pair": ["LOW", "YES", "B"]}, {"pair": ["low", "Yes", "b"]}),
 ]
 
 
@@ -132,6 +143,23 @@ BAD: list[tuple[Any, Any, str]] = [
 @pytest.mark.parametrize(("given", "value", "problem"), BAD)
 def test_what_is_wrong_is_told_in_words(given: Any, value: Any, problem: str) -> None:
     assert Schema(as_json_schema(given)).checked(value)[1] == [problem]
+
+
+@pytest.mark.parametrize(
+    ("step", "value", "is_valid"),
+    [
+        (0.01, 19.99, True),
+        (0.01, 1234567.89, True),
+        (0.01, 3, True),
+        (0.01, 0.075, False),
+        (0.01, 1e300, True),
+        (2, 4.0, True),
+        (2, 5, False),
+    ],
+)
+def test_a_multiple_is_that_of_the_decimals(step: float, value: float, is_valid: bool) -> None:
+    schema = Schema({"properties": {"price": {"multipleOf": step}}})
+    assert (schema.checked({"price": value})[1] == []) is is_valid
 
 
 def test_problems_are_few_and_short() -> None:
@@ -366,6 +394,18 @@ class Ticket(BaseModel):
         return self
 
 
+class Read(BaseModel):
+    label: Literal["bug", "question"] = Field(validation_alias="Label")
+
+
+class Written(BaseModel):
+    label: Literal["bug", "question"] = Field(serialization_alias="Label")
+
+
+class Score(BaseModel):
+    score: float
+
+
 class Node(BaseModel):
     name: str
     children: list["Node"] = []
@@ -405,6 +445,25 @@ def test_a_pydantic_model_validates_by_its_own_rules() -> None:
     node = load("shop.tickets:Node")
     assert node.fields == ("name", "children")
     assert node.checked({"name": "a", "children": [{}]})[1] == ["children.0.name: Field required"]
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("model", "read", "kept"), [("Read", "Label", "label"), ("Written", "label", "Label")]
+)
+def test_the_fields_are_those_of_the_models_dump(model: str, read: str, kept: str) -> None:
+    schema = load(f"shop.tickets:{model}")
+    assert (schema.fields, schema.labels) == ((kept,), {kept: ["bug", "question"]})
+    assert schema.bare("Bug") == {read: "bug"}
+    assert schema.checked({read: "Bug"}) == ({kept: "bug"}, [])
+
+
+@pytest.mark.usefixtures("models")
+def test_a_number_that_json_does_not_have_is_refused() -> None:
+    schema = load("shop.tickets:Score")
+    assert schema.checked({"score": 0.5}) == ({"score": 0.5}, [])
+    _, problems = schema.checked({"score": "NaN"})
+    assert [problem.partition(":")[0] for problem in problems] == ["a value in it cannot be kept"]
 
 
 @pytest.mark.usefixtures("models")

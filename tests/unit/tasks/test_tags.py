@@ -90,6 +90,24 @@ def test_what_is_no_text_is_compared_by_its_json(tmp_path: Path) -> None:
     assert found.counts == {("1", "1"): 1, ("2", "2"): 1, ("null", "null"): 1, ("1", "true"): 1}
 
 
+def test_gold_may_write_a_value_in_another_way(tmp_path: Path) -> None:
+    free = Schema({"properties": {"label": {"type": ["boolean", "number"]}}})
+    rows = [row("True", True), row("FALSE", True), row("4.0", 4), row(4, 4.0), row("x", 1.5)]
+    found = review(tagged(tmp_path / "out.jsonl", *rows), free, LABEL).agreement
+    assert found is not None
+    assert found.counts == {
+        ("true", "true"): 1, ("false", "true"): 1, ("4", "4"): 2, ("x", "1.5"): 1,
+    }  # fmt: skip
+
+
+def test_a_gold_text_is_compared_as_it_is(tmp_path: Path) -> None:
+    texts = Schema(as_json_schema(["True", "true", "4.0"]))
+    rows = [row("True", "true"), row("4.0", "4.0"), row("True", "True")]
+    found = review(tagged(tmp_path / "out.jsonl", *rows), texts, LABEL).agreement
+    assert found is not None
+    assert found.counts == {("True", "true"): 1, ("4.0", "4.0"): 1, ("True", "True"): 1}
+
+
 def test_a_tag_that_lacks_the_field_is_not_right(tmp_path: Path) -> None:
     output = tagged(tmp_path / "out.jsonl", ({"gold": "a"}, {}), ({"gold": "a"}, "a"))
     found = review(output, SCHEMA, LABEL).agreement

@@ -1,5 +1,9 @@
 """Finds the number that an answer announces: that of the last mark with a number.
 
+A phrase whose number is not the next word, such as `The answer makes sense because it is less than
+20.`, is a remark if an answer was announced before it. It replaces that only behind a correction
+(`Wait, ...`) or as a conclusion (`So the answer is ...`).
+
 | after the mark                | the number is                                                    |
 |-------------------------------|------------------------------------------------------------------|
 | a number, at once             | that one, unless it is part of an expression or a range          |
@@ -12,7 +16,13 @@ from __future__ import annotations
 
 import re
 
-from redline.tasks.answers.conclusion import answer_of, concluded, is_refused
+from redline.tasks.answers.conclusion import (
+    answer_of,
+    concluded,
+    concludes,
+    correction_start,
+    is_refused,
+)
 from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, HASHES
 from redline.tasks.answers.numeral import Numeral, Span, chinese_numeral, word_numerals
@@ -38,14 +48,36 @@ def announced(page: Page, is_cut: bool) -> tuple[Numeral | None, bool]:
     is_cut: the text was cut, so that a number at its very end may lack digits and does not count.
     """
     follows = len(page.text)
-    for mark in reversed(marks(page.text)[-_MOST_MARKS:]):
+    own = [mark for mark in marks(page.text) if not mark.is_doubtful]
+    remark: tuple[Mark, Numeral] | None = None
+    for mark in reversed(own[-_MOST_MARKS:]):
         is_enclosed = mark.shape in {"boxed", "tag"}
         given = _enclosed(page, mark) if is_enclosed else _following(page, mark, follows)
-        if given is not None:
-            is_open = (is_cut or mark.is_open) and given.end >= len(page.text.rstrip())
-            return None if is_open else given, is_open
         follows = min(follows, mark.start)
-    return None, False
+        if given is None:
+            continue
+        is_next = is_enclosed or _is_next(page, mark, given)
+        if mark.shape == "phrase" and not is_next and not concludes(page, mark.start):
+            remark = remark or (mark, given)
+            continue
+        # Working after `A:` may itself contain the phrase.
+        is_working = mark.may_be_working and not is_next
+        if remark and (is_working or correction_start(page, given.end) <= remark[0].start):
+            break
+        return _whole(page, mark, given, is_cut)
+    return _whole(page, *remark, is_cut) if remark else (None, False)
+
+
+def _whole(page: Page, mark: Mark, given: Numeral, is_cut: bool) -> tuple[Numeral | None, bool]:
+    """Returns the number, or None if the text was cut within it, and whether it was."""
+    is_open = (is_cut or mark.is_open) and given.end >= len(page.text.rstrip())
+    return None if is_open else given, is_open
+
+
+def _is_next(page: Page, mark: Mark, given: Numeral) -> bool:
+    """Returns whether nothing but filler is between a mark and its number."""
+    filler = _FILLER.match(page.text, mark.content, given.start)
+    return filler is not None and filler.end() == given.start
 
 
 def _following(page: Page, mark: Mark, follows: int) -> Numeral | None:

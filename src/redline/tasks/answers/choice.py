@@ -2,24 +2,25 @@
 
 | in this order                      | as in                                                     |
 |------------------------------------|-----------------------------------------------------------|
-| the last that is announced         | `The answer is (C).`, `Answer: b`, `\\boxed{C}`            |
-| the last chosen, or called right   | `I choose C`, `So (C).`, `Option C is correct`, `选C`     |
+| the last announced or chosen       | `The answer is (C).`, `\\boxed{C}`, `I choose C`, `So (C)` |
+| the last called right              | `Option C is correct`, `It must be C`, `选C`              |
 | the letter that a line begins with | `C`, `**C) 18**`, `C. Because ...`: the first or the last |
 | the only letter that is mentioned  | `That leaves option C`, in the last sentence              |
 
 Neither two letters at once (`A and C`, `A or B`) nor options that are only listed choose one. A
-lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. A letter that is
-called right after a correction of the announced one (`Wait, ...`) replaces it.
+lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. After a letter that
+is announced or chosen, `A is true` is a remark, as answers to `Which is false?` make them. It
+replaces the letter only behind a correction (`Wait, ...`) or as a conclusion (`So A is correct`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from redline.tasks.answers.conclusion import correction_start
-from redline.tasks.answers.mark import marks
+from redline.tasks.answers.conclusion import concludes, correction_start
+from redline.tasks.answers.mark import Mark, marks
 from redline.tasks.answers.markup import BOLD, BOX_END, HASHES, TAG_END, plain_text
 from redline.tasks.answers.numeral import Span
 from redline.tasks.answers.page import Page, page_of
@@ -30,8 +31,9 @@ _ALONE = r"(?![A-Za-z0-9'])"
 _BLANK = rf"[\s\"'*_$:{BOLD}{HASHES}]{{0,8}}"
 _FILLER = re.compile(
     rf"(?i)(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
-    r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|вариант|la|el|le|"
-    r"die|der|das|opción|opção|lettre|letra|buchstabe|选项|選項)(?!\w))*+",
+    r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|"
+    r"i (?:think|believe|guess)|вариант|la|el|le|die|der|das|opción|opção|lettre|letra|buchstabe|"
+    r"选项|選項)(?!\w))*+",
 )
 _LETTER = re.compile(
     rf"(?P<open>[\[(])?{_BLANK}(?P<letter>[A-Za-zАВСЕабсе]){_BLANK}(?P<close>[\])])?"
@@ -42,25 +44,32 @@ _MORE = re.compile(
     rf"{_BLANK}(?:option |choice )?[\[(]?(?P<letter>[A-Z]){_ALONE}"
 )
 _WORD_NEXT = re.compile(
-    r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due|would)[a-z]"
+    r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due)[a-z]"
 )
 _LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]])){_BLANK}[\])]?{_ALONE}"
-_CALLED = tuple(
-    re.compile(pattern, re.MULTILINE)
-    for pattern in (
-        rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:[ ](?:is|must be|seems to be|would be|"
-        rf"being)[ ](?:the |"
-        r"indeed |therefore |thus |clearly |most |also )*(?:correct|right|best|answer|accurate|"
-        r"true)\b)",
-        r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
-        r"\bmy (?:choice|pick|answer) is)|\b(?:choose|select|pick|(?i:it(?:'s| is| must be|"
-        r" has to be| should be))|but)(?:[ ]?:)?|(?i:best|correct|right|proper|good) (?:option|"
-        r"choice|guess|alternative|statement)[^.\n]{0,40}?(?:\bis\b|:)|(?i:option|"
-        r"choice)[ ]?(?:is\b|:)|\"(?:choice|option|letter|label)\"[ ]?:|(?:答案|答え|正解|"
-        r"정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
-        rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
-        r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
-        rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
+# Letters that are chosen, and letters that are called right.
+_CHOSEN, _CALLED = (
+    tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
+    for patterns in (
+        (
+            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
+            r"\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:best|correct|right|"
+            r"proper|good) (?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?"
+            r"(?:\bis\b|:)|\"(?:choice|option|letter|label)\"[ ]?:)"
+            rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
+            r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
+            rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
+        ),
+        (
+            rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:[ ](?:is|must be|(?:seems|appears)(?: to be)?|"
+            rf"would be|being)[ ](?:the |indeed |therefore |thus |clearly |most |also |only |"
+            r"likely |probable |appropriate |suitable )*(?:correct|right|best|answer|accurate|"
+            r"true)\b)",
+            r"(?:\b(?i:choose|select|pick|it(?:'s| is| must be| has to be| should be))(?:[ ]?:)?|"
+            r"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:)|"
+            r"(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
+            rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
+        ),
     )
 )
 _NOT_BEFORE = re.compile(
@@ -79,37 +88,61 @@ _ANSWERED = re.compile(
     rf"(?m)^{_BLANK}[\[(]?[A-Z][\])]?[ {BOLD}.]*$|^[ {BOLD}]*(?:A|(?i:answer))[ {BOLD}]*:|"
     rf"(?:\b(?i:answer)\b|答案|[{HASHES}])[^\n.]{{0,40}}?(?<!\w)[A-Z](?!\w)",
 )
+# What follows a letter that is called wrong: `is not`, `can be ruled out`, `contradicts`.
+_WRONG_NEXT = re.compile(
+    r"(?i)[\])]?[ ](?:(?:is|are|was|were|(?:can|must|should|could) be)[ ](?:\w+[ ])?(?:not|wrong|"
+    r"incorrect|false|eliminated|excluded|ruled out|out)\b|(?:is|was|does|do|ca)n't\b|cannot\b|"
+    r"(?:does|can|could|would) not\b|contradicts\b)"
+)
 _NEAR = 24
 _MOST_CHOSEN = 64
 
 
-def final_choice(answer: str, letters: str = "ABCD") -> str | None:
+def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) -> str | None:
     """Returns the letter that the answer chooses, or None if it chooses none or two.
 
-    letters: the options, as capitals. Time is linear in the answer's length. Never raises.
+    letters: the options, as capitals. is_cut: the answer is known to have been cut off, so that its
+    last sentence may only consider an option. Time is linear in the answer's length. Never raises.
     """
-    page = page_of(without_run_on(plain_text(spoken(answer)), _ANSWERED))
-    chosen = list(_announced(page, letters))
-    # After an announced letter, `Option C would be correct if ...` is only a remark.
-    start = correction_start(page, max(chosen)[0]) if chosen and max(chosen)[1] else 0
-    chosen += [one for one in _called(page.text, letters) if one[0] >= start]
-    if chosen:
-        return max(chosen)[1] or None
+    text = plain_text(spoken(answer))
+    page = page_of(without_run_on(text, _ANSWERED))
+    is_cut = is_cut and len(page.text) == len(text)  # what was cut may be what it ran on into
+    place, letter = _chosen(page, letters)
+    if place >= 0:
+        return letter or None
     listed = {option for option in _OPTION.findall(page.text) if option in letters}
     lines = [line for line in page.text.split("\n") if line.strip()] if len(listed) < 2 else []
-    for line in (*lines[:1], *lines[-1:]):
+    for line in (*lines[:1], *(() if is_cut else lines[-1:])):
         found = _LINE.match(line)
         option = found["letter"].upper() if found else ""
         if option and option in letters:
             return option
+    if is_cut:
+        return None
     last = page.sentences[-1] if page.sentences else Span(0, 0)
     mentioned = {letter for _, letter in _mentions(page, last, letters)}
     return mentioned.pop() if len(mentioned) == 1 else None
 
 
-def _announced(page: Page, letters: str) -> Iterator[tuple[int, str]]:
+def _chosen(page: Page, letters: str) -> tuple[int, str]:
+    """Returns the place and the letter that count; an empty letter for two, -1 for none."""
+    found = marks(page.text)
+    own = [mark for mark in found if not mark.is_doubtful]
+    chosen = [*_announced(page, own, letters), *_called(page.text, letters, _CHOSEN)]
+    place, letter = max(chosen, default=(-1, ""))
+    correction = correction_start(page, place + 1) if letter else 0
+    chosen += [
+        one
+        for one in _called(page.text, letters, _CALLED)
+        if one[0] >= correction or concludes(page, one[0])
+    ]
+    doubtful = [mark for mark in found if mark.is_doubtful] if not chosen else []
+    return max(chosen or _announced(page, doubtful, letters), default=(-1, ""))
+
+
+def _announced(page: Page, marks: list[Mark], letters: str) -> Iterator[tuple[int, str]]:
     """Yields places and letters that marks announce; an empty letter for two at once."""
-    for mark in marks(page.text)[-_MOST_CHOSEN:]:
+    for mark in marks[-_MOST_CHOSEN:]:
         for region in page.within(mark.content, mark.limit)[:1]:
             filler = _FILLER.match(page.text, *region)
             found = _LETTER.match(page.text, filler.end() if filler else region.start, region.end)
@@ -126,7 +159,7 @@ def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
     letter = found["letter"].translate(_ALIKE)
     option = letter.upper()
     if not (found["close"] or found["end"] is not None):
-        may_be_word = option != letter or letter == "A"
+        may_be_word = option != letter or letter in "AI"
         if may_be_word and _WORD_NEXT.match(text, found.end("letter")):
             return None
         if option != letter and not found["open"]:
@@ -134,14 +167,17 @@ def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
     return option if option in letters else None
 
 
-def _called(text: str, letters: str) -> Iterator[tuple[int, str]]:
-    """Yields places and letters that are said to be chosen or to be right."""
-    for pattern in _CALLED:
+def _called(
+    text: str, letters: str, patterns: Iterable[re.Pattern[str]]
+) -> Iterator[tuple[int, str]]:
+    """Yields places and letters that one of the patterns finds and that are not denied."""
+    for pattern in patterns:
         for found in islice(pattern.finditer(text), _MOST_CHOSEN):
             start, letter = found.start("letter"), found["letter"].upper()
-            if letter in letters and not _NOT_BEFORE.search(
+            is_denied = _NOT_BEFORE.search(
                 text, max(0, found.start() - _NEAR), start
-            ):
+            ) or _WRONG_NEXT.match(text, found.end())
+            if letter in letters and not is_denied:
                 yield start, letter
 
 
@@ -149,5 +185,8 @@ def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]
     """Yields places and letters in a sentence that are neither denied nor supposed."""
     for found in _MENTIONED.finditer(page.text, *span):
         start, letter = found.start("letter"), found["letter"]
-        if letter in letters and not _NOT_BEFORE.search(page.text, span.start, found.end()):
+        is_denied = _NOT_BEFORE.search(page.text, span.start, found.end()) or _WRONG_NEXT.match(
+            page.text, found.end()
+        )
+        if letter in letters and not is_denied:
             yield start, letter

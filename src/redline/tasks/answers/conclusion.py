@@ -69,13 +69,15 @@ _SHORT_LINE_WORDS = 3
 _MOST_TRIED = 32  # sentences with numbers, of which none answers
 
 _CORRECTION = re.compile(
-    r"(?i)[^\w]{0,4}(?:(?:no,? )?wait|actually|correction|oops|sorry|hold on|no(?=[,.:])|"
+    r"(?i)[^\w]{0,4}(?:(?:but|so|and|oh|ah|hmm),? )?(?:(?:no,? )?wait|actually|"
+    r"correction|oops|sorry|hold on|no(?=[,.:])|"
     r"hmm|apologies|however|oh|(?:scratch|strike) that|my (?:mistake|bad)|on (?:second thought|"
     r"reflection)|i apologi[sz]e|i made an?|let me (?:correct|fix|re\w*|re-\w+)|"
     r"(?:edit|update)(?=:)|i (?:mean|meant|mis\w+)|make (?:that|it)|rather(?=,)|i (?:was|need|"
-    r"have) (?:wrong|mistaken|to correct)|(?:that|this|it|which)(?: \w+){0,2}?(?:'s| is| was) "
+    r"have) (?:wrong|mistaken|to correct)|(?:that|this|it|which|my)(?: \w+){0,2}?(?:'s| is| was) "
     r"(?:wrong|incorrect|not (?:right|correct)|a mistake|an error)(?=[.,;:!]|$))(?!\w)",
 )
+_CONCLUSION = re.compile(r"(?i)[^\w]{0,4}(?:(?:so|therefore|thus|hence|finally)\b|因此|所以|故)")
 _CORRECTS = re.compile(
     r"(?i)\b(?:wrong|mistakes?|errors?|incorrect|should be|not (?:right|correct)|forgot|missed|"
     r"overlooked|mis(?:read|counted|calculated)|recalculat\w+|correct(?:ion|ed)|instead|no|"
@@ -155,6 +157,11 @@ def correction_start(page: Page, start: int) -> int:
     spans = page.within(start, len(page.text))
     opened = (span.start for span in spans if _CORRECTION.match(page.text, *span))
     return next(opened, len(page.text))
+
+
+def concludes(page: Page, place: int) -> bool:
+    """Returns whether the sentence that holds `place` opens as a conclusion, before it."""
+    return _CONCLUSION.match(page.text, page.sentence_start(place), place) is not None
 
 
 def is_refused(text: str, mark: int) -> bool:

@@ -52,14 +52,20 @@ _PATTERNS: dict[Shape, re.Pattern[str]] = {
     "phrase": _PHRASE,
     "hashes": re.compile(rf"{HASHES}{_GAP}(?:[^\n\d$:{HASHES}]{{0,40}}:)?"),
 }
-# An answer that is only supposed, or that others hold, is not the reply's own.
+# An answer that is only supposed or checked, or that others hold, is not the reply's own.
 _SUPPOSED = re.compile(
-    r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:you|people|some|many|most|"
+    r"(?i)\b(?:if|whether|suppose|assume|assuming|unless|each|every|any|(?:check|verify|"
+    r"confirm)(?:ing)?|(?:you|people|some|many|most|one|"
     r"they)(?: \w+)? (?:think|say|believe|guess|expect)) (?:that )?(?:the|your|their|an?|this|"
-    r"its)?[ ]?"
-    r"(?:\w+ )?$|\b(?:wrong|incorrect) $",
+    r"its|my|our)?[ ]?"
+    r"(?:\w+ )?$|\bconfidence in (?:the|this|my) (?:\w+ )?$",
 )
-# `If she had sold all, the answer would be 32` is not either, but `If each costs $2, ...` is.
+# One that is called wrong, earlier or second best is doubtful.
+_OTHER = re.compile(
+    r"(?i)\b(?:wrong|incorrect|(?<!only )possible|common|other|another|previous|earlier|"
+    r"(?:second|next)[- ](?:best|most \w+)) (?:possible )?$"
+)
+# So is `If she had sold all, the answer would be 32`, but not `If each costs $2, ...`.
 _UNREAL = re.compile(
     r"(?i)\bif\b[^.!?\n]*\b(?:had|were|did)(?:n't)?\b[^.!?\n]*,[ ](?:then )?(?:the )?$"
 )
@@ -70,7 +76,8 @@ class Mark(NamedTuple):
 
     limit: the end of what a box or a tag contains; for all others, the end of the text. is_open: a
     box without an end. may_be_working: the mark is a label that says only `A` or `Answer`, so
-    working may follow.
+    working may follow. is_doubtful: the answer is called wrong, earlier or second best, or would
+    hold for another question; it counts only for a choice, and only if no other is announced.
     """
 
     shape: Shape
@@ -79,6 +86,7 @@ class Mark(NamedTuple):
     limit: int
     is_open: bool
     may_be_working: bool
+    is_doubtful: bool
 
 
 def marks(text: str) -> list[Mark]:
@@ -91,14 +99,20 @@ def marks(text: str) -> list[Mark]:
             if shape != "phrase" or not _is_supposed(text, match):
                 is_open = shape == "boxed" and groups["end"] is None
                 is_bare = groups.get("bare") is not None
-                mark = Mark(shape, match.start(), *inside, is_open, is_bare)
+                is_doubtful = shape == "phrase" and _is_doubtful(text, match)
+                mark = Mark(shape, match.start(), *inside, is_open, is_bare, is_doubtful)
                 found.setdefault(mark.content, mark)
     return [found[content] for content in sorted(found)]
 
 
 def _is_supposed(text: str, phrase: re.Match[str]) -> bool:
     start = phrase.start()
-    if _SUPPOSED.search(text, max(0, start - _NEAR), start):
+    return _SUPPOSED.search(text, max(0, start - _NEAR), start) is not None
+
+
+def _is_doubtful(text: str, phrase: re.Match[str]) -> bool:
+    start = phrase.start()
+    if _OTHER.search(text, max(0, start - _NEAR), start):
         return True
     is_would = phrase[0].lower().endswith("would be")
     return is_would and _UNREAL.search(text, max(0, start - _NEAR_CLAUSE), start) is not None

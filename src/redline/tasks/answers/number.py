@@ -3,7 +3,8 @@
 **Flexible** (`final_number`). Reasoning, markup and questions that the model goes on to ask itself
 are removed (reasoning.py, markup.py). Then, in this order:
 
-1. The last mark that announces a number (mark.py, announced.py): a later one corrects an earlier.
+1. The last mark that announces a number (mark.py, announced.py): a later one corrects an earlier,
+   unless it is only a remark on it.
 2. What a correction after it ("Wait, ...") concludes, unless that only confirms it (conclusion.py).
 3. Without a mark, the conclusion: the answer of the last sentence that gives one.
 

@@ -8,6 +8,8 @@
 | `70.000` in a text in German  | 70000         | ... unless the language groups by it          |
 | `12,50` `0,5`                 | 12.5, 0.5     | no group of three, so a decimal comma         |
 | `25%`                         | 25, percent   | a percentage is asked for as 25               |
+| `1万5000` `3万5千`            | 15000, 35000  | what follows a sign of magnitude is added     |
+| `x = - 18`                    | -18           | elsewhere a minus before a space is a dash    |
 | `3:30` `12/25/2024` `1.2.3`   | nothing       | a time, a date, a version; `5:00` is 5        |
 | more than 100 digits          | nothing       | a model in a loop; it bounds the work as well |
 """
@@ -21,11 +23,12 @@ from decimal import Context, Decimal, Inexact
 from fractions import Fraction
 from typing import NamedTuple
 
-from redline.tasks.answers.markup import BOLD, THIN, plain_text
+from redline.tasks.answers.markup import BOLD, BOX, THIN, plain_text
 
 MOST_DIGITS = 100
 _MOST_EXPONENT = 100
 _MOST_BASE = 1000  # of a power such as `2^10`
+_MOST_SCALES = 4  # magnitudes of one number, as in `5 hundred million`
 _NEAR = 24  # characters before a numeral that can belong to it
 
 _LETTER = r"A-Za-zÀ-ÖØ-öø-ɏͰ-ϿЀ-ӿ"
@@ -48,10 +51,12 @@ _POINT_GROUP = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _MAY_LEAD = re.compile(r"[1-9]\d{0,2}")
 _SPACE_GROUPS = re.compile(r"(?:[ ]\d{3})+(?!\d)(?:[.,]\d+)?(?!\d)")
 
-_LEAD = re.compile(rf"(?P<minus>-[ ]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<inner>-?)$")
+_LEAD = re.compile(rf"(?P<minus>-[ {THIN}]?)?(?P<money>{_MONEY}[ {THIN}]?)?(?P<inner>-?)$")
 _MINUS_WORD = re.compile(r"(?i)(?:minus|negative|moins|menos|meno|минус|负|負|マイナス)[ ]?$")
 # A minus after these subtracts: a number, a bracket, a variable; a hyphen joins a word.
 _MINUEND = re.compile(rf"(?:[\d)%°-]|(?<![{_LETTER}])[{_LETTER}])[ $*{BOLD}{THIN}]*$|[{_LETTER}]$")
+# After these a minus is a sign also before a space.
+_VALUE_NEXT = re.compile(rf"(?i)(?:[=≈{BOX}]|\b(?:is|are|was|equals))[ $*{BOLD}{THIN}]*$")
 _NAME = re.compile(rf"(?:[{_LETTER}_^#@]|[{_LETTER}]{{2}}-)$")  # as in `H2O`, `x_1`, `COVID-19`
 
 _TAIL = re.compile(
@@ -65,11 +70,13 @@ _TAIL = re.compile(
     r"|(?:[ ](?:dollars?|euros?|pounds?))?,? and (?P<cents>\d\d?) (?:cents?|pence)\b)?"
 )
 _MAGNITUDE = re.compile(
-    r"(?:(?P<near>[kKMB]|[bm]n?)|[ -]?(?i:(?P<e2>hundred)|(?P<e3>thousands?|tausend|тыс\w*)"
-    r"|(?P<e5>lakhs?)|(?P<e6>mill?i(?:on|ón|one)\w*|milh\w+|mio|mln|миллион\w*|млн)|(?P<e7>crores?)"
+    r"(?:(?P<near>[kKMB]|[bm]n?)|[ -]?(?i:(?P<e2>hundred)|(?P<e3>thousands?|tausend|mil(?:le)?"
+    r"|тыс\w*)|(?P<e5>lakhs?)|(?P<e6>mill?i?(?:on|ón|one)\w*|milh\w+|mio|mln|миллион\w*|млн)|(?P<e7>crores?)"
     r"|(?P<e9>billions?|milliard\w*|mrd|млрд)|(?P<e12>trillions?)))(?![^\W\d])"
-    r"|[ ]?(?:(?P<e4>[万萬만])|(?P<e8>[亿億억]))"
+    r"|[ ]?(?P<sign>[万萬만亿億억])|(?P<thousand>[千천])(?![克米瓦卡])"  # 千克 is a kilogram
 )
+_SIGNS = {**dict.fromkeys("千천", 3), **dict.fromkeys("万萬만", 4), **dict.fromkeys("亿億억", 8)}
+_LOWER = re.compile(r"[ ]?(?P<digits>\d+(?:[.,]\d+)*)")  # as the 5000 of `1万5000`
 _NEAR_MAGNITUDES = {"k": 3, "m": 6, "b": 9}
 _MONEY_AFTER = re.compile(
     rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR)\b)"
@@ -195,14 +202,17 @@ def numerals(
         assert tail is not None  # it may be empty
         if value is not None:
             value, at = _with_tail(value, tail), tail.end()
-        while value is not None and (scale := _MAGNITUDE.match(text, at, end)):
-            near, name = scale["near"], scale.lastgroup or ""
-            if near in {"m", "b"} and not has_lead:
-                break  # metres
-            value *= 10 ** (_NEAR_MAGNITUDES[near[0].lower()] if near else int(name[1:]))
-            at = scale.end()
         number = None
         if value is not None:
+            value, at, unit = _scaled(text, at, end, value, has_lead)
+            while unit > 1 and (lower := _LOWER.match(text, at, end)):
+                part = _value_of(lower["digits"], points_group)
+                if part is None:
+                    break
+                part, after, unit_of_part = _scaled(text, lower.end(), end, part, has_lead)
+                if part >= unit:
+                    break
+                value, at, unit = value + part, after, unit_of_part
             number = Number(-value if is_negative else value, bool(tail["percent"]))
         yield Numeral(first, at, number)
 
@@ -253,10 +263,37 @@ def _lead(text: str, begin: int, digits: int) -> tuple[int, bool] | None:
     outside = head[: lead.start()]
     word = _MINUS_WORD.search(outside)
     sign = word.start() if word else lead.start()
-    is_dash = lead["minus"] == "- " or lead["inner"]
-    if is_dash or not (word or lead["minus"]) or _MINUEND.search(outside[:sign]):
+    is_spaced = len(lead["minus"] or "") > 1
+    is_dash = is_spaced and not _VALUE_NEXT.search(text, max(0, begin - _NEAR), begin + sign)
+    if is_dash or lead["inner"] or not (word or lead["minus"]) or _MINUEND.search(outside[:sign]):
         return start, False
     return begin + sign, True
+
+
+def _scaled(
+    text: str, at: int, end: int, value: Fraction, has_lead: bool
+) -> tuple[Fraction, int, int]:
+    """Returns a value times the magnitudes that follow it, and where they end.
+
+    The third is the product of the East Asian ones. has_lead: a currency precedes the value.
+    """
+    unit = 1
+    for _ in range(_MOST_SCALES):
+        scale = _MAGNITUDE.match(text, at, end)
+        if scale is None:
+            break
+        near, sign = scale["near"], scale["sign"] or scale["thousand"]
+        if near in {"m", "b"} and not has_lead:
+            break  # metres
+        if near:
+            power = _NEAR_MAGNITUDES[near[0].lower()]
+        elif sign:
+            power = _SIGNS[sign]
+            unit *= 10**power
+        else:
+            power = int((scale.lastgroup or "")[1:])
+        value, at = value * 10**power, scale.end()
+    return value, at, unit
 
 
 def _value_of(run: str, points_group: bool) -> Fraction | None:

@@ -47,6 +47,11 @@ class Page:
         """Returns the numerals in digits of a part of the text."""
         return list(numerals(self.text, *span, self.points_group, spaces_group))
 
+    def sentence_start(self, place: int) -> int:
+        """Returns the start of the sentence that holds `place`, or of the last before it."""
+        at = bisect_right(self.sentences, place, key=lambda span: span.start) - 1
+        return self.sentences[max(at, 0)].start if self.sentences else 0
+
     def within(self, start: int, end: int) -> list[Span]:
         """Returns the sentences of a part of the text; the first and the last are cut to it."""
         first = bisect_right(self.sentences, start, key=lambda span: span.end)

@@ -192,7 +192,7 @@ class _Choice(Metric):
         return letter
 
     def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
-        letter = final_choice(answer, self._letters)
+        letter = final_choice(answer, self._letters, is_cut=is_cut)
         return Grade(letter, letter == right, answer.strip().upper() == right)
 
     def example(self, gold: Any) -> str:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import sys
 from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from fractions import Fraction
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -51,9 +53,9 @@ class Schema:
 
     json_schema: the JSON Schema that is sent and shown. name: the name of the response format.
 
-    fields: the names of a tag's fields. labels: for each field that takes one of a list of texts,
-    these texts. kind: `object`, `array`, or None if the schema leaves it open. Raises ConfigError
-    if the JSON Schema is not valid or refers to another document.
+    fields: the names of a tag's fields, as they are kept. labels: for each field that takes one of
+    a list of texts, these texts. kind: `object`, `array`, or None if the schema leaves it open.
+    Raises ConfigError if the JSON Schema is not valid or refers to another document.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class Schema:
 
         A label that differs only in case and white space takes the schema's spelling. With a
         pydantic model, the model's own dump is kept. A value that no results file can hold, such as
-        half of a surrogate pair, is an error.
+        half of a surrogate pair or a model's `nan`, is an error.
         """
         value = self._tidied(self.json_schema, value)
         if self._model is not None:
@@ -86,6 +88,7 @@ class Schema:
             problems = self._problems(value)
         try:
             msgspec.json.encode(value)
+            json.dumps(value, allow_nan=False)  # the line above writes null for it
         except (OverflowError, ValueError) as error:
             problems.append(f"a value in it cannot be kept: {error}")
         return value, problems
@@ -101,13 +104,14 @@ class Schema:
 
     def bare(self, text: str) -> dict[str, str] | None:
         """Returns the tag of an answer that is only a label, if tags have one field; or None."""
-        if len(self.fields) != 1 or not self.labels:
+        if len(self._parts) != 1:
             return None
-        name = self.fields[0]
+        ((name, part),) = self._parts.items()
+        labels = self._labels(part)
         said = spoken(text).strip()
-        for part in (said, said.strip(_AROUND)):
-            label = _nearest(part, self.labels[name])
-            if label in self.labels[name]:
+        for text in (said, said.strip(_AROUND)):
+            label = _nearest(text, labels)
+            if label in labels:
                 return {name: label}
         return None
 
@@ -117,11 +121,25 @@ class Schema:
         part = self._followed(part)
         if isinstance(value, str):
             return _nearest(value, self._labels(part))
+        part = self._only_choice(part)
         if isinstance(value, list):
-            return [self._tidied(part.get("items"), item) for item in value]
-        parts = part.get("properties")
+            first = part.get("prefixItems")
+            inner = chain(first if isinstance(first, list) else [], repeat(part.get("items")))
+            return list(map(self._tidied, inner, value))
+        parts, others = part.get("properties"), part.get("additionalProperties")
         parts = parts if isinstance(parts, Mapping) else {}
-        return {name: self._tidied(parts.get(name), item) for name, item in value.items()}
+        return {name: self._tidied(parts.get(name, others), item) for name, item in value.items()}
+
+    def _only_choice(self, part: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the only choice of a part besides null; the part if it has several or none."""
+        for _ in range(_MOST_NESTED):
+            choices = part.get("anyOf") or part.get("oneOf")
+            found = map(self._followed, choices if isinstance(choices, list) else [])
+            others = [choice for choice in found if choice.get("type") != "null"]
+            if len(others) != 1 or "properties" in part:
+                break
+            part = others[0]
+        return part
 
     def _followed(self, part: Any) -> Mapping[str, Any]:
         """Returns the schema that a part refers to, or the part; `{}` if it is not an object."""
@@ -240,6 +258,7 @@ def _of_model(module: str, name: str, given: str) -> Schema:
     try:
         model = getattr(importlib.import_module(module), name)
         schema = model.model_json_schema()
+        dumped = model.model_json_schema(mode="serialization")
     except Exception as error:
         # A module may raise anything while it is imported, and all of it is the user's to fix.
         if isinstance(error, ModuleNotFoundError) and error.name == "pydantic":
@@ -248,7 +267,10 @@ def _of_model(module: str, name: str, given: str) -> Schema:
             f"{given} is not a pydantic model: {type(error).__name__}: {error}",
             hint="a class derived from pydantic.BaseModel, as package.module:Model",
         ) from error
-    return Schema(schema, name=name, model=model)
+    made, kept = Schema(schema, name=name, model=model), Schema(dumped, model=model)
+    # The aliases that a model reads by may differ from those of its dump, which is what is kept.
+    made.fields, made.labels = kept.fields, kept.labels
+    return made
 
 
 def _validator(json_schema: dict[str, Any]) -> Any:
@@ -278,7 +300,18 @@ def _validator(json_schema: dict[str, Any]) -> Any:
         )
         if not is_known:
             raise ConfigError(f"the schema refers to {reference}, which it does not have")
+    kind = jsonschema.validators.extend(kind, {"multipleOf": _multiple_of})
     return kind(json_schema, registry=referencing.Registry(), format_checker=kind.FORMAT_CHECKER)
+
+
+def _multiple_of(validator: Any, step: float, value: Any, schema: Any) -> Iterator[Any]:
+    """Checks `multipleOf` of decimals as they are written: 19.99 is a multiple of 0.01."""
+    jsonschema = extra("jsonschema", "schema", _NEEDED_FOR)
+    if not validator.is_type(value, "number"):
+        return
+    is_decimal = isinstance(step, float) and math.isfinite(value)
+    if Fraction(str(value)) % Fraction(str(step)) if is_decimal else value % step:
+        yield jsonschema.ValidationError(f"{value!r} is not a multiple of {step}")
 
 
 def _is_anchor(reference: str, resolver: Any) -> bool:

@@ -128,9 +128,12 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
                 continue
             # Values other than text are compared by their JSON, such as 3 or true; a field that the
             # tag lacks is null.
+            said = tag.get(gold.field)
             label = as_text(row[gold.column])
+            if not known and not isinstance(said, str):
+                label, said = _value_of(label), _value_of(as_text(said))
             counts["strays"] += bool(known) and label not in known
-            yield label, as_text(tag.get(gold.field))
+            yield label, as_text(said)
 
     found = agreement(pairs(), known)
     manifest = manifests.load(output)
@@ -147,3 +150,14 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
         strays=counts["strays"],
         agreement=found if gold is not None else None,
     )
+
+
+def _value_of(text: str) -> str:
+    """Writes a value in one way: `True` of a CSV file as `true`, `4.0` as `4`."""
+    try:
+        value = msgspec.json.decode(text.lower())
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return as_text(value) if isinstance(value, bool | int | float | None) else text
