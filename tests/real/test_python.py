@@ -15,8 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -24,6 +24,7 @@ from typing import Any, get_type_hints
 import pytest
 
 import redline
+from redline.calls import FunctionBackend
 from redline.job import build
 from redline.job.settings import Keywords
 from redline.sim import SimSettings, parse_faults, parse_latency
@@ -238,6 +239,109 @@ def test_a_users_coroutine_is_called_with_the_row_and_its_errors_are_that_rows()
     assert "<iterable>:4" in error.where
 
 
+async def echo(row: dict[str, Any]) -> Any:
+    await asyncio.sleep(0.001)
+    return row["prompt"]
+
+
+async def test_a_run_needs_none_of_the_threads_of_the_users_own_pool(tmp_path: Path) -> None:
+    loop, may_end = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = loop.run_in_executor(None, may_end.wait, 60)
+    try:
+        async with asyncio.timeout(20):
+            output = tmp_path / "out.jsonl"
+            report = await redline.arun(ROWS, call=echo, output=output, cache=False, ordered=True)
+            assert report.succeeded == 60
+            async with redline.stream(ROWS, call=echo) as outcomes:
+                assert len([outcome async for outcome in outcomes]) == 60
+    finally:
+        may_end.set()
+        await busy
+
+
+def test_a_run_ends_although_the_threads_of_its_calls_do_not() -> None:
+    may_end = threading.Event()
+
+    async def call(row: dict[str, Any]) -> None:
+        await asyncio.to_thread(may_end.wait, 60)
+
+    begun_s = time.monotonic()
+    try:
+        report = redline.run(ROWS, call=call, timeout_s=0.1, concurrency=60, max_retries=0)
+    finally:
+        may_end.set()
+    assert report.failed == 60
+    assert time.monotonic() - begun_s < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are forked")
+def test_a_run_works_in_a_process_that_was_forked_after_a_run(tmp_path: Path) -> None:
+    redline.run(ROWS[:3], call=echo, output=tmp_path / "parent.jsonl")
+    output = tmp_path / "child.jsonl"
+    asked = {"call": echo, "output": output}
+    child = multiprocessing.get_context("fork").Process(
+        target=redline.run, args=(ROWS,), kwargs=asked
+    )
+    child.start()
+    child.join(30)
+    child.kill()
+    assert child.exitcode == 0
+    assert len(output.read_text().splitlines()) == 60
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("error", [asyncio.CancelledError, type("Panic", (BaseException,), {})])
+def test_an_input_may_raise_anything_and_the_run_says_so(
+    error: type[BaseException], *, is_async: bool
+) -> None:
+    def rows() -> Iterator[dict[str, str]]:
+        yield from ROWS[:3]
+        raise error("boom")
+
+    async def arows() -> AsyncIterator[dict[str, str]]:
+        for row in rows():
+            yield row
+
+    report = redline.run(arows() if is_async else rows(), call=echo)
+    assert report.succeeded == 3
+    assert not report.is_complete
+    assert f"raised {error.__name__}: boom" in str(report.stopped)
+
+
+@pytest.mark.parametrize("where", ["rows", "before", "call"])
+def test_an_exit_leaves_an_output_that_the_same_process_can_continue(
+    tmp_path: Path, where: str
+) -> None:
+    exits = {where}
+
+    def leave_in(place: str) -> None:
+        if place in exits:
+            sys.exit(3)
+
+    def rows() -> Iterator[dict[str, str]]:
+        yield from ROWS
+        leave_in("rows")
+
+    def before(row: dict[str, str]) -> dict[str, str]:
+        if row == ROWS[30]:
+            leave_in("before")
+        return row
+
+    async def call(row: dict[str, str]) -> str:
+        if row == ROWS[30]:
+            leave_in("call")
+        return await echo(row)
+
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(SystemExit) as caught:
+        redline.run(rows(), call=call, before=before, output=output, concurrency=4)
+    assert caught.value.code == 3
+    exits.clear()
+    report = redline.run(rows(), call=call, before=before, output=output)
+    assert report.succeeded + report.skipped == 60
+
+
 def test_functions_before_and_after_run_off_the_loop() -> None:
     threads: set[str] = set()
 
@@ -426,6 +530,15 @@ async def test_several_tasks_may_close_a_stream_at_once() -> None:
     assert [outcome async for outcome in stream] == []
 
 
+async def test_a_stream_may_have_several_readers() -> None:
+    async def read(stream: AsyncIterator[redline.Outcome]) -> list[Any]:
+        return [outcome.output async for outcome in stream]
+
+    async with redline.stream(ROWS, call=echo) as outcomes:
+        parts = await asyncio.gather(*(read(outcomes) for _ in range(3)))
+    assert sorted(itertools.chain(*parts)) == sorted(row["prompt"] for row in ROWS)
+
+
 async def test_a_cancelled_wait_does_not_end_a_stream() -> None:
     may_answer = asyncio.Event()
 
@@ -499,6 +612,20 @@ async def test_a_closed_client_ends_its_calls_at_once_and_says_so(*, is_pool: bo
         assert outcome.status == "rejected"
         assert "the client was closed" in str(outcome.error)
     assert [outcome.attempts for outcome in outcomes] == [1, 0, 0, 0, 0]
+
+
+async def test_a_client_that_is_closed_twice_cancels_nothing_of_its_users() -> None:
+    async def fails(row: Any) -> None:
+        raise ConnectionError
+
+    client = redline.Client(FunctionBackend(fails), retry=redline.RetryPolicy(base_s=60, cap_s=60))
+    calls = [asyncio.create_task(client.call(CHAT)) for _ in range(4)]
+    await asyncio.sleep(0.05)
+    await asyncio.gather(client.aclose(), client.aclose())
+    async with asyncio.timeout(5):
+        outcomes = await asyncio.gather(*calls)
+    assert {outcome.status for outcome in outcomes} == {"rejected"}
+    assert not any(call.cancelling() for call in calls)
 
 
 async def test_many_users_stream_at_once_and_none_disturbs_another() -> None:

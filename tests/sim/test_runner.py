@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
@@ -507,6 +508,102 @@ def test_functions_before_and_after_run_in_their_executor_and_fail_their_rows_al
         assert found[2].outcome.output == 2
 
     virtual_run(main())
+
+
+@pytest.mark.parametrize("executor", [None, Later()])
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_a_function_that_raises_what_no_future_takes_fails_its_row_alone(
+    executor: Executor | None, name: str
+) -> None:
+    def first_of(value: Any) -> Any:
+        return next(iter([value] if value not in (2, {"n": 2}) else []))
+
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]))
+        hooks = Hooks(executor=executor, **{name: first_of})
+        run = Harness(rows(3), backend, hooks=hooks)
+        async with asyncio.timeout(60):
+            await run.run()
+        run.check_law()
+        found = {n: one.outcome.error for n, one in by_row(run).items()}
+        assert [found[1], found[3]] == [None, None]
+        assert found[2] is not None
+        assert found[2].what == f"the `{name}` function raised StopIteration: "
+
+    virtual_run(main())
+
+
+class Panic(BaseException):
+    """What code in Rust raises when it panics, for one."""
+
+
+@pytest.mark.parametrize("error", [Panic("boom"), asyncio.CancelledError("boom")])
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_a_function_may_raise_anything_and_fails_its_row_alone(
+    name: str, error: BaseException
+) -> None:
+    def raises(value: Any) -> Any:
+        if value in (2, {"n": 2}):
+            raise error
+        return value
+
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]))
+        run = Harness(rows(40), backend, hooks=Hooks(**{name: raises}))
+        await run.run()
+        run.check_law()
+        assert run.unfinished == 0
+        failed = {n: one.outcome.error for n, one in by_row(run).items() if one.outcome.error}
+        assert list(failed) == [2]
+        what = f"the `{name}` function raised {type(error).__name__}: boom"
+        assert failed[2] is not None
+        assert failed[2].what == what
+
+    virtual_run(main())
+
+
+@pytest.mark.parametrize("error", [Panic("boom"), asyncio.CancelledError("boom")])
+def test_a_backend_may_raise_anything_and_fails_its_row_alone(error: BaseException) -> None:
+    class Panics(ScriptedBackend):
+        async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+            if request.body == {"n": 2}:
+                raise error
+            return await super().send(request, call, sink)
+
+    async def main() -> None:
+        run = Harness(rows(40), Panics([Reply(output=1)]))
+        await run.run()
+        run.check_law()
+        assert run.unfinished == 0
+        failed = {n: one.outcome.error for n, one in by_row(run).items() if one.outcome.error}
+        assert list(failed) == [2]
+        assert failed[2] is not None
+        assert failed[2].what == f"the row could not be done: {type(error).__name__}: boom"
+
+    virtual_run(main())
+
+
+def test_a_drain_names_no_row_whose_function_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redline.job.work.runner._FUNCTIONS", 1)
+    may_return = threading.Event()
+
+    def before(row: Any) -> Any:
+        may_return.wait(60)
+        return row
+
+    async def main() -> None:
+        run = Harness(rows(20), ScriptedBackend([Reply(output=1)]), hooks=Hooks(before=before))
+        task = asyncio.create_task(run.run())
+        await asyncio.sleep(1.0)
+        run.runner.drain()
+        await task
+        run.runner.close()
+        assert run.runner.abandoned == ["row 1: the `before` function has not returned"]
+
+    try:
+        virtual_run(main())
+    finally:
+        may_return.set()
 
 
 def test_an_abort_waits_a_moment_for_functions_and_reports_those_that_go_on() -> None:

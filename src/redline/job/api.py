@@ -281,8 +281,10 @@ class _Handover:
         self._has_room.set()
         if self._runner is not None:
             self._runner.abort()
-        # Workers that wait for room give up: the reader has left.
-        await asyncio.wait([task])
+        # Workers that wait for room give up: the reader has left. After the end nothing is waited
+        # for: meanwhile another reader, or `aclose`, would find the generator running.
+        if not task.done():
+            await asyncio.wait([task])
 
 
 def _size_bytes(outcome: Outcome) -> int:

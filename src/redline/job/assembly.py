@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.show import InputCounts, Report, View
 from redline.journal import Journal, Manifest
+from redline.process import in_thread
 from redline.timeline import Ending, Totals
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Run(View, frozen=True, kw_only=True):
             await self.batches.run()
         if not self.runner.is_draining:
             try:
-                await asyncio.to_thread(self.check_source)
+                await in_thread(self.check_source)
             except ConfigError as error:
                 self.runner.stop(error)
 

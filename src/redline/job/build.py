@@ -72,7 +72,7 @@ from redline.journal import (
 )
 from redline.journal import manifest as manifests
 from redline.limits import RateLimiter
-from redline.process import raise_limit, telling
+from redline.process import in_thread, raise_limit, telling
 from redline.route import Pool, intake_of, seat_of, strategy_of
 from redline.sources import AsyncRows, Source, open_source, row_counts, sampled, stream_of
 from redline.timeline import Gatherer, Recorder, TraceFile
@@ -160,7 +160,7 @@ async def built(job: Job, parts: Parts) -> AsyncIterator[Run]:
         # The summary of a run that has not read all rows waits for their number.
         is_needed = run is not None and run.runner.is_draining and not run.feed.is_read
         try:
-            await asyncio.to_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
+            await in_thread(given.row_count.finish, _LAST_COUNT_S if is_needed else 0.0)
         finally:
             given.source.close()
             if given.trace is not None:
@@ -274,7 +274,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
     journal = None if kept is None else kept.journal
     calls = _calls(job, given, kept, tally)
     if calls.answers is not None:
-        await asyncio.to_thread(calls.answers.open)
+        await in_thread(calls.answers.open)
     stack.push_async_callback(calls.backend.aclose)
     load = Backpressure(journal)
     held = None if kept is None else kept.held
@@ -291,7 +291,7 @@ async def _assemble(job: Job, given: _Input, stack: AsyncExitStack) -> Run:
         from redline.job.batch import World, batches_of
 
         world = World(job, runner, feed, kept.journal, load, tally, calls.metered, job.slots, held)
-        batches = await asyncio.to_thread(batches_of, world, kept.ledger)
+        batches = await in_thread(batches_of, world, kept.ledger)
         stack.push_async_callback(batches.aclose)
         await batches.prepare()
     if kept is not None:
@@ -373,8 +373,8 @@ async def _open_output(
 ) -> Kept:
     """Opens the output's files; the caller holds its lock."""
     is_new = job.restart or not (output.path.exists() or output.failed_path.exists())
-    ledger = await asyncio.to_thread(_ledger, job, output, is_new=is_new)
-    is_same_input = await asyncio.to_thread(_has_same_input, job, output)
+    ledger = await in_thread(_ledger, job, output, is_new=is_new)
+    is_same_input = await in_thread(_has_same_input, job, output)
     if job.restart and parts.before_restart is not None:
         await parts.before_restart()
     journal, manifest = await _open_journal(job, output, acknowledge)
@@ -579,7 +579,7 @@ async def _open_journal(
     job: Job, output: Output, acknowledge: Acknowledge
 ) -> tuple[Journal, Manifest]:
     """Returns the output's journal and manifest, opened in a thread: the whole file is read."""
-    opening = asyncio.ensure_future(asyncio.to_thread(open_journal, job, output, acknowledge))
+    opening = in_thread(open_journal, job, output, acknowledge)
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -603,7 +603,7 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
     if output.path.exists() and not manifests.path_of(output).exists():
         with telling(output.state_path):
             output.state_path.mkdir(exist_ok=True)
-        await asyncio.to_thread(manifests.save, output, kept.manifest)
+        await in_thread(manifests.save, output, kept.manifest)
         raise JournalError(
             f"{output.state_path} was removed while results were written",
             hint="the settings of the run are written there again, what it kept of limits, budgets "
@@ -616,8 +616,8 @@ async def _finish(run: Run, kept: Kept, output: Output) -> None:
         is_gone = run.selection.is_gone(journal, is_same_input=is_same_input)
         if is_gone is not None and output.failed_path.exists():
             aside = output.state_path / output.failed_path.name
-            await asyncio.to_thread(set_aside, output.failed_path, is_gone, aside)
+            await in_thread(set_aside, output.failed_path, is_gone, aside)
     if output.ordered:
-        await asyncio.to_thread(put_in_order, output.path, feed.keys or array("Q"))
+        await in_thread(put_in_order, output.path, feed.keys or array("Q"))
     finished = msgspec.structs.replace(kept.manifest, rows=feed.rows_read)
-    await asyncio.to_thread(manifests.save, output, finished)
+    await in_thread(manifests.save, output, finished)

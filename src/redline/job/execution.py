@@ -18,7 +18,7 @@ from redline.job.parts import Parts
 from redline.job.settings import Job
 from redline.job.show import Report
 from redline.journal import Output, ResultsLost
-from redline.process import end_tasks
+from redline.process import end_tasks, in_thread
 from redline.sources import opened
 from redline.store import url_of
 
@@ -34,7 +34,7 @@ async def execute(job: Job, parts: Parts = _ALL_BUILT) -> Report:
     """
     async with _served(job) as job:
         if url_of(job.rows) is not None and parts.source is None:
-            rows = await asyncio.to_thread(opened, job.rows)
+            rows = await in_thread(opened, job.rows)
             job = msgspec.structs.replace(job, rows=rows)
         if job.output is None or job.output.url is None:
             return await execute_local(job, parts)
@@ -85,7 +85,7 @@ async def _execute_mirrored(job: Job, output: Output, parts: Parts) -> Report:
     ConfigError if the store refuses before the run.
     """
     # In a thread, because it imports a driver.
-    mirror = await asyncio.to_thread(Mirror, output)
+    mirror = await in_thread(Mirror, output)
     await _in_thread(mirror, partial(mirror.prepare, restart=job.restart, force=job.force))
     job = msgspec.structs.replace(job, output=mirror.output)
     # Objects are put aside as late as files: a run that is refused leaves both as they are.
@@ -114,7 +114,7 @@ async def _in_thread(mirror: Mirror, work: Callable[[], None]) -> None:
     A cancellation ends a transfer at its next block of data, and waits for that: until then the
     output is locked.
     """
-    thread = asyncio.create_task(asyncio.to_thread(work))
+    thread = in_thread(work)
     try:
         await asyncio.shield(thread)
     except asyncio.CancelledError:

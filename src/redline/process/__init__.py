@@ -1,6 +1,7 @@
 """The process and its files: signals, threads, locks, durable writes, safe printing."""
 
 from redline.process.changes import Changes, end_tasks
+from redline.process.connections import keep_alive
 from redline.process.files import (
     GONE,
     LockedFile,
@@ -28,5 +29,12 @@ from redline.process.output import (
     three_digits,
 )
 from redline.process.shared_table import MOST_PROCESSES, SharedTable
-from redline.process.signals import end_at_once, end_at_second, on_signals, run_until_told
-from redline.process.threads import DaemonThreads, is_in_loop
+from redline.process.signals import (
+    Unblocked,
+    end_at_once,
+    end_at_second,
+    ends_task,
+    on_signals,
+    run_until_told,
+)
+from redline.process.threads import DaemonThreads, RaisedStop, called, in_thread, is_in_loop

@@ -11,25 +11,26 @@ from redline.errors import ConfigError
 _OTHER_FILES = 64
 # Of these, the files that a run itself opens, with the margin.
 _OWN_FILES = 48
+# As many as a process has use for, where the system states no limit or a far higher one.
+_MOST_FILES = 1 << 20
 
 
 def raise_limit(connections: int) -> None:
-    """Raises the soft limit as far as this many connections need.
+    """Raises the soft limit as far as the hard one allows.
 
-    Raises ConfigError if the hard limit does not allow it.
+    connections: the number that may be in use at once; each endpoint keeps idle ones besides.
+    Raises ConfigError if the hard limit is too low for those in use.
     """
     others = max(_OTHER_FILES, _open_files() + _OWN_FILES)
     needed = connections + others
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise ConfigError(
             f"concurrency {connections:,} needs {needed:,} open files, and this process may have "
             f"{hard:,}",
             hint=f"lower --concurrency to {max(1, hard - others):,}, or raise `ulimit -Hn`",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    _raise(needed)
 
 
 def _open_files() -> int:
@@ -42,6 +43,20 @@ def _open_files() -> int:
 
 def raise_limit_fully() -> None:
     """Raises the soft limit to the hard one: each connection of a server is an open file."""
+    _raise(0)
+
+
+def _raise(needed: int) -> None:
+    """Raises the soft limit to the hard one, within bounds, but to `needed` in any case."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    most = max(needed, _MOST_FILES)
+    if hard != resource.RLIM_INFINITY:
+        most = min(most, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError):
+        # macOS also has a limit of its own, which may be lower.
+        if soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,4 +1,4 @@
-"""Runs a program until Ctrl-C or SIGTERM."""
+"""Runs a program until Ctrl-C or SIGTERM, and tells what ends it from what has failed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,22 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+class Unblocked(BaseException):
+    """Raised by a signal in code that blocks the event loop, so that the run can end."""
+
+
+def ends_task(error: BaseException) -> bool:
+    """Whether the error ends this task or the process, and is no failure of the code it came from.
+
+    Code of the user's may raise any other BaseException, also a CancelledError of a task or future
+    of its own.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | Unblocked)
 
 
 def on_signals(told: Callable[[int], object]) -> None:

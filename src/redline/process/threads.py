@@ -7,24 +7,45 @@ them must not wait for them again when the program exits.
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Above the number of runs at a time: one whose object store hangs must not hold up the others.
+_MOST_OWN = 256
+
 _Work = tuple[Future[Any], Callable[[], Any]]
+
+
+class RaisedStop(RuntimeError):
+    """A function raised StopIteration.
+
+    No future of asyncio takes one: the caller would wait for ever.
+    """
+
+
+def called(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls the function. Raises RaisedStop in place of StopIteration."""
+    try:
+        return function(*args, **kwargs)
+    except StopIteration as error:
+        raise RaisedStop(f"StopIteration: {error}") from error
 
 
 class DaemonThreads(ThreadPoolExecutor):
     """A pool of at most `most` daemon threads, started when they are needed.
 
-    It derives from ThreadPoolExecutor only because event loops require one.
+    It derives from ThreadPoolExecutor only because event loops require one. Futures get
+    RaisedStop in place of StopIteration.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -42,7 +63,7 @@ class DaemonThreads(ThreadPoolExecutor):
         with self._turn:
             if self._is_shut:
                 raise RuntimeError("cannot schedule new futures after shutdown")
-            self._queue.put((future, partial(fn, *args, **kwargs)))
+            self._queue.put((future, partial(called, fn, *args, **kwargs)))
             if not self._idle.acquire(blocking=False) and len(self._own) < self._most:
                 thread = threading.Thread(
                     target=self._serve, name=f"{self._name}_{len(self._own)}", daemon=True
@@ -83,6 +104,25 @@ class DaemonThreads(ThreadPoolExecutor):
                     future.set_exception(error)
             del work, future, call
             self._idle.release()
+
+
+def in_thread(work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
+    """Does the work as asyncio.to_thread does, but in a thread of redline's own.
+
+    The event loop's pool is the user's as well: all of its threads may be in calls that never end.
+    """
+    call = partial(contextvars.copy_context().run, work, *args, **kwargs)
+    return asyncio.get_running_loop().run_in_executor(_own_threads(), call)
+
+
+@cache
+def _own_threads() -> DaemonThreads:
+    return DaemonThreads(_MOST_OWN, "redline-own")
+
+
+if hasattr(os, "register_at_fork"):
+    # A child process has none of its parent's threads.
+    os.register_at_fork(after_in_child=_own_threads.cache_clear)
 
 
 def is_in_loop() -> bool:

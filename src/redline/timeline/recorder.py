@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from redline.calls.tokens import prefixes_of
 from redline.clock import SYSTEM, Clock
+from redline.process import in_thread
 from redline.timeline.records import CallEnded, CallsDropped, Record, RunBegan, Tried
 from redline.timeline.writer import TraceFile
 from redline.waist import Around, Attempt, Backend, Call, Outcome, Request, Sink
@@ -61,7 +62,7 @@ class Recorder(Around):
                 await asyncio.wait([self._writer])
             if self._writing is not None:
                 await asyncio.wait([self._writing])
-            await asyncio.to_thread(self._write, self._taken())
+            await in_thread(self._write, self._taken())
 
     def _add(self, arrived_s: float, request: Request, call: Call, outcome: Outcome | None) -> None:
         """Keeps the record of an ended call. outcome: None if it was cancelled."""
@@ -91,8 +92,7 @@ class Recorder(Around):
         while self.failure is None and not self._closing.is_set():
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _GROUP_S)
-            loop = asyncio.get_running_loop()
-            self._writing = loop.run_in_executor(None, self._write, self._taken())
+            self._writing = in_thread(self._write, self._taken())
             await asyncio.wait([self._writing])
 
     def _taken(self) -> list[Record]:

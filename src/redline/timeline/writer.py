@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,6 +28,7 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._using = threading.Lock()
         where = f"--trace {path}"
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -46,12 +48,15 @@ class TraceFile:
 
     def write(self, records: Iterable[Record]) -> None:
         """Appends the records. Blocks; raises OSError."""
-        write_all(self._fd, [_ENCODE.encode_lines(records)])
+        lines = _ENCODE.encode_lines(records)
+        with self._using:
+            write_all(self._fd, [lines])
 
     def close(self) -> None:
         """Closes the file; another process may then write it."""
         # A thread that was left behind must not write to the next file with this descriptor.
-        fd, self._fd = self._fd, -1
+        with self._using:
+            fd, self._fd = self._fd, -1
         os.close(fd)
 
     def _lock(self, where: str) -> None:

@@ -70,6 +70,10 @@ def test_what_it_returns_is_the_output() -> None:
     assert (attempts.ended_s, attempts.longest_s) == (pytest.approx(2), pytest.approx(2))
 
 
+class Panic(BaseException):
+    """What code in Rust raises when it panics, for one."""
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "status"),
     [
@@ -79,6 +83,7 @@ def test_what_it_returns_is_the_output() -> None:
         (TimeoutError(), TimedOut, "exhausted"),
         (KeyError("q"), Rejected, "rejected"),
         (ConfigError("bad"), Rejected, "rejected"),
+        (Panic("boom"), Rejected, "rejected"),
     ],
 )
 def test_what_it_raises_decides(error: BaseException, kind: type, status: str) -> None:

@@ -1,10 +1,15 @@
-"""The limit on open files is raised as far as the concurrency needs, or the user is told."""
+"""The limit on open files is raised as far as the system allows, or the user is told."""
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+
+import pytest
+
+from redline.process import raise_limit
 
 SCRIPT = """
 import json, resource, sys
@@ -30,12 +35,30 @@ def raised(soft: int, hard: int, connections: int, others: int = 0) -> dict[str,
     return found
 
 
-def test_a_low_soft_limit_is_raised_to_what_is_needed() -> None:
-    assert raised(256, 4096, 1000) == {"soft": 1064}
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    assert raised(256, 4096, 1000) == {"soft": 4096}
+    # Several endpoints have idle connections besides.
+    assert raised(512, 4096, 100) == {"soft": 4096}
+    assert raised(512, 512, 100) == {"soft": 512}
 
 
-def test_a_soft_limit_that_suffices_is_left_alone() -> None:
-    assert raised(512, 4096, 100) == {"soft": 512}
+@pytest.mark.parametrize("refused", [10_000, None])
+def test_the_limit_is_bounded_where_the_system_states_none_or_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, refused: int | None
+) -> None:
+    limits = [(256, resource.RLIM_INFINITY)]
+
+    def set_limit(_: int, new: tuple[int, int]) -> None:
+        if refused is not None and new[0] > refused:
+            raise ValueError("macOS has another limit")
+        limits.append(new)
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    raise_limit(1000)
+    soft, hard = limits[-1]
+    assert 1000 <= soft <= (refused or 1 << 20)
+    assert hard == resource.RLIM_INFINITY
 
 
 def test_a_hard_limit_that_is_too_low_is_told_with_the_way_out() -> None:
@@ -47,7 +70,7 @@ def test_a_hard_limit_that_is_too_low_is_told_with_the_way_out() -> None:
 
 def test_files_that_are_open_already_count() -> None:
     open_files = 3 + 100 + 1  # the standard streams, those held, and the listing of them
-    assert raised(256, 4096, 1000, others=100) == {"soft": 1000 + open_files + 48}
+    assert raised(256, 1000 + open_files + 48, 1000, others=100) == {"soft": 1000 + open_files + 48}
     assert raised(128, 1100, 1000, others=100)["hint"] == (
         f"lower --concurrency to {1100 - open_files - 48}, or raise `ulimit -Hn`"
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from redline.errors import CallError, Disconnected, Rejected, TimedOut
+from redline.process import ends_task
 
 
 def call_error_of(
@@ -24,12 +23,4 @@ def call_error_of(
             return TimedOut("attempt", after_s)
         case ConnectionError():
             return Disconnected(said)
-        case asyncio.CancelledError():
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                return None
-            # Not this call but something inside it was cancelled.
-            return Rejected(f"{label} {what} CancelledError: {error}")
-        case Exception():
-            return Rejected(f"{label} {what} {said}")
-    return None
+    return None if ends_task(error) else Rejected(f"{label} {what} {said}")

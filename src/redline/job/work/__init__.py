@@ -11,7 +11,6 @@ from redline.job.work.runner import (
     OnResult,
     Results,
     Runner,
-    Unblocked,
 )
 from redline.job.work.sampler import Sampler
 from redline.job.work.selection import Selection, fate

@@ -15,7 +15,7 @@ import msgspec
 
 from redline.job.work.backpressure import Backpressure
 from redline.journal import Identifier, MessageKeys, marks_of
-from redline.process import DaemonThreads
+from redline.process import DaemonThreads, ends_task
 from redline.sources import AsyncRows, Row, Source
 
 # A thread that reads past rows already done returns after this many, so that progress is shown.
@@ -106,7 +106,7 @@ class Feed:
         self._is_closed = False
         self._is_let_go = False  # the source was closed
         # Raised by reading, until it is reported: after the rows that were read before.
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._iterator: Iterator[list[Row]] | None = None
         self._aiterator: AsyncIterator[list[Row]] | None = None
         self._thread = DaemonThreads(1, "redline-source")
@@ -241,14 +241,14 @@ class Feed:
             else:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, self._read, self.source, batch)
-        except Exception as error:
+        except BaseException as error:
+            if ends_task(error) and not isinstance(error, SystemExit):
+                self._is_end = True
+                self._end_early()
+                raise
             # A worker that asks after the last row raises it: maybe none is waiting now.
             self._failure = error
             batch.is_end = True
-        except BaseException:
-            self._is_end = True
-            self._end_early()
-            raise
         if not self._is_closed:
             begin = max(0, len(batch.picked) - (0 if batch.is_end else self._low_rows))
             self.ready.extend(batch.picked[:begin])

@@ -44,7 +44,15 @@ from redline.job.work.feed import Picked, Supply
 from redline.job.work.stopping import Failures, longest_wait
 from redline.job.work.template import Renderer
 from redline.journal import FAIL_ON, Result
-from redline.process import Changes, DaemonThreads, counted
+from redline.process import (
+    Changes,
+    DaemonThreads,
+    RaisedStop,
+    Unblocked,
+    called,
+    counted,
+    ends_task,
+)
 from redline.sources import custom_id
 from redline.timeline import Gatherer
 
@@ -64,10 +72,6 @@ OnResult = Callable[[Result], Awaitable[None] | None]
 OnFailure = Callable[[Result], None]
 # Called with a row's key and outcome before its line is written; returns whether it still may be.
 Permit = Callable[[int, Outcome], Awaitable[bool]]
-
-
-class Unblocked(BaseException):
-    """Raised by a signal in code that blocks the event loop, so that the run can end."""
 
 
 class Results(Protocol):
@@ -141,12 +145,15 @@ class Runner:
         self._threads: DaemonThreads | None = None
         self._left = asyncio.Event()
         self._is_left = False  # the same, for each row to look at
+        # Raised by a function of the user's or by the input, until `run` raises it again.
+        self._exit: SystemExit | None = None
         self._leaving: asyncio.Handle | None = None
 
     async def run(self, supply: Supply | None = None) -> None:
         """Works until the input ends or the run is ended. The caller closes the journal.
 
-        supply: the source of rows meanwhile; the runner's own by default.
+        supply: the source of rows meanwhile; the runner's own by default. Raises SystemExit if a
+        function of the user's has, or the input.
         """
         own = self.supply
         self.supply = own if supply is None else supply
@@ -154,6 +161,8 @@ class Runner:
             await self._run()
         finally:
             self.supply = own
+        if self._exit is not None:
+            raise self._exit
 
     def offer(self, rows: int) -> None:
         """Counts rows that are taken in hand; below 0 for rows that are given back."""
@@ -330,8 +339,8 @@ class Runner:
         assert task is not None
         try:
             outcome = await self._ask(picked, call, backend)
-        except Exception as error:
-            outcome = _unanswered(error, call)
+        except BaseException as error:
+            outcome = self._unanswered(error, call)
         if self._is_plain:
             self._pay(outcome)
         self._tasks.pop(task, None)
@@ -400,8 +409,8 @@ class Runner:
                     due_s = call.deadline_s = begun_s + row_s
                 try:
                     outcome = await self._ask(picked, call, backend)
-                except Exception as error:
-                    outcome = _unanswered(error, call)
+                except BaseException as error:
+                    outcome = self._unanswered(error, call)
                 if is_plain and self.bill is not None:
                     self._pay(outcome)
                 self.ended = ended = self.ended + 1
@@ -429,13 +438,21 @@ class Runner:
             # Only a draining run cancels its workers one by one; their rows stay unfinished.
             if not self.is_draining:
                 raise
-        except Unblocked:
-            self._abandon(task, "it blocked the event loop")
-            self.drain()
+        except (Unblocked, SystemExit) as error:
+            self._end_for(error, task)
         finally:
             self._tasks.pop(task, None)
             if large_bytes:
                 self.load.remove(large_bytes)
+
+    def _end_for(self, error: Unblocked | SystemExit, task: asyncio.Task[Any]) -> None:
+        if isinstance(error, SystemExit):
+            # Out of its task, it would end the event loop before the output is closed.
+            self._exit = self._exit or error
+            self.abort()
+        else:
+            self._abandon(task, "it blocked the event loop")
+            self.drain()
 
     async def next_row(self) -> Picked | None:
         """Returns the next row; None at the end, or if reading failed.
@@ -446,7 +463,9 @@ class Runner:
             return None if self.is_draining else await self.supply.next()
         except RedlineError as error:
             failure = error
-        except Exception as error:
+        except BaseException as error:
+            if ends_task(error):
+                raise
             # The user's own iterable.
             what = f"reading {self.source_name} raised {type(error).__name__}: {error}"
             failure = ConfigError(what, where=f"after {counted(self.supply.rows_read, 'row')}")
@@ -492,6 +511,24 @@ class Runner:
             await self._finish(outcome, outcome.reply)
         return outcome
 
+    def _unanswered(self, error: BaseException, call: Call) -> Outcome:
+        """Returns the outcome of a row whose call raised `error`, not from a backend.
+
+        Raises it again if it ends the task.
+        """
+        # In a drain, a row whose call was cancelled by whomever is left to the next run.
+        is_cut = self.is_draining and isinstance(error, asyncio.CancelledError)
+        if is_cut or ends_task(error):
+            raise error
+        if isinstance(error, Rejected):
+            # Its frames hold the row, and the worker.
+            rejected = error.with_traceback(None)
+        else:
+            # The row boundary: a defect in a template, or in how a reply is read, fails its row
+            # alone.
+            rejected = Rejected(f"the row could not be done: {type(error).__name__}: {error}")
+        return Outcome(status="rejected", error=rejected, attempts=call.attempts)
+
     def _pay(self, outcome: Outcome) -> None:
         """Adds the cost of an answer to the bill, also if its row is sent again."""
         if self.bill is not None and outcome.reply is not None and not outcome.is_cached:
@@ -518,19 +555,23 @@ class Runner:
             executor = self._threads = self._threads or DaemonThreads(
                 _FUNCTIONS, "redline-function"
             )
+        work = _Work(function)
         try:
-            returned = loop.run_in_executor(executor, function, value)
+            returned = loop.run_in_executor(executor, work, value)
             if name == "after":
                 self._after[task] = returned
             return await returned
-        except asyncio.CancelledError:
-            self._abandon(task, f"the `{name}` function has not returned")
-            raise
-        except Exception as error:
+        except BaseException as error:
+            if ends_task(error):
+                # What runs in a process of the user's pool is unknown here.
+                may_run = work.is_running or executor is not self._threads
+                if may_run and isinstance(error, asyncio.CancelledError):
+                    self._abandon(task, f"the `{name}` function has not returned")
+                raise
             # The row boundary: a defect in the user's function fails its row and not the run.
-            raise Rejected(
-                f"the `{name}` function raised {type(error).__name__}: {error}"
-            ) from error
+            is_stop = isinstance(error, RaisedStop)
+            what = str(error) if is_stop else f"{type(error).__name__}: {error}"
+            raise Rejected(f"the `{name}` function raised {what}") from error
         finally:
             self._after.pop(task, None)
 
@@ -602,15 +643,19 @@ class Runner:
         return ", ".join(parts)
 
 
-def _unanswered(error: Exception, call: Call) -> Outcome:
-    """Returns the outcome of a row whose call raised `error`, which did not come from a backend."""
-    if isinstance(error, Rejected):
-        # Its frames hold the row, and the worker.
-        rejected = error.with_traceback(None)
-    else:
-        # The row boundary: a defect in a template, or in how a reply is read, fails its row alone.
-        rejected = Rejected(f"the row could not be done: {type(error).__name__}: {error}")
-    return Outcome(status="rejected", error=rejected, attempts=call.attempts)
+class _Work:
+    """A function of the user's that notes whether it is running."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+        self.is_running = False
+
+    def __call__(self, value: Any) -> Any:
+        self.is_running = True
+        try:
+            return called(self._function, value)
+        finally:
+            self.is_running = False
 
 
 def _unusable(picked: Picked) -> BadRow:

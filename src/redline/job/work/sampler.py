@@ -23,7 +23,7 @@ from redline.job.work.runner import Runner
 from redline.job.work.tally import Tally
 from redline.journal import Journal
 from redline.observe import Setting, expected, setting_of
-from redline.process import end_tasks
+from redline.process import end_tasks, in_thread
 from redline.timeline import (
     NO_USE,
     WINDOW_S,
@@ -132,7 +132,7 @@ class Sampler:
         at = self.clock.wall_s()
         end = RunEnd(at_s=rounded(now_s - self._begun_s), how=how, what=what, at=at)
         if self.file is not None:
-            await asyncio.to_thread(self._end, self.file, end)
+            await in_thread(self._end, self.file, end)
 
     def _abandon(self) -> None:
         """Stops writing; the file is closed once no thread writes to it."""
@@ -272,8 +272,7 @@ class Sampler:
         if self.file is None or self._writing is not None:
             return
         new, self._new = self._new, []
-        loop = asyncio.get_running_loop()
-        self._writing = loop.run_in_executor(None, self._write, self.file, new)
+        self._writing = in_thread(self._write, self.file, new)
         self._writing.add_done_callback(self._wrote)
 
     def _wrote(self, writing: asyncio.Future[None]) -> None:

@@ -1,0 +1,40 @@
+"""TCP keep-alive, for connections on which nothing is sent for long."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
+
+# Where the system has them: idle seconds before the first probe (macOS has a name of its own for
+# it), seconds between probes, and lost probes that end the connection. The usual idle time is two
+# hours.
+_OPTIONS = [
+    (getattr(socket, name), value)
+    for name, value in (
+        ("TCP_KEEPIDLE", 60),
+        ("TCP_KEEPALIVE", 60),
+        ("TCP_KEEPINTVL", 60),
+        ("TCP_KEEPCNT", 5),
+    )
+    if hasattr(socket, name)
+]
+
+
+def keep_alive(connected: socket.socket | TransportSocket | None) -> None:
+    """Has the system probe a TCP connection each minute while nothing is sent on it.
+
+    An answer may be silent for many minutes. NATs and firewalls forget such a connection, some
+    after four: the answer would be billed and never arrive. None, as a transport without a socket
+    has, is left alone.
+    """
+    if connected is None:
+        return
+    # macOS refuses options of a connection that the other side has closed.
+    with suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OPTIONS:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
