@@ -1070,6 +1070,22 @@ def test_a_call_over_the_budget_is_refused_before_a_connection(run: Run) -> None
     run(main())
 
 
+def test_a_429_for_more_than_a_limit_that_headers_have_lowered_is_final(run: Run) -> None:
+    async def main() -> None:
+        refusal = answer(b"{}", status=429, RateLimit_Policy='"a";q=30;w=1;qu="tokens"')
+        async with RawServer(replying(refusal)) as server:
+            backend = backend_of(server, limits=Limits(tokens="1000/1s", profile="fixed"))
+            small = await backend.send(Request(body={"prompt": "a", "max_tokens": 1}), Call())
+            assert isinstance(small.error, RateLimited)
+            large = Request(body={"prompt": "word " * 100, "max_tokens": 1})
+            outcome = await backend.send(large, Call())
+            assert isinstance(outcome.error, OverLimit)
+            assert outcome.error.status == 429
+            await backend.aclose()
+
+    run(main())
+
+
 def test_a_guess_of_the_output_is_cut_to_what_the_limit_can_grant(run: Run) -> None:
     async def main() -> None:
         async with RawServer(replying(answer(chat("a")))) as server:

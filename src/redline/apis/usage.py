@@ -29,6 +29,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 
 class _Details(msgspec.Struct, frozen=True):
     cached_tokens: _Tokens = 0
+    cache_write_tokens: _Tokens = 0
 
 
 class _UsualUsage(Counts, frozen=True):
@@ -96,9 +97,9 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
     """What a reply's `usage` says; None if it leaves one out or says nothing but zeros.
 
     has_output: False for embeddings, whose usage names no output.
-    OpenAI's chat, completions, embeddings and responses count cached tokens as a part of the input;
-    so does DeepSeek. Anthropic's messages count what is read from the cache, and what is put into
-    it, beside the input. LiteLLM has Anthropic's names for parts of `prompt_tokens`.
+    OpenAI's chat, completions, embeddings and responses count what is read from the cache, and what
+    is put into it, as parts of the input; so do OpenRouter and DeepSeek. Anthropic's messages count
+    both beside the input. LiteLLM has Anthropic's names for parts of `prompt_tokens`.
     """
     if usage is None:
         return None
@@ -113,9 +114,13 @@ def read_usage(usage: Mapping[str, Any] | None, *, has_output: bool = True) -> U
     )
     if not read + output:
         return None
-    cached = 0 if details is None else min(details.cached_tokens, read)
     # Gemini counts what the model thought only in the total.
-    return Usage(read - cached, cached, 0, max(output, usual.total_tokens - read))
+    output = max(output, usual.total_tokens - read)
+    if details is None:
+        return Usage(read, 0, 0, output)
+    cached = min(details.cached_tokens, read)
+    written = details.cache_write_tokens and min(details.cache_write_tokens, read - cached)
+    return Usage(read - cached - written, cached, written, output)
 
 
 def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | None:
@@ -131,11 +136,12 @@ def _read_carefully(usage: Mapping[str, Any], *, has_output: bool) -> Usage | No
     if hit + written > (read if "prompt_tokens" in usage else 0):
         # Beside the input, as Anthropic has it. No part of it is larger than all of it.
         return Usage(read, hit, written, output)
-    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    named = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    cached = _count(named) or _count(usage.get("prompt_cache_hit_tokens")) or hit
+    stated = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    details = stated if isinstance(stated, Mapping) else {}
+    named = _count(details.get("cached_tokens"))
+    cached = named or _count(usage.get("prompt_cache_hit_tokens")) or hit
     cached = min(cached, read)
-    written = min(written, read - cached)
+    written = min(_count(details.get("cache_write_tokens")) or written, read - cached)
     total = _count(usage.get("total_tokens")) or 0
     return Usage(read - cached - written, cached, written, max(output, total - read))
 

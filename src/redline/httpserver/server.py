@@ -22,6 +22,7 @@ from redline.errors import ConfigError, RedlineError
 from redline.httpserver.bounds import HttpBounds
 from redline.httpserver.connection import Connection, Service
 from redline.httpserver.exchange import Exchange
+from redline.process import keep_alive
 
 if TYPE_CHECKING:
     from ssl import SSLContext
@@ -144,6 +145,9 @@ class HttpServer(ABC):
             )
         except OSError as error:
             raise cannot_listen(self._name, (host, port), error) from error
+        for listening in listener.sockets:
+            # Its connections inherit the options.
+            keep_alive(listening)
         self._listeners.append(listener)
         if door:
             with suppress(FileNotFoundError):

@@ -133,6 +133,10 @@ def test_messages_of_one_role_are_one() -> None:
         {"role": "user", "content": "a\nb\nc"},
         {"role": "assistant", "content": "de"},
     ]
+    found = said(
+        {"role": "assistant", "content": "a"}, assistant(call("c")), assistant(text("b"), text("c"))
+    )
+    assert [(one["content"], len(one["tool_calls"])) for one in found] == [("a\nbc", 1)]
 
 
 def test_images_are_parts() -> None:
@@ -173,8 +177,7 @@ def test_a_turn_that_only_called_or_only_thought() -> None:
     redacted = {"type": "redacted_thinking", "data": "x"}
     found = said(user("a"), assistant(redacted), user("b"), assistant(call("c")), user(result("c")))
     assert [(one["role"], one["content"]) for one in found] == [
-        ("user", "a"),
-        ("user", "b"),
+        ("user", "a\nb"),
         ("assistant", None),
         ("tool", ""),
     ]

@@ -57,6 +57,25 @@ def test_what_is_no_base_url_is_refused(base_url: str) -> None:
     assert "https://api.openai.com/v1" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("stated", "shown"),
+    [
+        ({"base_url": f"https://me:{SECRET}@h:99999/v1"}, "https://...@h:99999/v1"),
+        ({"base_url": f"https://me:/{SECRET}?@h:99999/v1"}, "https://...@h:99999/v1"),
+        ({"base_url": f"me:{SECRET}@h/v1"}, "...@h/v1"),
+        ({"base_url": f"https://h/v1?key={SECRET}"}, "https://h/v1?..."),
+        ({"base_url": f"https://h/v1#{SECRET}"}, "https://h/v1#..."),
+        ({"metrics": f"http://me:{SECRET}@h:9000/stats"}, "http://...@h:9000/stats"),
+        ({"probe": f"http://me:{SECRET}@h:9000/health?a={SECRET}"}, "http://...@h:9000/health?..."),
+    ],
+)
+def test_a_secret_in_a_url_is_not_shown(stated: dict[str, Any], shown: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Endpoint(**{"base_url": "https://h/v1", **stated})
+    assert SECRET not in f"{caught.value} {caught.value.hint}"
+    assert caught.value.what.endswith(shown)
+
+
 @pytest.mark.parametrize("base_url", ["http://h/v1?key=1", "http://h/v1#x"])
 def test_a_base_url_has_no_query(base_url: str) -> None:
     with pytest.raises(ConfigError, match="must not have a query or fragment"):

@@ -276,6 +276,17 @@ def test_a_prompt_that_the_server_adds_is_learned() -> None:
     assert late_error(endless(prose), tokens_of) < 0.05
 
 
+@pytest.mark.parametrize("tokens", [8_000, 45_000, 150_000])
+def test_what_a_pdf_or_the_server_adds_is_learned_however_long(tokens: int) -> None:
+    source = {"type": "base64", "media_type": "application/pdf", "data": "A" * 2000}
+    pdf = [{"type": "document", "source": source}, {"type": "text", "text": "Sum it up."}]
+    for asked in (asking(pdf), asking("Go on.")):
+        estimator = TokenEstimator()
+        for _ in range(20):
+            teach(estimator, asked, used(tokens))
+        assert estimator.estimate(asked).input_tokens == pytest.approx(tokens, rel=0.05)
+
+
 @pytest.mark.parametrize("before", [100, 900])
 def test_another_tokenizer_in_mid_run_is_followed(before: int) -> None:
     calls = iter(range(1200))

@@ -151,6 +151,23 @@ def test_a_table_that_is_no_price_is_refused(table: dict[str, Any], what: str, h
             },
             Usage(2, 8, 0, 2),
         ),
+        # OpenAI and OpenRouter count what is put into the cache, too.
+        (
+            {
+                "prompt_tokens": 100,
+                "completion_tokens": 2,
+                "prompt_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 70},
+            },
+            Usage(10, 20, 70, 2),
+        ),
+        (
+            {
+                "input_tokens": 100,
+                "output_tokens": 2,
+                "input_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 90},
+            },
+            Usage(0, 20, 80, 2),
+        ),
         # Anthropic: beside the input.
         (
             {
@@ -333,7 +350,9 @@ def test_no_budget_is_nothing(name: str) -> None:
 
 
 ODD = st.sampled_from([0, 1, 7, 12, 10**30, -1, 12.0, 1e300, "7", "", None, True, [], {}, [3]])
-DETAILS = ODD | st.fixed_dictionaries({}, optional={"cached_tokens": ODD, "audio_tokens": ODD})
+DETAILS = ODD | st.fixed_dictionaries(
+    {}, optional={"cached_tokens": ODD, "cache_write_tokens": ODD, "audio_tokens": ODD}
+)
 USAGES = st.fixed_dictionaries(
     {},
     optional={

@@ -119,6 +119,9 @@ def test_what_is_to_be_cached_may_cost_more() -> None:
     parts = [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]
     assert worst_of(request(messages=[{"role": "user", "content": parts}])).may_write
     assert not worst_of(said("x")).may_write
+    source = {"type": "base64", "media_type": "application/pdf", "data": "QUJD"}
+    pdf = [{"type": "document", "source": source, "cache_control": {"type": "ephemeral"}}]
+    assert worst_of(request(messages=[{"role": "user", "content": pdf}])).may_write
 
 
 def test_a_body_of_no_object_has_its_bytes() -> None:

@@ -282,14 +282,22 @@ def _prompt(asked: _Prompt) -> Object:
 def _messages(asked: _Prompt) -> Iterator[Object]:
     if asked.system:
         yield {"role": "system", "content": _lines(_blocks(asked.system))}
-    for kind, turn in groupby(asked.messages, type):
-        blocks = [block for message in turn for block in _blocks(message.content)]
+    # A turn of nothing but thinking becomes nothing: those around it are then in a row.
+    for kind, turn in groupby(filter(_says, asked.messages), type):
+        contents = [_blocks(message.content) for message in turn]
+        blocks = [block for content in contents for block in content]
         if kind is _User:
             yield from _user(blocks)
         elif kind is _Assistant:
-            yield from _assistant(blocks)
+            yield _assistant(contents)
         else:
             yield {"role": "system", "content": _lines(blocks)}
+
+
+def _says(message: _User | _Assistant | _System) -> bool:
+    """Whether the message has anything but thinking."""
+    blocks = _blocks(message.content)
+    return not all(isinstance(block, _Thinking | _RedactedThinking) for block in blocks)
 
 
 def _blocks(content: str | Sequence[Any] | None) -> Sequence[Any]:
@@ -324,21 +332,26 @@ def _tool_message(result: _ToolResult) -> tuple[Object, list[Object]]:
     return {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}, media
 
 
-def _assistant(blocks: Iterable[Any]) -> Iterator[Object]:
-    """What the model has said; nothing for a turn that was thinking alone."""
+def _assistant(contents: Iterable[Iterable[Any]]) -> Object:
+    """What the model has said, in one message. contents: the blocks of each of its own."""
     texts: list[str] = []
     calls: list[Object] = []
-    for block in blocks:
-        if isinstance(block, _Text):
-            texts.append(block.text)
-        elif isinstance(block, _ToolUse):
-            arguments = msgspec.json.encode(block.input).decode()
-            function = {"name": block.name, "arguments": arguments}
-            calls.append({"id": block.id, "type": "function", "function": function})
+    for blocks in contents:
+        # The blocks of one answer are pieces of one text.
+        text = ""
+        for block in blocks:
+            if isinstance(block, _Text):
+                text += block.text
+            elif isinstance(block, _ToolUse):
+                arguments = msgspec.json.encode(block.input).decode()
+                function = {"name": block.name, "arguments": arguments}
+                calls.append({"id": block.id, "type": "function", "function": function})
+        if text:
+            texts.append(text)
+    said = "\n".join(texts)
     if calls:
-        yield {"role": "assistant", "content": "".join(texts) or None, "tool_calls": calls}
-    elif texts:
-        yield {"role": "assistant", "content": "".join(texts)}
+        return {"role": "assistant", "content": said or None, "tool_calls": calls}
+    return {"role": "assistant", "content": said}
 
 
 def _parts(block: _Shown) -> list[Object]:

@@ -391,7 +391,12 @@ class HttpBackend:
         attempts = list(waiting.values()) if call is None else [waiting.get(id(call))]
         taken = 0
         for attempt in attempts:
-            wait = None if attempt is None or attempt.sent_s is not None else attempt.wait
+            if attempt is None:
+                continue
+            # An attempt that waits to be written again has the time of its first write; its call
+            # has none.
+            is_written = attempt.sent_s is not None and attempt.call.sent_s is not None
+            wait = None if is_written else attempt.wait
             if wait is not None and not wait.is_withdrawn:
                 wait.withdraw()
                 taken += 1
@@ -682,6 +687,15 @@ class HttpBackend:
                 self._steering.heard(answer, attempt.grant, attempt.first_byte_s, used)
             elif used is not None and attempt.grant is not None:
                 attempt.grant.settle(used)
+            if isinstance(error, RateLimited) and not limiter.fits(attempt.cost):
+                # It was sent although headers had lowered a limit, perhaps for another model. The
+                # server keeps to that limit, so each retry would wait for an empty window in vain.
+                error = OverLimit(
+                    f"the call needs more than a limit that the endpoint states: {error.what}",
+                    where=error.where,
+                    hint="shorten the prompt, lower max_tokens, or have the limit raised",
+                    status=error.status,
+                )
         if reply is None and error is None:
             if attempt.first_byte_s is None:
                 attempt.call.silent_s = sent_s
@@ -721,9 +735,10 @@ class HttpBackend:
 
         A request that was written may have met, when it was repeated, a server that was gone. An
         answer that names a lost engine is an answer, though its error is NoEndpoint as well. One
-        that timed out without a byte may have been written before the server was gone.
+        that timed out without a byte may have been written before the server was gone. One that was
+        withdrawn had no answer to its last write.
         """
-        is_silent = isinstance(error, TimedOut) and attempt.first_byte_s is None
+        is_silent = isinstance(error, TimedOut | Withdrawn) and attempt.first_byte_s is None
         if is_silent or is_unreachable(error.__cause__ if isinstance(error, NoEndpoint) else error):
             return
         if self._outage.answered():
@@ -735,6 +750,9 @@ class HttpBackend:
         self, attempt: _Attempt, error: CallError | NoEndpoint, now_s: float, latency_s: float
     ) -> None:
         """Counts a failed attempt, and parks the endpoint if it asked for that."""
+        if isinstance(error, Withdrawn) and attempt.failed is not None:
+            # It was written once, and this is how that ended.
+            error = attempt.failed
         self._attempts.ended(now_s, latency_s, error.kind)
         if attempt.failed is not None or _may_be_billed(error):
             attempt.call.billed_at = self.label

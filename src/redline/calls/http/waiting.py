@@ -35,9 +35,13 @@ class Wait(msgspec.Struct):
         return (self.eligible_s, self.slot_s, self.ahead_s, self.connected_s, self.granted_s)
 
     def withdraw(self) -> None:
-        """Ends the attempt by cancelling its task, which gives back all that it holds."""
-        self.is_withdrawn = True
-        self.task.cancel()
+        """Ends the attempt by cancelling its task, which gives back all that it holds.
+
+        Once: the task takes back one cancellation.
+        """
+        if not self.is_withdrawn:
+            self.is_withdrawn = True
+            self.task.cancel()
 
     def take_cancellation_back(self) -> bool:
         """Undoes the cancellation by `withdraw`; False if there is none, or another as well."""

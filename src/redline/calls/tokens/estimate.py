@@ -30,11 +30,13 @@ from redline.waist import Reply, Request
 FIRST_GUESS_ERROR = 0.2
 
 # OpenAI's chat format adds 4 tokens a message and 3 to begin the answer: 5 a message is right for
-# three of them. The constant may grow to a system prompt that the server puts in front.
-_CONSTANT = Prior(0.0, 100.0, 20_000.0)
+# three of them. The constant may grow to what the server puts in front: a system prompt, or the
+# conversation that it keeps.
+_CONSTANT = Prior(0.0, 100.0, 200_000.0)
 _MESSAGE = Prior(5.0, 3.0, 100.0)
-# A 1024 x 1024 image in OpenAI's pricing: 85 + 4 tiles of 170.
-_MEDIA = Prior(765.0, 400.0, 10_000.0)
+# A 1024 x 1024 image in OpenAI's pricing: 85 + 4 tiles of 170. A PDF of 100 pages is a medium, too,
+# and may cost 200,000.
+_MEDIA = Prior(765.0, 400.0, 200_000.0)
 # Tokens for each character of prompt.CLASSES. The first values are the least-squares fit to
 # English, code, JSON and CJK text under the tokenizers above, rounded. The deviations cover what
 # each kind would give by itself: in plain prose nearly all weight is on the spaces.

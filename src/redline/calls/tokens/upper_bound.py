@@ -43,6 +43,8 @@ def worst_of(request: Request) -> Worst:
     """
     body = request.body
     raw = msgspec.json.encode(body)
+    # Media may have one, too.
+    may_write = b'"cache_control"' in raw
     media = 0
     if any(word in raw for word in _MEDIA_WORDS):
         found: list[Any] = []
@@ -54,7 +56,7 @@ def worst_of(request: Request) -> Worst:
         return Worst(tokens, None, may_write=False)
     if body.get("tools") or body.get("functions"):
         tokens += _TOOLS_TOKENS
-    return Worst(tokens, _most_output(request.url, body), may_write=b'"cache_control"' in raw)
+    return Worst(tokens, _most_output(request.url, body), may_write)
 
 
 def _most_output(url: str, body: dict[str, Any]) -> int | None:

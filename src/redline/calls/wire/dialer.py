@@ -24,6 +24,7 @@ from redline.calls.wire.proxy import (
     server_of,
 )
 from redline.errors import Disconnected
+from redline.process import keep_alive
 
 _RESOLVED_FOR_S = 60.0
 # An address that does not answer must leave time for the next one.
@@ -119,9 +120,10 @@ class Dialer:
         context = self._tls() if first.is_tls else None
         name = first.host if first.is_tls else None
         if proxy is None or not self._target.is_tls:
-            _, connection = await loop.create_connection(
+            direct, connection = await loop.create_connection(
                 make, host, port, family=family, ssl=context, server_hostname=name
             )
+            keep_alive(direct.get_extra_info("socket"))
             return connection
         transport, connect = await loop.create_connection(
             lambda: Connect(proxy, self._target),
@@ -131,6 +133,7 @@ class Dialer:
             ssl=context,
             server_hostname=name,
         )
+        keep_alive(transport.get_extra_info("socket"))
         try:
             await connect.open(transport)
             return await self._secured(transport, make())

@@ -20,6 +20,8 @@ from redline.errors import ConfigError
 from redline.limits import Limits
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
+# The query and the fragment of a URL.
+_BEHIND_PATH = re.compile(r"([?#&]).*", re.DOTALL)
 # Headers that identify the caller, except those for the proxy itself.
 _SECRET_HEADER = re.compile(r"(?!proxy-).*(authorization|key|token|secret|cookie).*", re.IGNORECASE)
 
@@ -58,7 +60,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not is_http_url(self.base_url):
             raise ConfigError(
-                f"not a base URL: {self.base_url}",
+                f"not a base URL: {_shown(self.base_url)}",
                 hint="write it like https://api.openai.com/v1 or http://127.0.0.1:8000/v1",
             )
         parts = urlsplit(self.base_url)
@@ -68,7 +70,9 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
                 hint="pass the key as api_key, or an Authorization header",
             )
         if parts.query or parts.fragment:
-            raise ConfigError(f"a base URL must not have a query or fragment: {self.base_url}")
+            raise ConfigError(
+                f"a base URL must not have a query or fragment: {_shown(self.base_url)}"
+            )
         for name, value in self.headers.items():
             if not (isinstance(name, str) and isinstance(value, str)):
                 # The value is not shown: it may be a secret.
@@ -158,11 +162,22 @@ def _check_page(name: str, stated: object) -> None:
         is_path = stated.startswith("/") and not stated.startswith("//")
         if is_path or (is_http_url(stated) and "@" not in urlsplit(stated).netloc):
             return
+    shown = _shown(stated) if isinstance(stated, str) else stated
     raise ConfigError(
-        f"{name} is true, false, a path or a URL, not {stated}",
+        f"{name} is true, false, a path or a URL, not {shown}",
         hint=f"write it like {name} = true, or {name} = "
         f'"http://10.0.0.5:9000/{"metrics" if name == "metrics" else "health"}"',
     )
+
+
+def _shown(url: str) -> str:
+    """Returns a URL, or what was meant to be one, without user, password, query and fragment."""
+    before, at, rest = url.rpartition("@")
+    if at:
+        # A password may contain any character.
+        scheme, slashes, _ = before.partition("://")
+        rest = f"{scheme}://...@{rest}" if slashes else f"...@{rest}"
+    return _BEHIND_PATH.sub(r"\1...", rest)
 
 
 def is_secret(header: str) -> bool:

@@ -232,7 +232,8 @@ def _function(flags: Flags, own: Flags) -> FunctionSettings | None:
     if "function" not in own:
         _refuse("--function", flags, ("max_batch_size", "max_wait"))
         return None
-    for name in ("endpoint", "cache", "concurrency"):
+    # None of these applies to a function.
+    for name in ("cache", *(FLAGS[field].key for field in _CALLING)):
         if flags.get(name):
             raise ConfigError(
                 f"--function and {flag_of(name)} cannot be combined", hint="leave one out"

@@ -157,7 +157,10 @@ def _speed(found: Status) -> Iterator[str]:
     yield f"{three_digits(found.rows_per_s)} rows/s"
     yield f"{three_digits(found.tokens_per_s)} tokens/s"
     if found.state == "running":
-        yield f"{found.in_flight:,.0f} of {counted(round(found.slots), 'call')} in flight"
+        # There are no slots without a bound, and while all endpoints are down.
+        slots, in_flight = round(found.slots), round(found.in_flight)
+        of = f"{in_flight:,} of " if slots else ""
+        yield f"{of}{counted(slots or in_flight, 'call')} in flight"
         if found.retrying >= 1:
             yield f"{found.retrying:,.0f} retrying"
         if found.eta_s is not None:

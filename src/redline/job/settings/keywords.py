@@ -156,6 +156,8 @@ _NOT_WITH_ENDPOINT = (
     *("limits", "rps", "rpm", "tpm", "concurrency", "rate"),
     *("api_key", "headers", "proxy", "timeout_s"),
 )
+# Options whose values may hold a key or a password, which no error shows.
+_SECRET = ("endpoint", "api_key", "headers", "proxy", "limits", "alerts", "otel")
 # Options that take anything, or whose values are checked elsewhere.
 _UNCHECKED = ("call", "cache", "fail_on", "before", "after", "executor")
 
@@ -207,7 +209,8 @@ def _check_types(given: Mapping[str, Any]) -> None:
         is_flag = isinstance(value, bool)
         if kinds and (is_flag != (kinds == (bool,)) or not isinstance(value, kinds)):
             names = " or ".join(kind.__name__ for kind in kinds)
-            raise ConfigError(f"{name} must be {names}, not {type(value).__name__}: {value!r}")
+            shown = "" if name in _SECRET else f": {value!r}"
+            raise ConfigError(f"{name} must be {names}, not {type(value).__name__}{shown}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} must be a finite number, not {value}")
 
@@ -251,8 +254,7 @@ def _endpoint(stated: Any) -> _Fields:
     for one in stated:
         if not isinstance(one, (str, Endpoint, Embedded)):
             raise ConfigError(
-                f"endpoint must be a list of URLs and Endpoints, not of {type(one).__name__}: "
-                f"{one!r}"
+                f"endpoint must be a list of URLs and Endpoints, not of {type(one).__name__}"
             )
     if not stated:
         raise ConfigError("endpoint is an empty list", hint="leave it out for the default")
