@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -65,6 +66,28 @@ def test_an_alert_fires_once_and_ends_once(tmp_path: Path) -> None:
     assert first["job"]["output"] == "out.jsonl"
     assert "rule of thumb: a higher limit" in first["text"]
     assert first["id"] != last["id"]
+
+
+def test_an_output_whose_name_is_not_utf_8_has_its_notifications(tmp_path: Path) -> None:
+    # None stands for the first notification, which a Hook refuses.
+    asked: list[Any] = [None]
+    hook = type("_Hook", (Hook,), {"asked": asked})
+    with HTTPServer(("127.0.0.1", 0), hook) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        report = redline.run(
+            [{"prompt": f"Say {n}"} for n in range(70)],
+            endpoint="sim",
+            rps=20,
+            output=tmp_path / os.fsdecode(b"out-\xe9.jsonl"),
+            alerts={
+                "webhook": f"http://127.0.0.1:{server.server_port}",
+                "rows_per_s": {"below": 1000, "for": "1s"},
+            },
+        )
+        server.shutdown()
+    assert report.not_notified is None
+    assert [one["state"] for one in asked[1:]] == ["firing", "ended"]
+    assert asked[1]["job"]["output"].endswith("out-\ufffd.jsonl")
 
 
 def test_what_a_job_waits_for_its_webhook_is_not_its_time() -> None:

@@ -305,6 +305,37 @@ def test_an_outage_without_end_ends_the_run_and_the_next_one_continues(
     assert provider.billed == ROWS
 
 
+class Crowded(Provider):
+    """A Batch API that takes no second batch while the first one runs, nor for a while after it."""
+
+    def __init__(self) -> None:
+        super().__init__(shows=lambda batch, looks: running(batch, 0) if self._runs() else batch)
+        self.refusals = 10
+
+    def _runs(self) -> bool:
+        return self.looks.get("batch-0", 0) < 20
+
+    def _made(self, body: Line) -> Any:
+        if not self.batches or not self.refusals:
+            return super()._made(body)
+        self.refusals -= not self._runs()
+        return Answer(429, {"error": {"message": "1 batch is unfinished, the most allowed."}})
+
+
+def test_a_provider_that_takes_no_more_batches_for_now_is_not_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_module, "MOST_LOOK_S", 0.05)
+    monkeypatch.setattr(batch_ledger, "MOST_SILENCE_S", 0.3)
+    write_rows_of_two_models()
+    provider = Crowded()
+    with serving(provider) as server:
+        report = run(server, max_retries=0)
+    assert (report.stopped, report.succeeded) == (None, ROWS)
+    assert results() == ALL
+    assert provider.billed == ROWS
+
+
 def test_a_provider_that_does_not_take_the_first_file_is_told_at_once() -> None:
     provider = Provider()
     provider.outages = {"POST files": range(1, 2)}
@@ -601,29 +632,34 @@ def test_via_live_outlasts_an_outage_while_it_cancels() -> None:
 
 
 class Stalled(Provider):
-    """A Batch API that answers no poll until its batch is cancelled."""
+    """A Batch API that answers no request of one kind until its batch is cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, stalls: str) -> None:
         super().__init__()
+        self.stalls = stalls
         self.cancelled = threading.Event()
 
     def _answer(self, request: Asked) -> Any:
         if request.path.endswith("/cancel"):
             self.cancelled.set()
-        elif request.method == "GET" and "/batches/" in request.path:
+        elif self.stalls in f"{request.method} {request.path}":
             self.cancelled.wait(20)
         return super()._answer(request)
 
 
-def test_auto_gives_up_a_poll_when_the_time_for_the_other_rows_begins(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("stalls", "cancelled"), [("GET /v1/batches/", 1), ("POST /v1/files", 0), ("/content", 1)]
+)
+def test_auto_gives_up_what_stalls_when_the_time_for_the_other_rows_begins(
+    stalls: str, cancelled: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batch_module, "PROBE_ROWS", 2)
-    provider = Stalled()
+    provider = Stalled(stalls)
     with serving(provider) as server:
         report = run(server, via="auto", deadline_s=6)
+        provider.cancelled.set()
     assert (report.stopped, report.succeeded) == (None, ROWS)
-    assert provider.asked["POST cancel"] == 1
+    assert provider.asked["POST cancel"] == cancelled
     assert results() == ALL
 
 

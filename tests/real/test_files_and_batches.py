@@ -15,8 +15,9 @@ import openai
 import pytest
 
 from redline.calls import Endpoint, HttpBackend, RetryPolicy
+from redline.errors import JournalError
 from redline.limits import Limits
-from redline.serve.batches import Batches, BatchSettings, life
+from redline.serve.batches import Batches, BatchSettings, life, shelf
 from redline.serve.http import Relay
 from redline.sim import Constant, SimSettings, parse_faults
 from redline.sim.server import Sim
@@ -175,6 +176,42 @@ async def test_a_wrong_file_fails_its_batch_with_the_line(tmp_path: Path, case: 
         assert there.backend.calls == 0
 
 
+async def test_a_line_about_as_deep_as_python_can_read_is_not_lost(tmp_path: Path) -> None:
+    async with world(tmp_path) as there, client_of(there.relay) as client:
+        for depth in range(980, 995):
+            text = json.dumps(line("b", body={"model": "m", "x": "@"}))
+            data = text.replace('"@"', "[" * depth + "]" * depth).encode()
+            done = await over(client, (await begun(client, lines(1) + data)).id)
+            counts = done.request_counts
+            assert done.status == "failed" or counts.completed + counts.failed == 2
+
+
+async def test_nothing_of_what_a_full_disk_refused_stays_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise JournalError(f"cannot write {path}: No space left on device")
+
+    async with world(tmp_path) as there, client_of(there.relay) as client:
+        kept = await client.files.create(file=named(lines(1)), purpose="batch")
+        with monkeypatch.context() as patch:
+            patch.setattr(shelf, "write_file", full)
+            for asked in (
+                client.files.create(file=named(lines(2)), purpose="batch"),
+                client.batches.create(
+                    input_file_id=kept.id, endpoint=CHAT, completion_window="24h"
+                ),
+            ):
+                with pytest.raises(openai.InternalServerError, match="cannot store") as caught:
+                    await asked
+                assert caught.value.status_code == 507
+        files = tmp_path / "files"
+        await until(lambda: sorted(files.iterdir()) == [files / kept.id, files / f"{kept.id}.json"])
+        await until(lambda: list((tmp_path / "batches").iterdir()) == [])
+        done = await over(client, (await begun(client, lines(3))).id)
+        assert done.request_counts.completed == 3
+
+
 async def test_a_cancelled_batch_keeps_what_it_has_answered(tmp_path: Path) -> None:
     async with (
         world(tmp_path, slots=4, latency=Constant(0.05)) as there,
@@ -196,7 +233,8 @@ async def test_a_cancelled_batch_keeps_what_it_has_answered(tmp_path: Path) -> N
         counts = done.request_counts
         assert (counts.completed, counts.failed) == (len(found), len(late))
         calls = there.backend.calls
-        with pytest.raises(openai.BadRequestError, match="cannot be cancelled"):
+        text = "Cannot cancel a batch with status 'cancelled'."
+        with pytest.raises(openai.ConflictError, match=text):
             await client.batches.cancel(made.id)
         await asyncio.sleep(0.2)
         assert there.backend.calls == calls

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -194,6 +195,19 @@ def test_a_fleet_follows_its_load_and_ends_with_calls_answered(start: Start) -> 
         assert last.result()[0] == 200
     assert (code, "ending 1 call, within 60 s" in err) == (0, True)
     assert not processes_of(up.folder)
+
+
+def test_a_fleet_may_have_as_many_connections_as_the_system_allows(start: Start) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 512), hard))
+    try:
+        up = start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert up.url()
+    found, _ = resource.prlimit(up.process.pid, resource.RLIMIT_NOFILE)
+    assert found == min(hard, 1 << 20)
+    up.end()
 
 
 def test_a_stopped_fleet_holds_a_call_until_a_replica_is_ready(start: Start) -> None:

@@ -442,6 +442,38 @@ def test_an_upload_that_fails_is_told_and_done_by_the_next_run(
     assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
 
 
+async def wrong(row: Any) -> str:
+    raise Rejected("the model does not exist")
+
+
+def test_failures_that_are_done_again_do_not_come_back_after_a_failed_upload(
+    store: ObjectServer, around: Surroundings
+) -> None:
+    """Corrected settings remove the failures here; their object stays until the next upload."""
+    redline.run(ROWS, call=wrong, output=URL)
+    assert len(names_in(store.get("data", "out/labels.failed.jsonl"))) == 8
+    with wire_to(store.port) as wire:
+        around.point_to(wire.url)
+        asked = Asked(r3=lambda: setattr(wire, "is_down", True))
+        assert run(asked, limit=3).not_uploaded is not None
+        wire.is_down = False
+        assert run(asked).succeeded == 5
+    assert asked.names == ALL
+    assert sorted(names_in(store.get("data", "out/labels.jsonl"))) == ALL
+    assert "out/labels.failed.jsonl" not in store.keys("data")
+
+
+def test_without_the_files_here_all_objects_are_fetched(store: ObjectServer) -> None:
+    """What was noted of the objects stays beside them, and says nothing of files that are gone."""
+    asked = Asked("r3")
+    run(asked)
+    COPY.unlink()
+    COPY.with_name("labels.failed.jsonl").unlink()
+    assert run(asked).skipped == 8
+    assert COPY.with_name("labels.failed.jsonl").exists()
+    assert asked.names == ALL
+
+
 def test_an_interrupt_gives_up_the_upload(
     store: ObjectServer, around: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from redline.calls import Endpoint
 from redline.errors import ConfigError
 from redline.job.settings import EmbeddedSim
 from redline.limits import Limits, Rate
+from redline.serve.admission import ClassSettings
 from redline.serve.gateway import GatewaySettings, gateway_of, serve_gateway, serve_workers
 from redline.serve.keys import DEFAULT_TENANT, TenantSettings, add_key, revoke_key
 from support.raw_server import RawServer, Seen, answer, chat
@@ -38,6 +39,7 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("no_proxy")]
 # For so many seconds an endpoint wants no calls.
 WAIT = {"Retry_After": "20"}
 HELLO: Any = [{"role": "user", "content": "hello"}]
+TOO_LARGE = "Request too large for m on tokens per min (TPM): Limit 30000, Requested 32099."
 
 
 def client_of(serve: Serve, **facts: Any) -> openai.OpenAI:
@@ -576,6 +578,49 @@ async def test_a_call_whose_client_leaves_before_it_is_sent_costs_nothing() -> N
             with pytest.raises(openai.RateLimitError):
                 await ask()
         assert sim.stats()["received"] == 2
+
+
+async def test_a_call_that_the_gateway_refuses_itself_costs_nothing() -> None:
+    with SimProcess("--latency", "1") as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url, limits=Limits(concurrency=1)),),
+            port=0,
+            classes=(ClassSettings(name="normal", priority=0, longest_wait_s=0.1),),
+            tenants={DEFAULT_TENANT: TenantSettings(requests=(Rate(2, 3600.0),))},
+        )
+        async with (
+            gateway_of(settings) as served,
+            openai.AsyncOpenAI(
+                base_url=served.gateway.base_url, api_key="none", max_retries=0
+            ) as client,
+        ):
+            create = client.chat.completions.create
+            first = asyncio.create_task(create(model="m", messages=HELLO))
+            await until(lambda: served.gateway.in_flight == 1)
+            with pytest.raises(openai.InternalServerError, match="has waited"):
+                await create(model="m", messages=HELLO)
+            assert (await first).choices
+            # Two may be sent in an hour.
+            assert (await create(model="m", messages=HELLO)).choices
+            with pytest.raises(openai.RateLimitError):
+                await create(model="m", messages=HELLO)
+
+
+async def test_a_call_that_is_too_large_for_its_provider_is_not_repeated() -> None:
+    """OpenAI states it with 429, which its SDK repeats unless it is told not to."""
+    body = {"error": {"code": "rate_limit_exceeded", "message": TOO_LARGE, "type": "tokens"}}
+
+    async def handle(_: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(body, 429))
+
+    async with RawServer(handle) as server:
+        endpoint = Endpoint(base_url=server.base_url, proxy="")
+        async with gateway_of(GatewaySettings(endpoints=(endpoint,), port=0)) as served:
+            url = served.gateway.base_url
+            async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=2) as client:
+                with pytest.raises(openai.RateLimitError, match="Request too large"):
+                    await client.chat.completions.create(model="m", messages=HELLO)
+    assert len(server.seen) == 1
 
 
 def test_a_server_that_is_stopped_dead_under_load_loses_no_call(tmp_path: Path) -> None:

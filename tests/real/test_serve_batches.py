@@ -273,6 +273,47 @@ async def test_lines_that_were_not_sent_cost_nothing(tmp_path: Path) -> None:
             )
 
 
+async def test_a_line_that_may_exceed_a_limit_of_its_tenant_is_answered(tmp_path: Path) -> None:
+    tenants = {DEFAULT_TENANT: TenantSettings(tokens=(Rate(4_000, 0.5),))}
+    async with (
+        Sim(SimSettings()) as sim,
+        gateway(tmp_path, sim, 1, tenants=tenants) as (_, client),
+    ):
+        # By their bytes 5,000 tokens and 10,000; surely 2,400 and 4,800.
+        lines = [
+            {
+                "custom_id": str(letters),
+                "method": "POST",
+                "url": "/v1/chat/completions",
+                "body": {"model": "m", "messages": [{"role": "user", "content": "x" * letters}]},
+            }
+            for letters in (20_000, 40_000)
+        ]
+        batch = await batch_files.begun(
+            client, b"\n".join(json.dumps(one).encode() for one in lines)
+        )
+        done = await batch_files.over(client, batch.id)
+        assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)
+
+
+async def test_a_line_that_no_endpoint_takes_costs_nothing(tmp_path: Path) -> None:
+    tenants = {DEFAULT_TENANT: TenantSettings(requests=(Rate(2, 3600.0),))}
+    async with Sim(SimSettings()) as sim:
+        endpoint = Endpoint(base_url=sim.base_url, limits=Limits(tokens=Rate(1_000, 0.1)))
+        settings = GatewaySettings(endpoints=(endpoint,), port=0, state=tmp_path, tenants=tenants)
+        async with (
+            gateway_of(settings) as served,
+            openai.AsyncOpenAI(
+                base_url=served.gateway.base_url, api_key="none", max_retries=0
+            ) as client,
+        ):
+            line = lines_of(1).replace(b'"content": "0"', b'"content": "%b"' % (b"x" * 20_000))
+            batch = await batch_files.begun(client, line)
+            done = await batch_files.over(client, batch.id)
+            assert done.request_counts.failed == 1
+            assert [await ask(client) for _ in range(3)] == [200, 200, 429]
+
+
 async def ask(client: openai.AsyncOpenAI) -> int:
     """The status of an interactive call."""
     try:

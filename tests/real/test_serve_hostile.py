@@ -652,16 +652,25 @@ BESIDE = (
 )
 
 
-def test_a_tenant_with_a_list_of_models_cannot_name_another_beside_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("limit", ['models = ["cheap"]', 'money_per_day = "1usd"'])
+def test_a_tenant_that_may_not_use_or_pay_any_model_cannot_name_another_beside_one(
+    tmp_path: Path, limit: str
+) -> None:
     key = keys_of(tmp_path, "one")["one"]
     with SimProcess() as sim:
         toml = f"""
             [serve]
             keys = "keys.jsonl"
             [tenants.one]
-            models = ["cheap"]
+            {limit}
             [endpoints.one]
             base_url = "{sim.base_url}"
+            [prices.cheap]
+            input = 1
+            output = 1
+            [prices.dear]
+            input = 9
+            output = 9
         """
         with Serve(tmp_path, toml=toml) as serve:
             world = World(serve, sim, key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import openai
 import pytest
 
-from support.scripted import Asked, chat, said, scripted
+from support.scripted import Answer, Asked, chat, said, scripted
 from support.serve_process import Serve, keys_of
 from support.sim_process import SimProcess
 
@@ -110,12 +111,58 @@ def test_money_is_reserved_for_every_choice_of_a_call(tmp_path: Path) -> None:
             with pytest.raises(openai.BadRequestError, match=r"may cost \$0.012"):
                 ask(serve, keys["poor"], n=3, **facts)
         assert sim.stats()["received"] == 0
-        # The mean length is that of one choice: an answer without a maximum stays affordable.
-        for _ in range(64):
-            ask(serve, keys["one"], n=64)
-        with pytest.raises(openai.BadRequestError, match="may cost") as told:
-            ask(serve, keys["poor"], n=1)
-        assert float(told.value.message.split("$")[1].split(",")[0]) < 0.2
+        # Without a maximum, the estimate is a mean: a call starts while nothing is spent.
+        assert ask(serve, keys["poor"], n=1).choices
+
+
+def test_a_call_that_only_may_exceed_a_limit_starts(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "one", "other")
+    limited = '[tenants.one]\ntokens = "4000/60s"\n[tenants.other]\ntokens = "4000/60s"\n'
+    url = "data:image/png;base64," + base64.b64encode(bytes(100_000)).decode()
+    image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+    def answer(asked: Asked) -> Any:
+        return chat(said(), usage={"prompt_tokens": 3_900, "completion_tokens": 1})
+
+    with (
+        scripted(answer) as server,
+        Serve(tmp_path, toml=TOML.format(url=server.url) + limited) as serve,
+    ):
+        one, other = serve.client(keys["one"]).chat, serve.client(keys["other"]).chat
+        assert one.completions.create(model="fast", messages=image).choices
+        # By its bytes, this is 5,000 tokens; it may be 2,400.
+        long: Any = [{"role": "user", "content": "x" * 20_000}]
+        with pytest.raises(openai.RateLimitError, match="has reached its limit"):
+            one.completions.create(model="fast", messages=long)
+        assert other.completions.create(model="fast", messages=long).choices
+        with pytest.raises(openai.BadRequestError, match="more than its limit") as told:
+            other.completions.create(
+                model="fast", messages=[{"role": "user", "content": "x" * 40_000}]
+            )
+        assert told.value.code == "over_limit"
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize("options", [None, {}, {"include_usage": False}])
+def test_a_stream_counts_whether_or_not_its_client_wants_its_usage(
+    tmp_path: Path, options: Any
+) -> None:
+    keys = keys_of(tmp_path, "one")
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":9000}}\n\n'
+
+    def answer(asked: Asked) -> Answer:
+        wanted = (asked.body.get("stream_options") or {}).get("include_usage") is True
+        body = event + usage * wanted + b"data: [DONE]\n\n"
+        return Answer(200, body, {"Content-Type": "text/event-stream"})
+
+    toml = TOML + '[tenants.one]\ntokens = "5000/60s"\n'
+    with scripted(answer) as server, Serve(tmp_path, toml=toml.format(url=server.url)) as serve:
+        stream = ask(serve, keys["one"], stream=True, stream_options=options)
+        assert [len(chunk.choices) for chunk in stream] == [1]
+        with pytest.raises(openai.RateLimitError, match="has reached its limit"):
+            ask(serve, keys["one"])
+        assert len(server.asked) == 1
 
 
 def test_a_usage_that_no_call_can_have_shuts_no_other_tenant_out(tmp_path: Path) -> None:

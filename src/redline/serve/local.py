@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from redline.engine import EngineSettings
-from redline.process import end_at_once, end_at_second, on_signals, run_until_told
+from redline.process import (
+    end_at_once,
+    end_at_second,
+    on_signals,
+    raise_limit_fully,
+    run_until_told,
+)
 from redline.sources import extra
 from redline.timeline import ServerUse
 
@@ -176,6 +182,7 @@ def serve_engine(
         # Loading may wait for a network, and there is no request yet to be answered. Ranks end by
         # themselves when this process has.
         on_signals(end_at_once)
+        raise_limit_fully()
         on_note(f"loading {settings.model}")
         async with serving(settings, host=host, port=port, is_named=True) as served:
             end_at_second(stop)

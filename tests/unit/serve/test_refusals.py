@@ -79,6 +79,22 @@ def test_a_failure_becomes_an_error(
     assert refusal.body == {"error": shown}
 
 
+@pytest.mark.parametrize(
+    ("error", "headers"),
+    [
+        (OverLimit("too large for any minute", status=429), FINAL),
+        (Rejected("no", status=404), FINAL),
+        (RateLimited("later", status=429, retry_after_s=6.1), {"retry-after": "7"}),
+        (RateLimited("later", status=429), {}),
+        (ServerFailed("no", status=500), {}),
+    ],
+)
+def test_an_answer_of_the_endpoints_own_says_whether_to_ask_again(
+    error: CallError, headers: dict[str, str]
+) -> None:
+    assert refusals.retry_headers(error) == headers
+
+
 def leaves(kind: type[RedlineError]) -> set[type[RedlineError]]:
     below = [each for each in kind.__subclasses__() if each.__module__ == errors.__name__]
     return set().union(*(leaves(each) for each in below)) if below else {kind}

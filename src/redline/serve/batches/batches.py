@@ -177,9 +177,7 @@ class Batches:
         record = self._get(tenant, batch_id)
         life = self._lives.get(record.id)
         if life is None or record.is_over or record.status == "finalizing":
-            raise Refusal(
-                f"A batch with the status '{record.status}' cannot be cancelled.", code="batch_over"
-            )
+            raise Refusal(f"Cannot cancel a batch with status '{record.status}'.", status=409)
         if record.status != "cancelling":
             await self._disk.whole(life.cancel())
         return self._shown(record)
@@ -219,6 +217,8 @@ class Batches:
             await self._shelf.save(record)
         except BaseException:
             del self._lives[record.id]
+            # It would keep the input on a full disk even after the client has deleted it.
+            self._disk.later(shutil.rmtree, life.folder.path, ignore_errors=True)
             raise
         if not self._is_closing:
             self._go(life)

@@ -16,6 +16,8 @@ _MOST_PROBLEMS = 100
 # The event loop runs after this many lines: a thread that only computes would block it for 5 ms.
 BREATH_LINES = 64
 _BREATH_S = 1e-6
+# Levels of JSON: fewer can always be read, and those that calls of the job may take away.
+_DEEP, _SLACK = 500, 50
 
 
 class Checked(msgspec.Struct, frozen=True):
@@ -49,11 +51,27 @@ def check_file(path: Path, endpoint: str, most_lines: int) -> Checked:
             problems.append(Problem("too_many_requests", text))
             break
         found = checker.read(raw, number)
+        if not isinstance(found, Problem) and _is_too_deep(raw):
+            found = Problem("invalid_json_line", "This line is nested too deeply.", number)
         if isinstance(found, Problem):
             problems.append(found)
     if not count and not problems:
         problems.append(Problem("empty_file", "The file has no requests."))
     return Checked(count, problems)
+
+
+def _is_too_deep(raw: bytes) -> bool:
+    """Whether a line is nested so deeply that the job might not be able to read it.
+
+    How deep Python reads depends on the calls under way, which are more in the job.
+    """
+    if raw.count(b"[") + raw.count(b"{") < _DEEP:
+        return False
+    try:
+        msgspec.json.decode(b"[" * _SLACK + raw + b"]" * _SLACK)
+    except RecursionError:
+        return True
+    return False
 
 
 def custom_ids(path: Path) -> Iterator[str]:

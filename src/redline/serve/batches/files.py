@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from redline.apis import FileObject, deleted_object, page_object
 from redline.clock import Clock
+from redline.errors import JournalError
 from redline.httpserver import ClientGoneError, Exchange, header_lines
 from redline.process import sync_name, telling
 from redline.serve.batches.disk import Disk
@@ -187,7 +189,6 @@ class Files:
         kept_s: int,
     ) -> StoredFile:
         """The record of a file, once both are durable. put: puts the file at its place."""
-        await self._disk.do(put, self.path_of(file_id))
         now_s = int(self._clock.wall_s())
         file = StoredFile(
             id=file_id,
@@ -198,7 +199,15 @@ class Files:
             created_s=now_s,
             expires_s=now_s + kept_s,
         )
-        await self._shelf.save(file)
+        try:
+            await self._disk.do(put, self.path_of(file_id))
+            await self._shelf.save(file)
+        except (JournalError, OSError):
+            # Nothing of an upload may stay on a full disk. The server's own files are stored again.
+            if purpose == UPLOADED:
+                with suppress(JournalError, OSError):
+                    await self._remove(file)
+            raise
         return file
 
     async def _remove(self, file: StoredFile) -> None:

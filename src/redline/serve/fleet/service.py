@@ -20,7 +20,7 @@ import msgspec
 from redline.calls import Health, Retry
 from redline.clock import SYSTEM
 from redline.errors import RedlineError
-from redline.process import counted, end_at_second, end_tasks, run_until_told
+from redline.process import counted, end_at_second, end_tasks, raise_limit_fully, run_until_told
 from redline.route import Pool, strategy_of
 from redline.route.scale import Change, Failure, Fleet, LocalLauncher
 from redline.serve.fleet.settings import FleetSettings
@@ -222,6 +222,7 @@ def serve_fleet(
     async def main(stop: asyncio.Event) -> None:
         # After a second signal, the guardians end the replicas.
         end_at_second(stop)
+        raise_limit_fully()
         served = ServedFleet(settings, on_url=on_url, on_event=on_event, on_status=on_status)
         await served.run(stop)
 

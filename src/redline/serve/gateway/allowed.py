@@ -15,7 +15,9 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
     """The target of a call with the body `raw`. Raises Refusal if the tenant has none."""
     if facts is NOT_JSON:
         raise not_json(raw)
-    model, is_restricted = facts.model, tenant.settings.models is not None
+    model, settings = facts.model, tenant.settings
+    # To some models, or by their prices.
+    is_restricted = settings.models is not None or settings.picodollars_per_day is not None
     if model is not None and len(model) > _LONGEST_MODEL:
         raise missing(lineup, tenant, model)
     target = lineup.target(model)

@@ -49,7 +49,7 @@ class Gates:
 
     def _tokens_of(self, request: Request) -> float:
         facts, raw = read_request(request)
-        return self.meter.estimate(facts, len(raw)).tokens
+        return self.meter.estimate(facts, raw, request.url).tokens
 
     def _weight_of(self, tenant: str) -> float:
         """A tenant's weight here: its weight times this worker's share of the tenant's calls."""

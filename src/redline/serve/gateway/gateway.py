@@ -194,7 +194,7 @@ class Gateway(Door):
             target = target_of(self.lineup, tenant, facts, raw)
             call = Call(priority=self.gates.priorities[asking.klass], tenant=tenant.name)
             call.bar(target.barred)
-            started = self._started(tenant, facts, len(raw))
+            started = self._started(tenant, facts, raw, exchange.path)
         except Refusal as refusal:
             self.totals.refused(asking, refusal)
             raise
@@ -260,15 +260,19 @@ class Gateway(Door):
                 break
             found = self.lineup.target(asking.asked)
             if found is None:
-                self._settle(started, asking, outcome)
+                self._settle(started, asking, call, outcome)
                 raise missing(self.lineup, asking.tenant, asking.asked or "")
             target = found
             call.bar(target.barred)
-        self._settle(started, asking, outcome)
+        self._settle(started, asking, call, outcome)
         self._count(asking, outcome)
         return outcome
 
-    def _settle(self, started: Started, asking: Asking, outcome: Outcome) -> None:
+    def _settle(self, started: Started, asking: Asking, call: Call, outcome: Outcome) -> None:
+        if outcome.reply is None and not call.requests:
+            # It was refused here, or no endpoint works.
+            started.cancel()
+            return
         used = self._meter.used(asking.asked, outcome)
         started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
 
@@ -288,17 +292,21 @@ class Gateway(Door):
             exchange.keep(caller)
         return caller
 
-    def _started(self, tenant: Tenant, facts: BodyFacts, size_bytes: int) -> Started:
+    def _started(self, tenant: Tenant, facts: BodyFacts, raw: bytes, path: str) -> Started:
         """Starts the call within its tenant's limits, with its body held.
 
         Raises Refusal if they do not allow it now.
         """
-        self._held.take(tenant.name, size_bytes)
-        estimate = self._meter.estimate(facts, size_bytes)
+        self._held.take(tenant.name, len(raw))
+        estimate = self._meter.estimate(facts, raw, path)
         limits = tenant.limits
         started = limits.try_start(SYSTEM.now_s(), estimate.tokens, estimate.picodollars)
+        if isinstance(started, Refused) and started.is_too_large:
+            # By an estimate: what it surely uses may be within the limit.
+            estimate = self._meter.cut(limits, facts, raw, path)
+            started = limits.try_start(SYSTEM.now_s(), estimate.tokens, estimate.picodollars)
         if isinstance(started, Refused):
-            self._held.release(tenant.name, size_bytes)
+            self._held.release(tenant.name, len(raw))
             raise started.refusal()
         return started
 

@@ -60,7 +60,8 @@ class Lines:
         facts, raw = read_request(request)
         try:
             self._target(call, facts, raw)
-            started = await call.in_time(self._started(call.tenant, facts, len(raw)), SYSTEM)
+            starting = self._started(call.tenant, facts, raw, request.url)
+            started = await call.in_time(starting, SYSTEM)
         except Refusal as refusal:
             return _rejected(refusal)
         except TimedOut as error:
@@ -76,8 +77,11 @@ class Lines:
                     # No endpoint got it: it costs nothing.
                     started.cancel()
                 raise
-            used = self._meter.used(facts.model, outcome)
-            started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
+            if outcome.reply is None and call.requests == requests:
+                started.cancel()
+            else:
+                used = self._meter.used(facts.model, outcome)
+                started.settle(SYSTEM.now_s(), used.tokens, used.picodollars)
             model = facts.model if self._lineup.has(facts.model) else OTHER
             self._totals.line(call.tenant, model, self._klass, outcome)
             return outcome
@@ -115,16 +119,20 @@ class Lines:
     async def aclose(self) -> None:
         """Does nothing: the owner of the endpoints closes them."""
 
-    async def _started(self, name: str, facts: BodyFacts, size_bytes: int) -> Started:
+    async def _started(self, name: str, facts: BodyFacts, raw: bytes, path: str) -> Started:
         """The call, started once its tenant's limits allow it. Raises Refusal if they never do."""
         limits = self._tenants.of(name).limits
-        estimate = self._meter.estimate(facts, size_bytes)
+        estimate = self._meter.estimate(facts, raw, path)
+        is_cut = False
         while True:
             found = limits.try_start(
                 SYSTEM.now_s(), estimate.tokens, estimate.picodollars, yields=True
             )
             if isinstance(found, Started):
                 return found
+            if found.is_too_large and not is_cut:
+                estimate, is_cut = self._meter.cut(limits, facts, raw, path), True
+                continue
             if found.retry_after_s == math.inf:
                 raise found.refusal()
             await asyncio.sleep(min(found.retry_after_s, _LONGEST_PAUSE_S))

@@ -32,7 +32,7 @@ from redline.serve.http.refusals import (
     new_request_id,
     own_status,
     refusal_of,
-    stated_wait,
+    retry_headers,
 )
 from redline.serve.http.replies import CACHED, body_of
 from redline.serve.http.requests import Asked
@@ -171,4 +171,4 @@ def _refusal(error: CallError | NoEndpoint) -> Refusal:
     status = own_status(error)
     if status is None or isinstance(error, NoEndpoint):
         return refusal_of(error)
-    return Refusal(read_error(error.body).message, status=status, headers=stated_wait(error))
+    return Refusal(read_error(error.body).message, status=status, headers=retry_headers(error))

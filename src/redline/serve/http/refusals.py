@@ -123,8 +123,13 @@ def own_status(error: CallError | NoEndpoint) -> int | None:
     return error.status if error.status is not None and error.status >= 400 else None
 
 
-def stated_wait(error: CallError) -> dict[str, str]:
-    """The header Retry-After of an answer with the endpoint's own status, if it stated a time."""
+def retry_headers(error: CallError) -> dict[str, str]:
+    """The headers about a retry of an answer with the endpoint's own status.
+
+    Retry-After if the endpoint stated a time; for a final failure, that asking again is of no use.
+    """
+    if isinstance(error, Final):
+        return {"x-should-retry": "false"}
     if isinstance(error, Retryable) and error.retry_after_s:
         return {"retry-after": str(math.ceil(error.retry_after_s))}
     return {}

@@ -9,15 +9,15 @@ from functools import lru_cache, partial
 
 import msgspec
 
-from redline.apis import EventParser, is_usage_event, responses
+from redline.apis import EventParser, chat, completions, is_usage_event, responses
 from redline.calls import Backend, Call, Chunk, Outcome, Outlet, Request, Sink
-from redline.calls.tokens import NOT_JSON, BodyFacts, facts_of, keep_facts
+from redline.calls.tokens import NOT_JSON, TRUE, BodyFacts, facts_of, keep_facts
 from redline.errors import CallError, NoEndpoint
 from redline.httpserver import JSON, TEXT, Exchange, header_lines
 from redline.serve.http.door import Door, Page
 from redline.serve.http.event_stream import AT_ONCE, ClientStream
 from redline.serve.http.messages import Send, answer_messages
-from redline.serve.http.refusals import Refusal, own_status, refusal_of, stated_wait
+from redline.serve.http.refusals import Refusal, own_status, refusal_of, retry_headers
 from redline.serve.http.replies import CACHED
 from redline.serve.http.requests import MESSAGES_CALLS, Bounds, not_json
 from redline.serve.http.routes import Routes
@@ -25,6 +25,8 @@ from redline.serve.http.routes import Routes
 _ID_LINE = b"x-request-id: %b\r\n"
 # The event with the usage, which the endpoint asks for to settle its limits, has no choices.
 _NO_CHOICES = re.compile(rb'"choices"\s*:\s*\[\s*\]')
+# The paths whose streams have their usage only if they are asked for it.
+_ASKED_FOR_USAGE = frozenset({chat.API.path, completions.API.path})
 
 
 class Relay(Door):
@@ -103,8 +105,8 @@ class Relay(Door):
 class Passed(ClientStream):
     """Forwards the bytes of a stream to the client of an exchange.
 
-    has_usage: the client itself states whether it wants the event with the usage. request_id: for
-    an answer without one of its endpoint's; empty for none.
+    has_usage: the client itself asks for the event with the usage. request_id: for an answer
+    without one of its endpoint's; empty for none.
     """
 
     relays = True
@@ -149,9 +151,12 @@ async def pass_on(
             "`background`, or ask for a stream.",
             param="background",
         )
+    has_usage = False
+    if facts.stream and exchange.path in _ASKED_FOR_USAGE:
+        raw, has_usage = _with_usage(raw, facts)
     request = Request.read(raw, exchange.path, facts.model)
     keep_facts(request, facts)
-    stream = Passed(exchange, has_usage=facts.stream_options is not None, request_id=request_id)
+    stream = Passed(exchange, has_usage=has_usage, request_id=request_id)
     try:
         outcome = await send(request, stream if facts.stream else None)
         await _pass_back(exchange, outcome, stream)
@@ -159,6 +164,20 @@ async def pass_on(
         if not stream.has_begun:
             raise
         await stream.fail(refusal)
+
+
+def _with_usage(raw: bytes, facts: BodyFacts) -> tuple[bytes, bool]:
+    """The body of a stream, which asks for the usage, and whether it did so itself.
+
+    Limits are settled by the usage, so no client may do without. facts: changed as the body is.
+    """
+    options = facts.stream_options if isinstance(facts.stream_options, dict) else {}
+    stated = options.get("include_usage")
+    if stated is True:
+        return raw, True
+    facts.stream_options = {**options, "include_usage": True}
+    changed = Request(raw=raw).with_fields(stream_options=facts.stream_options)
+    return changed.raw or raw, str(stated).lower() in TRUE
 
 
 async def _pass_back(exchange: Exchange, outcome: Outcome, stream: Passed) -> None:
@@ -200,7 +219,7 @@ def _refuse(exchange: Exchange, error: CallError | NoEndpoint, stream: Passed) -
     status = own_status(error)
     if stream.has_begun or status is None or isinstance(error, NoEndpoint):
         raise refusal_of(error)
-    headers = stated_wait(error)
+    headers = retry_headers(error)
     if stream.request_id:
         headers["x-request-id"] = stream.request_id
     fields = JSON if error.body[:1] in b"{[" else TEXT

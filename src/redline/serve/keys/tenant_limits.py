@@ -33,6 +33,9 @@ _RECENT_CALLS = 8
 _FIRST_CALL_S = 1.0
 # Lines of batches leave this part of each rate and of the concurrency free, and at least 1.
 _SPARED_PART = 10
+# Above any number of tokens and of picodollars.
+_NO_LIMIT = 2**63
+_OVER_LIMIT = "over_limit"
 
 
 class Refused(msgspec.Struct, frozen=True):
@@ -44,6 +47,11 @@ class Refused(msgspec.Struct, frozen=True):
     what: str
     retry_after_s: float
     code: str = "rate_limit_exceeded"
+
+    @property
+    def is_too_large(self) -> bool:
+        """The call is larger than a limit itself."""
+        return self.code == _OVER_LIMIT
 
     def refusal(self) -> Refusal:
         """The response: 429 and Retry-After, or 400 if asking again is of no use."""
@@ -137,6 +145,12 @@ class TenantLimits:
         self.reshape(settings)
 
     @property
+    def most(self) -> tuple[int, int]:
+        """The tokens and the picodollars of the largest call that they could grant."""
+        tokens = min((window.rate.count for window in self.of_tokens), default=_NO_LIMIT)
+        return tokens, _NO_LIMIT if self._allowance is None else self._allowance
+
+    @property
     def in_flight(self) -> int:
         """Calls that have started and not ended."""
         return self.flights.count
@@ -223,7 +237,7 @@ class TenantLimits:
                 yield self._because(
                     f"the call may use {amount:,} {kind}, more than its limit of {limit} grants",
                     wait_s,
-                    "over_limit",
+                    _OVER_LIMIT,
                 )
             elif wait_s > 0:
                 yield self._because(f"it has reached its limit of {limit}", wait_s)
@@ -239,7 +253,7 @@ class TenantLimits:
         elif picodollars > allowance:
             cost = dollars_text(picodollars)
             what = f"the call may cost {cost}, more than its limit of {limit} grants"
-            yield self._because(what, math.inf, "over_limit")
+            yield self._because(what, math.inf, _OVER_LIMIT)
         elif money.spent + money.others + picodollars <= allowance:
             what = f"its calls in flight may cost all that is left of its limit of {limit}"
             yield self._because(what, self._call_s / max(1, self.in_flight))
