@@ -32,9 +32,18 @@ Cli = Callable[..., Any]
 
 
 def timeline(
-    output: Output, *, begun: float, end: RunEnd | None = None, slept_s: float = 0.0, **facts: Any
+    output: Output,
+    *,
+    begun: float,
+    end: RunEnd | None = None,
+    slept_s: float = 0.0,
+    in_flight: tuple[int, int] = (3, 16),
+    **facts: Any,
 ) -> None:
-    """A run of ten seconds that was bound by a limit. slept_s: of the machine, during the run."""
+    """A run of ten seconds that was bound by a limit.
+
+    slept_s: of the machine, during the run. in_flight: calls, and the most of them.
+    """
     output.state_path.mkdir(exist_ok=True)
     file = TimelineFile(output.state_path / "timeline.jsonl")
     file.begin(RunFacts(v=TIMELINE_VERSION, at=begun, pid=2**22 + 1, host="h", **facts))
@@ -47,8 +56,8 @@ def timeline(
             done=20,
             failed=int(second == 4),
             output_tokens=60,
-            in_flight=3.0,
-            slots=16.0,
+            in_flight=float(in_flight[0]),
+            slots=float(in_flight[1]),
             waiting=13.0,
             held={"limit": 10},
             limits=(LimitUse("1,200 requests/min", 10, 200, 1200, 60.0),),
@@ -93,6 +102,15 @@ def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> N
     assert (found["state"], found["left"], found["binding"]["cause"]) == ("running", 799, "limit")
     assert found["errors"] == {"server_failed": 1}
     assert found["rows_per_s"] == pytest.approx(20.1)
+
+
+@pytest.mark.parametrize(("calls", "words"), [(0, "0 calls in flight"), (1, "1 call in flight")])
+def test_calls_in_flight_are_shown_without_a_bound(cli: Cli, calls: int, words: str) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 10, in_flight=(calls, 0))
+    with OutputLock(output):
+        told = cli("status", "out.jsonl")
+    assert told.out.splitlines()[2].startswith(f"speed    20.1 rows/s, 60.0 tokens/s, {words}, ETA")
 
 
 @pytest.mark.parametrize(

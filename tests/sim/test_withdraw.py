@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redline.calls import Call, Endpoint, HttpBackend, Request, Retry
+from redline.calls import Call, Chunk, Endpoint, HttpBackend, Request, Retry, Sink
 from redline.errors import Withdrawn
 from redline.limits import Limits
 from redline.testing import VirtualClock, virtual_run
@@ -30,10 +30,12 @@ async def late(seen: Seen, writer: asyncio.StreamWriter) -> None:
     writer.write(answer(chat("yes")))
 
 
-def backend_of(server: RawServer, *, on_room: Any = None, **limits: Any) -> HttpBackend:
+def backend_of(
+    server: RawServer, *, on_room: Any = None, attempts: Attempts | None = None, **limits: Any
+) -> HttpBackend:
     return HttpBackend(
         Endpoint(base_url=server.base_url, limits=Limits(profile="fixed", **limits), proxy=""),
-        attempts=Attempts(),
+        attempts=attempts,
         on_room=on_room,
         clock=VirtualClock(asyncio.get_running_loop()),
     )
@@ -153,6 +155,53 @@ def test_a_call_that_was_written_or_is_not_here_is_not_touched() -> None:
             await asyncio.sleep(LATENCY_S / 2)
             assert len(server.seen) == 1
             assert not backend.withdraw(call)
+            assert (await task).is_success
+            assert not backend.withdraw(call)
+            await backend.aclose()
+
+    run(main())
+
+
+class Ignores(Sink):
+    async def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        pass
+
+    async def put(self, chunk: Chunk) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cause", ["refused", "broken"])
+def test_a_call_that_waits_to_be_written_again_is_withdrawn(cause: str) -> None:
+    async def write(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if b"stream_options" in seen.body:
+            writer.write(answer({"message": 'unknown field "stream_options"'}, status=400))
+        elif len(server.seen) == 2 and cause == "broken":
+            writer.close()
+        else:
+            writer.write(answer(chat("yes")))
+
+    server = RawServer(write)
+
+    async def main() -> None:
+        async with server:
+            attempts, call = Attempts(), Call()
+            backend = backend_of(server, attempts=attempts, requests="2/20s")
+            retry, idle = Retry(backend), backend.load(now_s())
+            assert (await retry.send(ask(1), Call())).is_success
+            sink = Ignores() if cause == "refused" else None
+            task = asyncio.create_task(backend.send(ask(2), call, sink))
+            await asyncio.sleep(1)
+            assert (len(server.seen), call.requests) == (2, 1)
+            assert backend.withdraw(call)
+            began_s = now_s()
+            assert isinstance((await task).error, Withdrawn)
+            assert (now_s(), call.sent_s) == (began_s, None)
+            assert_nothing_held(backend, idle)
+            kind = "rejected" if cause == "refused" else "disconnected"
+            assert (attempts.in_flight, attempts.errors) == (0, {kind: 1})
+            # One that is on the wire again is not touched.
+            task = asyncio.create_task(backend.send(ask(3), call))
+            await asyncio.sleep(0)
             assert (await task).is_success
             assert not backend.withdraw(call)
             await backend.aclose()

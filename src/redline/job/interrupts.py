@@ -16,7 +16,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
-from redline.job.work import Runner, Unblocked
+from redline.job.work import Runner
+from redline.process import Unblocked
 
 # After a second interrupt: when a loop that has not had a turn is taken to be blocked, and when
 # whatever is left is given up.

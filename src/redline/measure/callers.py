@@ -15,7 +15,7 @@ from redline.apis import api_of, read_usage
 from redline.calls import Backend, Call, Chunk, Client, Outcome, Reply, Request, Sink
 from redline.clock import SYSTEM, Clock
 from redline.errors import CallError, ConfigError, RateLimited, RedlineError
-from redline.process import DaemonThreads, counted
+from redline.process import DaemonThreads, RaisedStop, counted
 from redline.waist import is_backend
 
 # The least pause of a user after a failure, and after a 429.
@@ -165,7 +165,8 @@ class FunctionCaller:
 
     A function of lists returns one of the same length. A coroutine function is awaited, an async
     generator's items are the pieces of a streamed answer, and a plain function runs in one of
-    `threads` threads. Raises ConfigError for a plain generator.
+    `threads` threads, and may return an awaitable or an async generator. Raises ConfigError for a
+    plain generator.
     """
 
     def __init__(
@@ -186,20 +187,18 @@ class FunctionCaller:
         if isinstance(function, partial):
             method = function.func
         if inspect.isgeneratorfunction(method):
-            raise ConfigError(
-                f"{self.label} is a generator, which would be called and never run",
-                hint="make it an async generator, or return the whole answer",
-            )
-        self._is_generator = inspect.isasyncgenfunction(method)
+            raise _never_run(f"{self.label} is a generator")
         self._threads: Executor | None = None
-        if not (self._is_generator or inspect.iscoroutinefunction(method)):
+        if not (inspect.isasyncgenfunction(method) or inspect.iscoroutinefunction(method)):
             self._threads = DaemonThreads(threads, "redline-measured")
 
     async def ask(self, requests: Sequence[Any]) -> Answer:
         given = list(requests) if self._is_of_lists else requests[0]
         answer = Answer(weight=len(requests), sent_s=self._clock.now_s())
+        result = None
         try:
-            _read(answer, await self._result(given, answer), is_of_lists=self._is_of_lists)
+            result = await self._result(given, answer)
+            _read(answer, result, is_of_lists=self._is_of_lists)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -209,15 +208,13 @@ class FunctionCaller:
         except Exception as error:
             # The row boundary: whatever the function raises is this call's failure.
             _fail(answer, error)
+        if inspect.isgenerator(result):
+            raise _never_run(f"{self.label} returns a generator")
         # A function that never waits would otherwise block all other calls.
         await asyncio.sleep(0)
         return answer
 
     async def _result(self, given: Any, answer: Answer) -> Any:
-        if self._is_generator:
-            async for _ in self._function(given):
-                answer.texts_s.append(self._clock.now_s())
-            return None
         if self._threads is not None:
             loop = asyncio.get_running_loop()
             result = await loop.run_in_executor(self._threads, self._function, given)
@@ -225,6 +222,10 @@ class FunctionCaller:
             result = self._function(given)
         while isinstance(result, Awaitable):
             result = await result
+        if inspect.isasyncgen(result):
+            async for _ in result:
+                answer.texts_s.append(self._clock.now_s())
+            return None
         return result
 
     def pause_s(self, answer: Answer, now_s: float) -> float:
@@ -236,10 +237,19 @@ class FunctionCaller:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def _never_run(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what}, which would be called and never run",
+        hint="make it an async generator, or return the whole answer",
+    )
+
+
 def _fail(answer: Answer, error: BaseException) -> None:
     if isinstance(error, CallError):
         answer.error, answer.kind, answer.example = error, error.kind, str(error)
         return
+    if isinstance(error, RaisedStop):
+        error = error.__cause__ or error
     answer.kind = type(error).__name__
     answer.example = f"{answer.kind}: {error}" if str(error) else answer.kind
 

@@ -79,6 +79,8 @@ class Flow:
 
 def rate(flow: Flow, begin_s: float, end_s: float, call_s: float = 0.0) -> Rate:
     """Returns the rate from begin_s to end_s, rounded to slices. call_s: a call's mean duration."""
+    # Time after the latest call counts, up to the end of the window.
+    flow.add(end_s, end_s, 0.0)
     slices, width_s = flow.slices(), flow.width_s
     first = min(round(begin_s / width_s), len(slices) - 1)
     cut = slices[first : max(first + 1, math.ceil(end_s / width_s))]

@@ -179,7 +179,9 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     facts: of the new run. None if nothing has changed, or if the run uses another model.
     """
     seen = [run for run in earlier if run.windows]
-    if not seen:
+    # Slots and limits at the end of a run are not always its settings: its endpoint may have been
+    # down, and headers may have lowered a limit.
+    if not seen or _stated(seen[-1].facts) == _stated(facts):
         return None
     before, last = seen[-1], seen[-1].windows[-1]
     was = setting_of(last.slots, last.limits, len(before.facts.endpoints))
@@ -190,6 +192,10 @@ def expected(earlier: Sequence[RunHistory], to: Setting, facts: RunFacts) -> Pre
     if isinstance(known, str):
         return Prediction(change=change, before_per_s=0.0, unknown=known)
     return _predicted(known, to, change)
+
+
+def _stated(facts: RunFacts) -> tuple[object, ...]:
+    return facts.slots, facts.limits, facts.endpoints
 
 
 def _changes(was: Setting, to: Setting) -> Iterator[str]:

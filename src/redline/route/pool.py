@@ -603,7 +603,8 @@ class Pool:
         if isinstance(error, OverLimit):
             return not self._fits_elsewhere(member, error, request, call, now_s)
         if isinstance(error, Refused | Unpaid):
-            call.refused += 1
+            # A proxy may have refused it before it was written.
+            call.refused += bool(outcome.tried) and outcome.tried[-1].was_sent
             self._lose(member, error)
             return not self._is_elsewhere(member, call.barred, now_s)
         if isinstance(error, NoEndpoint | Retryable):

@@ -60,6 +60,8 @@ class FileBlocks(Blocks):
     def __init__(self, path: Path | None, *, begins_at: int | None = None) -> None:
         self.path: PurePath | None = path
         self.name = "stdin" if path is None else str(path)
+        # The program may change its working folder while the file is read.
+        self._place = None if path is None else os.path.abspath(path)
         self._fd = -1
         self._is_closed = False
         self._begins_at = begins_at
@@ -75,7 +77,7 @@ class FileBlocks(Blocks):
 
     def open(self) -> None:
         """Raises ConfigError if it cannot be opened."""
-        fd, info = opened_fd(self.path)
+        fd, info = opened_fd(self._place, self.name)
         with self._lock:
             if self._is_closed and self.path is not None:
                 os.close(fd)
@@ -133,7 +135,7 @@ class FileBlocks(Blocks):
         if os.fstat(self._fd).st_size < seen.st_size:
             raise self._changed("was cut")
         try:
-            named = os.stat(self.path) if self.path is not None else seen
+            named = os.stat(self._place) if self._place is not None else seen
         except OSError:
             return
         if not os.path.samestat(named, seen):
@@ -183,12 +185,11 @@ def share_of(done: int, total: int | None) -> float | None:
     return min(1.0, done / total) if total else 1.0
 
 
-def opened_fd(path: PurePath | None) -> tuple[int, os.stat_result]:
+def opened_fd(path: str | None, name: str) -> tuple[int, os.stat_result]:
     """A descriptor of the file, or of stdin if that is None, and its metadata.
 
-    Raises ConfigError if it cannot be opened.
+    name: for messages. Raises ConfigError if it cannot be opened.
     """
-    name = "stdin" if path is None else str(path)
     try:
         if path is None:
             fd = sys.stdin.fileno()

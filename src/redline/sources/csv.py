@@ -224,7 +224,7 @@ class CsvRows(StreamRows):
         if self._is_tsv:
             fields = next(self._reader)
             if any(field.startswith('"') for field in fields):
-                return self._quoted(feed, columns) or fields
+                return self._quoted(feed, columns, is_row=len(fields) == columns) or fields
             return fields
         try:
             return next(self._reader)
@@ -248,16 +248,18 @@ class CsvRows(StreamRows):
         # csv.reader requests another line within one record only inside a quoted field.
         return [] if next(lines, None) is None else fields
 
-    def _quoted(self, feed: _Feed, columns: int | None) -> list[str] | None:
+    def _quoted(self, feed: _Feed, columns: int | None, *, is_row: bool) -> list[str] | None:
         """The TSV record read with the quotes of CSV; None if they are not meant as such.
 
-        It may continue over lines that are not rows by themselves.
+        is_row: its first line is a row by itself. It may continue over lines that are not, and end
+        with one that looks like a row: the end of a quoted first field has all other fields.
         """
 
         def lines() -> Iterator[str]:
             yield from feed.texts
             for line in feed:
-                if columns is None or line.count(self._delimiter) + 1 == columns:
+                looks_like_row = line.count(self._delimiter) + 1 == columns
+                if columns is None or (looks_like_row and (is_row or '"' not in line)):
                     return
                 yield line
 

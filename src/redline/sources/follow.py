@@ -46,9 +46,11 @@ class FollowedFile(Blocks):
     def __init__(self, path: Path) -> None:
         self.path: PurePath | None = path
         self.name = str(path)
+        # The program may change its working folder while the file is followed.
+        self._place = os.path.abspath(path)
         self._closing = threading.Event()
         self._lock = threading.RLock()
-        self._fd = opened_fd(path)[0]
+        self._fd = opened_fd(self._place, self.name)[0]
         # The first `open` finds it open.
         self._is_begun = False
         # Later files of that name, in order; kept open, so that they can be read later.
@@ -70,7 +72,10 @@ class FollowedFile(Blocks):
                 self._is_begun = True
                 return
             self._let_go()
-            fd = self._next_fds.popleft() if self._next_fds else opened_fd(self.path)[0]
+            if self._next_fds:
+                fd = self._next_fds.popleft()
+            else:
+                fd = opened_fd(self._place, self.name)[0]
             if self.is_closed:
                 os.close(fd)
                 return
@@ -172,18 +177,17 @@ class FollowedFile(Blocks):
 
         Before that, looks whether an open file has become shorter.
         """
-        assert self.path is not None
         with self._lock:
             if self._fd < 0 or self.is_closed:
                 return
             try:
                 self._look_at_sizes()
-                found = os.stat(self.path)
+                found = os.stat(self._place)
                 self._has_name = os.path.samestat(found, os.fstat(self._fd))
                 last = self._next_fds[-1] if self._next_fds else self._fd
                 if self._has_name or os.path.samestat(found, os.fstat(last)):
                     return
-                fd, found = opened_fd(self.path)
+                fd, found = opened_fd(self._place, self.name)
             except (ConfigError, OSError):
                 # The name does not exist now, or the file may not be read yet.
                 return

@@ -377,7 +377,7 @@ class Member(Backend, Protocol):
         """Withdraws a call that waits: for a slot, a place ahead, a connection or its grant.
 
         call: None for all that wait. Returns the number of withdrawn calls: their outcomes will be
-        `Withdrawn`, their requests are not written, and what they held is free again. A call that
-        has been written, or is about to be in this turn of the loop without having waited, or is
-        not here, is unaffected.
+        `Withdrawn`, their requests are not written, or not again, and what they held is free again.
+        A call that has been written and does not wait to be written again, or is about to be
+        written in this turn of the loop without having waited, or is not here, is unaffected.
         """

@@ -112,6 +112,18 @@ def test_no_line_is_too_wide_and_there_are_few(width: int, changes: dict[str, An
     assert len(found) == len(fixed) or "notices" in changes
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_notice_is_shown_whole(width: int) -> None:
+    notice = f"endpoint a is out: {'您的账户余额不足请前往控制台充值后再试' * 5}; 1 of 2 left"
+    shown = lines(width, notices={"outage": notice})[6:]
+    assert "".join(shown).replace(" ", "") == notice.replace(" ", "")
+    assert all(cells(line) <= width for line in shown)
+    # Words stay whole.
+    assert lines(60, notices={"a": "word " * 30})[6:] == [("word " * 12).strip()] * 2 + [
+        ("word " * 6).strip()
+    ]
+
+
 def test_fields_stay_where_they_are_while_numbers_grow() -> None:
     ends = set[tuple[int, ...]]()
     for done in (0, 9, 87, 999, 8_412, 19_999):
@@ -178,3 +190,6 @@ def test_a_terminal_without_unicode_gets_ascii() -> None:
     found = [text_of(line) for line in screen(USUAL, "données.jsonl", 80, is_plain=True)]
     assert all(line.isascii() for line in found)
     assert "###" in found[0]
+    marked = msgspec.structs.replace(USUAL, last_error="e\u0301" * 200, notices={"a": "語" * 99})
+    found = [text_of(line) for line in screen(marked, "e\u0301" * 40, 80, is_plain=True)]
+    assert all(line.isascii() and len(line) <= 80 for line in found)

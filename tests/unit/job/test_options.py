@@ -157,7 +157,7 @@ def test_a_list_of_one_endpoint_is_bounded_like_any_list(
     [
         (["http://a.example/v1", "sim"], {}, "sim is started for one run"),
         ([], {}, "endpoint is an empty list"),
-        ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int: 3"),
+        ([3], {}, "endpoint must be a list of URLs and Endpoints, not of int"),
         (["http://a.example/v1", "http://a.example/v1"], {}, "two endpoints are named a.example"),
         (
             [endpoint(name="a"), endpoint(name="b")],
@@ -281,7 +281,22 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
         ("limit", True, "limit must be int, not bool: True"),
         ("strict", 1, "strict must be bool, not int: 1"),
         ("prompt", 5, "prompt must be str, not int: 5"),
-        ("limits", 5, "limits must be Limits, not int: 5"),
+        ("limits", {"share": "redis://:pw@h"}, "limits must be Limits, not dict"),
+        ("api_key", ("sk-1",), "api_key must be str, not tuple"),
+        ("headers", [("Authorization", "sk-1")], "headers must be Mapping, not list"),
+        ("proxy", b"http://u:pw@h", "proxy must be str, not bytes"),
+        ("alerts", "https://h/secret", "alerts must be Mapping, not str"),
+        ("otel", "http://u:pw@h", "otel must be Mapping, not str"),
+        (
+            "endpoint",
+            {"base_url": "http://h/v1", "api_key": "sk-1"},
+            "endpoint must be Endpoint or str or Embedded or Sequence, not dict",
+        ),
+        (
+            "endpoint",
+            [{"base_url": "http://h/v1", "api_key": "sk-1"}],
+            "endpoint must be a list of URLs and Endpoints, not of dict",
+        ),
         ("rpm", float("inf"), "rpm must be a finite number, not inf"),
         ("output_path", 3, "output_path must be str, not int: 3"),
         ("fail_on", {1: (2,)}, "fail_on must be texts, not dict: {1: (2,)}"),

@@ -36,6 +36,14 @@ def test_waves_of_calls_have_one_rate_in_any_window() -> None:
         assert found.error == pytest.approx(0.0, abs=0.3)
 
 
+def test_a_window_that_ends_after_the_last_call_counts_whole() -> None:
+    flow = Flow()
+    for number in range(30):
+        flow.add(number / 100, number / 100 + 0.01, 1)
+    assert rate(flow, 0.0, 3.0).per_s == pytest.approx(10.0, rel=0.01)
+    assert rate(flow, 1.0, 3.0).per_s == pytest.approx(0.0, abs=1e-6)
+
+
 def test_a_window_of_few_calls_has_no_interval() -> None:
     flow = Flow()
     for number in range(4):

@@ -7,7 +7,7 @@ import functools
 import math
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -37,6 +37,10 @@ def plain(row: Any) -> Any:
 async def generator(row: Any) -> AsyncIterator[str]:
     for word in ("a", "b", "c"):
         yield word
+
+
+def plain_generator(row: Any) -> Iterator[str]:
+    yield "a"
 
 
 class Handler:
@@ -76,10 +80,29 @@ def test_a_function_of_any_kind_answers_and_its_usage_is_read(handler: Any) -> N
     assert (answer.kind, answer.input_tokens, answer.output_tokens) == ("", 3, 5)
 
 
-def test_the_items_of_an_async_generator_are_the_pieces_of_a_stream() -> None:
-    answer = asked(generator)
+def returns_a_stream(row: Any) -> AsyncIterator[str]:
+    return generator(row)
+
+
+async def begins_a_stream(row: Any) -> AsyncIterator[str]:
+    return generator(row)
+
+
+@pytest.mark.parametrize("handler", [generator, returns_a_stream, begins_a_stream])
+def test_the_items_of_an_async_generator_are_the_pieces_of_a_stream(handler: Any) -> None:
+    answer = asked(handler)
     assert len(answer.texts_s) == 3
     assert answer.output_tokens is None
+
+
+def returns_a_generator(row: Any) -> Iterator[str]:
+    return plain_generator(row)
+
+
+@pytest.mark.parametrize("handler", [plain_generator, returns_a_generator])
+def test_a_generator_that_would_never_run_is_refused(handler: Any) -> None:
+    with pytest.raises(ConfigError, match="never run"):
+        redline.ThroughputMetrics.measure(handler, ["a"], limit=4)
 
 
 def test_a_function_of_lists_gets_lists() -> None:
@@ -91,6 +114,7 @@ def test_a_function_of_lists_gets_lists() -> None:
 
 def test_what_a_function_raises_is_a_failure_by_its_type() -> None:
     assert asked(raises).example == "ValueError: no number in it"
+    assert asked(lambda row: next(iter(()))).kind == "StopIteration"
     answer = asked(raises_rate_limited)
     assert (answer.kind, answer.example) == ("rate_limited", "slow down")
 

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from redline.observe import (
@@ -76,9 +77,14 @@ def slots(n: float, **limits: int) -> Setting:
 
 
 def expect(runs: list[RunHistory], to: Setting) -> Prediction:
-    found = expected(runs, to, FACTS)
+    found = expected(runs, to, stated(to))
     assert found is not None
     return found
+
+
+def stated(setting: Setting) -> RunFacts:
+    limits = tuple(f"{count} {name}" for name, count in setting.limits.items())
+    return msgspec.structs.replace(FACTS, slots=int(setting.slots), limits=limits)
 
 
 def test_answers_that_grew_in_proportion_go_on_to() -> None:
@@ -159,10 +165,22 @@ def test_attempts_that_an_interruption_ended_are_no_failures() -> None:
 
 def test_nothing_is_predicted_where_nothing_has_changed_or_all_has() -> None:
     runs = [run(proportional, n) for n in (4, 8, 16)]
-    assert expected(runs, slots(16), FACTS) is None
+    assert expected(runs, slots(16), stated(slots(16))) is None
     assert expected([], slots(16), FACTS) is None
-    other = RunFacts(v=1, at=0.0, model="another", endpoints=("a",))
+    other = RunFacts(v=1, at=0.0, model="another", endpoints=("a",), slots=32)
     assert expected(runs, slots(32), other) is None
+
+
+def test_what_changes_by_itself_during_a_run_is_no_change_of_settings() -> None:
+    same = slots(16, requests=40)
+    found = run(proportional, 16, rps=20)
+    found.facts = stated(same)
+    # Headers have lowered the limit; at its end, the endpoint was down.
+    assert expected([found], same, stated(same)) is None
+    last = msgspec.structs.replace(found.windows[-1], slots=0.0, in_flight=0.0, held={"down": 10})
+    found.windows[-1] = last
+    assert expected([found], same, stated(same)) is None
+    assert expected([found], slots(16, requests=80), stated(slots(16, requests=80)))
 
 
 def test_intervals_hold_as_often_as_they_say_for_laws_of_any_bend() -> None:
@@ -222,7 +240,5 @@ def test_a_run_without_a_bound_on_its_calls_has_predictions() -> None:
     assert [one.change for one in found] == ["another endpoint"]
     limited = expect([unbound], slots(8))
     assert limited.change == "any number of -> 8 calls in flight"
-    again = expected([run(proportional, 16, rps=200, held={"memory": 10}, slots=0.0)],
-                     slots(0, requests=400), FACTS)  # fmt: skip
-    assert again is not None
-    assert again.holds(80)
+    ready = run(proportional, 16, rps=200, held={"memory": 10}, slots=0.0)
+    assert expect([ready], slots(0, requests=400)).holds(80)

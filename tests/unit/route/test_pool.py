@@ -298,6 +298,33 @@ def test_a_key_that_is_refused_in_mid_run_loses_no_row() -> None:
     virtual_run(main())
 
 
+class BehindProxy(ModelServer):
+    """Its proxy refuses the connection, so that nothing is written."""
+
+    async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
+        outcome = await super().send(request, call, sink)
+        outcome.tried = tuple(structs.replace(each, sent_s=None) for each in outcome.tried)
+        return outcome
+
+
+@pytest.mark.parametrize(("kind", "refused"), [(ModelServer, 1), (BehindProxy, 0)])
+def test_what_was_refused_costs_nothing_if_it_was_written(
+    kind: type[ModelServer], refused: int
+) -> None:
+    async def main() -> None:
+        error = Refused("HTTP 407", status=407)
+        bad = kind("bad", slots=1, bound=1, fails=lambda _, n: error)
+        pool = pool_of([bad, ModelServer("good", slots=1, bound=1)])
+        calls = [Call(), Call()]
+        request = Request(body={"work": 0.1})
+        outcomes = await asyncio.gather(*(pool.send(request, call) for call in calls))
+        assert all(outcome.is_success for outcome in outcomes)
+        assert bad.calls == 1
+        assert sum(call.refused for call in calls) == refused
+
+    virtual_run(main())
+
+
 def test_the_last_key_that_is_refused_ends_all_calls() -> None:
     async def main() -> None:
         refused = Refused("HTTP 401", status=401)

@@ -101,6 +101,22 @@ class TestCsv:
         packed = gzip.compress(b"a\tb\n1\tx,y\n")
         assert rows_in(tmp_path, packed, "in.tsv.gz")[0].data == {"a": "1", "b": "x,y"}
 
+    def test_a_quoted_first_field_of_tsv_may_have_several_lines(self, tmp_path: Path) -> None:
+        content = b'a\tb\n"two\nlines"\tx\n"c\nd"\t"e\nf"\n"7" cut\n3\ty\n"5\n4\t"z"\n'
+        rows = rows_in(tmp_path, content, "in.tsv")
+        # A line that is a row and has no quote is part of no other row.
+        assert [(r.line, r.data) for r in rows] == [
+            (2, {"a": "two\nlines", "b": "x"}),
+            (4, {"a": "c\nd", "b": "e\nf"}),
+            (7, None),
+            (8, {"a": "3", "b": "y"}),
+            (9, None),
+            (10, {"a": "4", "b": "z"}),
+        ]
+        counts = row_counts(tmp_path / "in.tsv")
+        assert counts is not None
+        assert sum(counts) == 6
+
     @pytest.mark.parametrize("chunk_bytes", [1, 3, 50, 1000])
     def test_rows_do_not_depend_on_how_the_bytes_arrive(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_bytes: int

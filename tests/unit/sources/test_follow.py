@@ -73,6 +73,24 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTLED_S", 0.1)
 
 
+def test_the_working_folder_may_change_while_it_is_followed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = path.parent / "other"
+    other.mkdir()
+    (other / path.name).write_text('{"n": "wrong"}\n')
+    monkeypatch.chdir(path.parent)
+    reader = Reader(open_source(path.name, is_followed=True))
+    monkeypatch.chdir(other)
+    time.sleep(2 * module.SETTLED_S)
+    append(path, '{"n": 1}\n')
+    path.rename(path.with_name("old"))
+    path.write_text('{"n": 2}\n')
+    found = [reader.next(), reader.next()]
+    reader.close()
+    assert [row.data for row in found if isinstance(row, Row)] == [{"n": 1}, {"n": 2}]
+
+
 def test_a_torn_line_is_no_row_until_it_is_whole(path: Path) -> None:
     path.write_text('{"n": 1}\n{"n": 2}')
     reader = Reader(open_source(path, is_followed=True))

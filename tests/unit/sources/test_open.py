@@ -317,6 +317,23 @@ class TestAsyncIterables:
         asyncio.run(main())
 
 
+def test_a_file_stays_the_same_when_the_working_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in (("first", 1), ("second", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.jsonl").write_bytes(b'{"a":%d}\n' % number * 1000)
+    monkeypatch.chdir(tmp_path / "first")
+    source = open_source("a.jsonl")
+    assert source.name == "a.jsonl"
+    batches = source.batches()
+    found = list(next(batches))
+    monkeypatch.chdir(tmp_path / "second")
+    for batch in batches:
+        found += batch
+    assert [row.data for row in found] == [{"a": 1}] * 1000
+
+
 def test_a_source_may_be_pulled_from_changing_threads(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"a":1}\n' * 1000)

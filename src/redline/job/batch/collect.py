@@ -85,22 +85,31 @@ class Collector:
         return not self._world.job.retry_failed and journal.failed.matches(key, mark)
 
     async def collect(
-        self, part: Part, batch: Batch, reader: PartReader, *, may_wait: bool
+        self,
+        part: Part,
+        batch: Batch,
+        reader: PartReader,
+        in_time: asyncio.Timeout,
+        *,
+        may_wait: bool,
     ) -> Rest | None:
         """Saves the answers of the batch, and returns its rows without an outcome.
 
         None if it has answers that are not visible yet, or the provider does not answer at present;
-        raises its last error if it has not for an hour. may_wait: if False, invisible answers are
-        treated as missing.
+        raises its last error if it has not for an hour. in_time: of the downloads. may_wait: if
+        False, invisible answers are treated as missing.
         """
         paths = []
         results_paths = self._ledger.results_paths(part.number)
         try:
-            for path, file_id in zip(results_paths, batch.files, strict=False):
-                if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
-                    paths.append(path)
-                elif may_wait:
-                    return None
+            async with in_time:
+                for path, file_id in zip(results_paths, batch.files, strict=False):
+                    if await self._has_fetched(batch, file_id, path, may_wait=may_wait):
+                        paths.append(path)
+                    elif may_wait:
+                        return None
+        except TimeoutError:
+            return None
         except (Retryable, NoEndpoint):
             # No line has been read yet, so all of this can be done again.
             if part.is_silent(SYSTEM.now_s()):

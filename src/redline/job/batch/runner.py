@@ -25,7 +25,14 @@ from redline.apis import Batch
 from redline.calls.client import BatchApi
 from redline.calls.cost import NOTHING
 from redline.clock import SYSTEM
-from redline.errors import ConfigError, NoEndpoint, RedlineError, Rejected, Retryable
+from redline.errors import (
+    ConfigError,
+    NoEndpoint,
+    RateLimited,
+    RedlineError,
+    Rejected,
+    Retryable,
+)
 from redline.job.batch.collect import Collector, Rest
 from redline.job.batch.fill import Filler
 from redline.job.batch.ledger import DamagedLedger, Ledger, Note, Part
@@ -160,18 +167,44 @@ class BatchRunner:
             is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
             if is_due and not self._is_full and not self._is_late():
                 try:
-                    await self._store.submit(part)
-                except (Retryable, NoEndpoint):
-                    now_s = SYSTEM.now_s()
-                    if not self._is_known or part.is_silent(now_s):
-                        raise
-                    # Later it continues after the last noted step, as after a death: a batch that
-                    # may exist is looked for first.
-                    part.due_s = now_s + MOST_LOOK_S
+                    async with self._in_time():
+                        await self._store.submit(part)
+                except TimeoutError:
+                    return
+                except (Retryable, NoEndpoint) as error:
+                    self._send_later(part, error)
                     return
                 part.begin_polls(SYSTEM.now_s())
                 self._use.made += 1
                 self._count()
+
+    def _send_later(self, part: Part, error: Retryable | NoEndpoint) -> None:
+        """Raises the error if the provider has no Batch API, or has not answered for an hour.
+
+        Later the part continues after the last noted step, as after a death: a batch that may exist
+        is looked for first.
+        """
+        now_s = SYSTEM.now_s()
+        if not self._is_known:
+            raise error
+        if not isinstance(error, RateLimited):
+            if part.is_silent(now_s):
+                raise error
+        elif self._running():
+            self._wait_for_others()
+            return
+        else:
+            # An answer is no silence, though other runs may use the whole quota for long.
+            part.silent_since_s = None
+        part.due_s = now_s + MOST_LOOK_S
+
+    def _wait_for_others(self) -> None:
+        """Makes no batch until a running one is over."""
+        self._is_full = True
+        for waiting in self._ledger.parts.values():
+            if waiting.state != "running":
+                # Nothing is sent until then, which is no silence of the provider.
+                waiting.silent_since_s = None
 
     @property
     def _is_known(self) -> bool:
@@ -214,10 +247,8 @@ class BatchRunner:
         Raises its last error if it has not answered for an hour.
         """
         batch_id = part.batches[-1]
-        # With `auto`, a poll must not take the time that the rows need live.
-        left_s = None if self._collector.is_leaving else self._late_s() - SYSTEM.now_s()
         try:
-            async with asyncio.timeout(None if left_s == math.inf else left_s):
+            async with self._in_time():
                 batch = await self._api.look(batch_id)
         except TimeoutError:
             return None
@@ -253,7 +284,9 @@ class BatchRunner:
         async with self._opened(part) as reader:
             if batch.status != "failed":
                 may_wait = may_wait and not part.is_gone
-                found = await self._collector.collect(part, batch, reader, may_wait=may_wait)
+                found = await self._collector.collect(
+                    part, batch, reader, self._in_time(), may_wait=may_wait
+                )
                 if found is None:
                     return
                 rest = found
@@ -304,13 +337,9 @@ class BatchRunner:
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
         """Makes a part wait for others, or halves it: the provider holds too much already."""
         if len(self._running()) > 1:
-            self._is_full = True
             await self._store.note(Note(at="refused", part=part.number))
             part.due_s = 0.0
-            for waiting in self._ledger.parts.values():
-                if waiting.state != "running":
-                    # Nothing is sent until then, which is no silence of the provider.
-                    waiting.silent_since_s = None
+            self._wait_for_others()
             self._count()
             return
         self._is_full = False
@@ -339,6 +368,11 @@ class BatchRunner:
             yield reader
         finally:
             reader.close()
+
+    def _in_time(self) -> asyncio.Timeout:
+        """With `auto`, what it encloses must not take the time that the rows need live."""
+        left_s = math.inf if self._collector.is_leaving else self._late_s() - SYSTEM.now_s()
+        return asyncio.timeout(None if left_s == math.inf else left_s)
 
     def _is_late(self) -> bool:
         """Whether the unfinished rows must be sent live now."""

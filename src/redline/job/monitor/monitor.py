@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from redline.apis import loose_json
 from redline.calls.cost import DOLLAR, Allowance
 from redline.clock import SYSTEM
 from redline.events import AlertChanged, Listener
@@ -81,16 +82,17 @@ class Monitor:
 
     def _body(self, alert: Alert) -> dict[str, object]:
         """Returns the body of a notification. Chat programs show `text`."""
-        facts, output = self._view.sampler.facts, self._view.job.output
-        name = facts.input if output is None else output.name
+        facts, job = self._view.sampler.facts, self._view.job
+        # JSON cannot hold the name of a file if it is not UTF-8.
+        output = None if job.output is None else loose_json.paired(job.output.name)
         text = alert.text if alert.state == "firing" else alert.what
         return {
             "event": "alert",
             "id": f"{facts.host}-{facts.pid}-{facts.at:.0f}-{alert.number}-{alert.state}",
-            "text": f"redline, {name}: {text}",
+            "text": f"redline, {output or facts.input}: {text}",
             "job": {
                 "input": facts.input,
-                "output": None if output is None else output.name,
+                "output": output,
                 "model": facts.model,
                 "host": facts.host,
                 "pid": facts.pid,

@@ -157,9 +157,14 @@ class Mirror:
         manifest = manifests.path_of(self.output)
         has_manifest = self._store.find(self._url(manifest)) is not None
         self._check_owner(has_manifest=has_manifest)
+        had_results = self.output.path.exists()
         is_fetched = False
         for path in _files(self.output):
             found = self._store.find(self._url(path))
+            if had_results and not path.exists() and self._is_seen(path, found):
+                # A run here has removed it since the upload, as it removes failures that are done
+                # again, and was killed before it could upload that.
+                continue
             if found is not None and found.size_bytes and not has_manifest and not is_forced:
                 raise ConfigError(
                     f"{self.url.name} exists and is not a results file of redline",

@@ -15,8 +15,7 @@ then    what goes wrong, each in a sentence
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from textwrap import wrap
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from redline.job.show.snapshot import Bound, Snapshot, usd_text
@@ -92,7 +91,7 @@ def screen(snapshot: Snapshot, name: str, width: int, *, is_plain: bool = False)
         if fields := fields_of(snapshot):
             shown.append(_line(label, fields, width))
     for notice in snapshot.notices.values():
-        shown += [_cut([Span(part, STRONG)], width) for part in wrap(_plain(notice), width)]
+        shown += [[Span(part, STRONG)] for part in _wrapped(_plain(notice), width)]
     return [_in_ascii(line) for line in shown] if is_plain else shown
 
 
@@ -297,10 +296,22 @@ def _clipped(text: str, width: int) -> str:
     return text
 
 
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Yields parts of the text that fit, divided at blanks if possible."""
+    while cells(text) > width:
+        longest = len(_clipped(text, width))
+        blank = text.rfind(" ", 0, longest + 1)
+        yield text[: blank if blank > 0 else longest]
+        text = text[blank + 1 if blank > 0 else longest :]
+    if text:
+        yield text
+
+
 def _in_ascii(line: Line) -> Line:
+    """Returns the line in ASCII, as wide as before: `?` for each cell of another character."""
     return [
-        Span(span.text.replace("…", "~").encode("ascii", "replace").decode(), span.style)
-        for span in line
+        Span("".join(one if one.isascii() else "?" * cells(one) for one in text), style)
+        for text, style in ((span.text.replace("…", "~"), span.style) for span in line)
     ]
 
 
