@@ -54,8 +54,9 @@ _CHOSEN, _CALLED = (
         (
             r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
             r"\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:best|correct|right|"
-            r"proper|good) (?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?"
-            r"(?:\bis\b|:)|\"(?:choice|option|letter|label)\"[ ]?:)"
+            r"proper|good|suitable|appropriate|likely|accurate|final|answer|my) (?i:option|choice|"
+            r"guess|alternative|statement|one)[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|\"(?:choice|option|"
+            r"letter|label)\"[ ]?:)"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
             r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
             rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
@@ -66,8 +67,9 @@ _CHOSEN, _CALLED = (
             r"likely |probable |appropriate |suitable )*(?:correct|right|best|answer|accurate|"
             r"true)\b)",
             r"(?:\b(?i:choose|select|pick|it(?:'s| is| must be| has to be| should be))(?:[ ]?:)?|"
-            r"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:)|"
-            r"(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|[选選][项項择擇]?)"
+            rf"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
+            r"(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|"
+            rf"[选選][项項择擇]?(?![: {BOLD}]*\n))"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
         ),
     )
@@ -94,6 +96,13 @@ _WRONG_NEXT = re.compile(
     r"incorrect|false|eliminated|excluded|ruled out|out)\b|(?:is|was|does|do|ca)n't\b|cannot\b|"
     r"(?:does|can|could|would) not\b|contradicts\b)"
 )
+# What announces an answer on the next line has a verb or, as `Correct answer:`, begins its clause.
+_ANNOUNCES = re.compile(r"(?i)\b(?:is|be|ist|est|es|é)\W*$")
+_CLAUSE_BEGINS = re.compile(r"(?i)(?:^|[,;:.!?—]|\bhere(?:'s| is))\W*(?:[\w']+\W*){0,2}$")
+_SEVERAL = re.compile(r"(?i)(?:answers|choices|options)(?: are)?\W*$")
+_ITEM = re.compile(rf"\s+{_BLANK}(?i:option )?[\[(]?(?P<letter>[A-Z])[\]).:]")
+_MOST_WORDS = 4
+_NEAR_CLAUSE = 80
 _NEAR = 24
 _MOST_CHOSEN = 64
 
@@ -149,9 +158,11 @@ def _announced(page: Page, marks: list[Mark], letters: str) -> Iterator[tuple[in
             if found is not None and (letter := _accepted(page.text, found, letters)):
                 more = _MORE.match(page.text, found.end("letter"))
                 is_two = more is not None and more["letter"] in letters
-                yield found.start("letter"), "" if is_two else letter
+                one = found.start("letter"), "" if is_two else letter
             else:
-                yield from islice(_mentions(page, region, letters), 1)
+                one = next(_mentions(page, region, letters), (-1, ""))
+            if one[0] >= 0 and not _is_listed(page.text, mark.start, one[0], letters):
+                yield one
 
 
 def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
@@ -177,8 +188,28 @@ def _called(
             is_denied = _NOT_BEFORE.search(
                 text, max(0, found.start() - _NEAR), start
             ) or _WRONG_NEXT.match(text, found.end())
-            if letter in letters and not is_denied:
+            is_listed = _is_listed(text, found.start(), start, letters)
+            if letter in letters and not is_denied and not is_listed:
                 yield start, letter
+
+
+def _is_listed(text: str, words: int, place: int, letters: str) -> bool:
+    """Returns whether a letter is one of the options that the words on a line before it introduce.
+
+    As after `Let's find the correct answer:`. words, place: where the words and the letter begin.
+    """
+    intro, is_above, _ = text[words:place].partition("\n")
+    end = text.find("\n", place) % (len(text) + 1)
+    if not is_above or not re.search(r"\w", text[place + 1 : end]):
+        return False
+    following = _ITEM.match(text, end)
+    at = letters.find(text[place].upper())
+    if following is not None and following["letter"] in letters[at + 1 : at + 2]:
+        return True
+    before = text[max(text.rfind("\n", 0, words) + 1, words - _NEAR_CLAUSE) : words]
+    is_short = len(intro.split()) <= _MOST_WORDS and not _SEVERAL.search(intro)
+    is_said = is_short and _CLAUSE_BEGINS.search(before)
+    return not (is_said or _ANNOUNCES.search(intro))
 
 
 def _mentions(page: Page, span: Span, letters: str) -> Iterator[tuple[int, str]]:

@@ -53,11 +53,14 @@ class Page:
         return self.sentences[max(at, 0)].start if self.sentences else 0
 
     def within(self, start: int, end: int) -> list[Span]:
-        """Returns the sentences of a part of the text; the first and the last are cut to it."""
+        """Returns the sentences of a part of the text; the first and the last are cut to it.
+
+        The colon alone that is left of `**The answer is:**` before the answer's line is none.
+        """
         first = bisect_right(self.sentences, start, key=lambda span: span.end)
         last = bisect_right(self.sentences, end - 1, key=lambda span: span.start)
         cut = (Span(max(start, one), min(end, other)) for one, other in self.sentences[first:last])
-        return [span for span in cut if self.of(span).strip()]
+        return [span for span in cut if self.of(span).strip(f" :*{BOLD}")]
 
 
 def page_of(text: str) -> Page:
