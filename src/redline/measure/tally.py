@@ -152,11 +152,11 @@ class Tally:
     def window_s(self, ended: Ended) -> tuple[float, float]:
         """Returns the beginning and the end of the measured window, in seconds since the start.
 
-        It ends when the load was no longer kept up; or, if that is soon, as with a limit of few
-        requests, with the last answer, so that the window is not empty.
+        It ends when the load was no longer kept up; or, if that is sooner than a typical call ends,
+        as with a limit of few requests, with the last answer, so that the window is not empty.
         """
-        end_s = ended.full_s
-        if end_s - self._warm_up_s < (ended.answered_s - self._warm_up_s) / 2:
+        end_s, calls = ended.full_s, self._from_send.quantiles()
+        if calls is None or end_s - self._warm_up_s < calls.p50_s:
             end_s = ended.answered_s
         return self._warm_up_s, max(end_s, self._warm_up_s + 1e-3)
 

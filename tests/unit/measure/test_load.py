@@ -104,6 +104,14 @@ def test_a_closed_loop_has_the_throughput_of_littles_law() -> None:
     assert figures.succeeded == len(server.asked) == figures.scheduled
 
 
+def test_a_straggler_does_not_stretch_the_window() -> None:
+    # One call of the last second takes 100 s; the other three users are not slower for it.
+    server = Server(lambda now_s: 100.0 if len(server.asked) == 380 else 0.1)
+    figures = measure(server, Plan(concurrency=4, duration_s=10.0))
+    assert figures.seconds == pytest.approx(10.0)
+    assert figures.requests_per_s == pytest.approx(4 / 0.1, rel=0.05)
+
+
 def test_a_rate_is_kept_whatever_becomes_of_the_calls() -> None:
     figures = measure(Server(5.0), scheduled(20.0, 60.0))
     # The answers to the calls of the last 5 s come after the window.
