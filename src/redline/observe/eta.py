@@ -24,8 +24,9 @@ _LEAST_WAVE_S = 2.0
 _CALL_WINDOWS = 5
 # The smallest share that is looked at, in a run of little more than one wave.
 _LEAST_SHARE = 0.05
-# Shorter pauses are part of the normal behaviour of an endpoint.
-_LEAST_HOLD_S = 10.0
+# Shorter pauses are part of the normal behaviour of an endpoint, such as one with a limit per minute
+# that states it only by asking to wait.
+_LEAST_HOLD_S = 65.0
 _MAJORITY = 0.5
 
 
@@ -85,7 +86,11 @@ def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
 
 
 def _is_standstill(window: Window) -> bool:
-    """For most of the window no call could be sent, or the process was stopped."""
+    """No row has ended, and for most of the window no call could be sent, or the process was
+    stopped.
+    """
+    if window.done or window.failed:
+        return False
     if not window.samples or window.stopped_s > _MAJORITY * window.span_s:
         return True
     return window.share("parked") + window.share("down") + window.share("backoff") > _MAJORITY

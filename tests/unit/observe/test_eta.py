@@ -198,6 +198,27 @@ def test_short_pauses_belong_to_the_rate() -> None:
     assert found.eta_s == pytest.approx(300, rel=0.05)
 
 
+def held_as(windows: Sequence[Window], held: Callable[[Window], Holder]) -> list[Window]:
+    """The same windows without limits, with what held calls back in all samples of each."""
+    return [msgspec.structs.replace(one, held={held(one): 10}, limits=()) for one in windows]
+
+
+def test_an_end_is_predicted_although_the_endpoint_asks_to_wait_in_most_of_each_second() -> None:
+    # Of a server without limit headers: after each burst of a second, a 429 with a Retry-After.
+    windows = held_as(constant().windows(), lambda one: "parked")
+    for count in range(60, len(windows)):
+        assert estimate(windows[:count]).eta_s == pytest.approx(602 - count, abs=0.05 * 602)
+
+
+def test_the_pauses_of_a_limit_per_minute_belong_to_the_rate() -> None:
+    windows = held_as(bursts().windows(), lambda one: "slots" if one.done else "parked")
+    for minute in range(2, 9):
+        # The last burst of ten begins after nine minutes.
+        found = estimate(windows[: 60 * minute + 40])
+        assert found.is_on_hold
+        assert found.eta_s == pytest.approx(541 - 60 * minute, rel=0.35)
+
+
 def test_a_days_quota_is_seen_before_it_is_used_up() -> None:
     use = LimitUse("10k requests/day", 0, 1_000, 10_000, 86_400.0)
     totals = Totals(rows=15_000, done=1_000, attempts=1_000)
