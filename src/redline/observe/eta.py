@@ -24,8 +24,8 @@ _LEAST_WAVE_S = 2.0
 _CALL_WINDOWS = 5
 # The smallest share that is looked at, in a run of little more than one wave.
 _LEAST_SHARE = 0.05
-# Shorter pauses are part of the normal behaviour of an endpoint, such as one with a limit per minute
-# that states it only by asking to wait.
+# Shorter pauses are part of the normal behaviour of an endpoint, such as one whose limit per minute
+# shows only in how long it asks to wait.
 _LEAST_HOLD_S = 65.0
 _MAJORITY = 0.5
 
