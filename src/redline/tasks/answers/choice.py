@@ -4,8 +4,8 @@
 |------------------------------------|-----------------------------------------------------------|
 | the last announced or chosen       | `The answer is (C).`, `\\boxed{C}`, `I choose C`, `So (C)` |
 | the last called right              | `Option C is correct`, `It must be C`, `选C`              |
-| the letter that a line begins with | `C`, `**C) 18**`, `C. Because ...`: the first or the last |
-| the only letter that is mentioned  | `That leaves option C`, in the last sentence              |
+| the letter that a line begins with | `C`, `**C) 18**`, `Best guess: C`: the first or the last  |
+| the only letter that is mentioned  | `That leaves option C`, in the last sentence, or its end  |
 
 Neither two letters at once (`A and C`, `A or B`) nor options that are only listed choose one. A
 lowercase letter counts if it cannot be a word: `b)`, `(b)`, `the answer is b`. After a letter that
@@ -32,7 +32,8 @@ _BLANK = rf"[\s\"'*_$:{BOLD}{HASHES}]{{0,8}}"
 _FILLER = re.compile(
     rf"(?i)(?:[\s\"'*_$:=,—{BOLD}{HASHES}]|(?:therefore|thus|then|indeed|clearly|simply|probably|"
     r"likely|most likely|the|option|choice|letter|answer|alternative|number|item|"
-    r"i (?:think|believe|guess)|вариант|la|el|le|die|der|das|opción|opção|lettre|letra|buchstabe|"
+    r"i (?:think|believe|guess)|вариант|la|el|le|die|der|das|a(?= letra| alternativa)|"
+    r"opción|opção|alternativa|lettre|letra|buchstabe|antwort|réponse|respuesta|"
     r"选项|選項)(?!\w))*+",
 )
 _LETTER = re.compile(
@@ -46,31 +47,37 @@ _MORE = re.compile(
 _WORD_NEXT = re.compile(
     r"[ ](?!because|since|as|and|or|but|not|which|is|for|rather|with|given|here|due)[a-z]"
 )
-_LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]])){_BLANK}[\])]?{_ALONE}"
+_LETTER_HERE = rf"{_BLANK}[\[(]?{_BLANK}(?P<letter>[A-Z]|[a-z](?=[).\]]|$)){_BLANK}[\])]?{_ALONE}"
 # Letters that are chosen, and letters that are called right.
 _CHOSEN, _CALLED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
         (
-            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say)|"
+            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say|guess)|"
             r"\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:best|correct|right|"
-            r"proper|good|suitable|appropriate|likely|accurate|final|answer|my) (?i:option|choice|"
-            r"guess|alternative|statement|one)[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|\"(?:choice|option|"
-            r"letter|label)\"[ ]?:)"
+            r"false|true|proper|good|suitable|appropriate|likely|accurate|final|answer|my) "
+            r"(?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|"
+            r"\"(?:\w{1,16}_)?(?:answer|choice|option|letter|label)(?:_\w{1,16})?\"[ ]?:)"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
-            r"\b(?i:so|thus|therefore|hence)[ ,:]*(?i:(?:it is|it's|the|we choose|we have)[ ])?"
+            r"\b(?i:so|thus|therefore|hence|i\.e\.)[ ,:]*"
+            r"(?i:(?:it is|it's|the|we choose|we have)[ ])?"
             rf"(?i:option |choice )?{_LETTER_HERE}[ {BOLD}]{{0,8}}[.!]?[ {BOLD}]{{0,8}}$",
         ),
         (
-            rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:[ ](?:is|must be|(?:seems|appears)(?: to be)?|"
-            rf"would be|being)[ ](?:the |indeed |therefore |thus |clearly |most |also |only |"
-            r"likely |probable |appropriate |suitable )*(?:correct|right|best|answer|accurate|"
-            r"true)\b)",
-            r"(?:\b(?i:choose|select|pick|it(?:'s| is| must be| has to be| should be))(?:[ ]?:)?|"
+            rf"(?<![A-Za-z]){_LETTER_HERE}[.:,]?(?i:(?:[ ](?:is|must be|(?:seems|appears)"
+            r"(?: to be)?|would be|being)(?=[ ])|(?=[ ]the ))[ ](?:the |indeed |therefore |thus |"
+            r"clearly |most |also |only |likely |probable |appropriate |suitable )*"
+            r"(?:correct|right|best|answer|accurate|true|response|choice)\b|[ ]fits best\b)",
+            # As in a list of verdicts on all options.
+            rf"^{_BLANK}(?i:option |choice )?{_LETTER_HERE}[.:)]?[ {BOLD}—-]*"
+            rf"(?:(?i:correct)[ {BOLD}]*(?:[.,;!]|$)|[✓✔✅☑])",
+            r"(?:\b(?i:choose|select|pick|(?:it|that|which)(?:'s| is| would be)|it (?:must|has to|"
+            r"should) be|lean(?:ing)? towards?|(?<!not )correct(?=:)|select(?:ed|ion)(?: is|(?=:))|"
+            r"letter is)(?:[ ]?:)?|"
             rf"\bbut(?:[ ]?:)?|(?i:option|choice)[ ]?(?:is\b|:(?![ {BOLD}]*\n))|"
             r"(?:答案|答え|正解|정답)[】\]\s:是為为はは은는]{0,4}|"
             rf"[选選][项項择擇]?(?![: {BOLD}]*\n))"
-            rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
+            rf"(?:(?i:[ ](?:option|choice|answer))|選択肢|选项)?{_LETTER_HERE}",
         ),
     )
 )
@@ -78,12 +85,25 @@ _NOT_BEFORE = re.compile(
     r"(?i)\b(?:not|isn't|n't|neither|if|either)[ ]?(?:option |choice |answer )?\(?(?:[A-Z]\)?)?$"
 )
 _LINE = re.compile(
-    rf"{_BLANK}(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
-    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|[ ](?:because|since)\b))"
+    rf"{_BLANK}(?:[✓✔✅☑→⇒∴]{_BLANK})?(?i:(?:option|choice|answer)[ ])?[\[(]?[ ]?"
+    rf"(?P<letter>[A-Za-z])(?:[ ]?[\])]|[.:]|"
+    rf"[ {BOLD}\"'$.!]*$|(?<=[A-Z])(?:{BOLD}|[ ]?[—(]|[ ]-|,?[ ](?:because|since)\b))"
 )
+# As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
+_LABELLED = re.compile(
+    rf"[^\w\n]{{0,8}}(?!(?i:not|in|wrong|eliminat|exclud|alternative|confidence)|.*(?i:options|letters))[^\W\d]+"
+    rf"(?:[ ][^\W\d]+){{0,2}}[ {BOLD}]*[:=—-][ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
+)
+_AT_END = re.compile(
+    rf"(?:(?<![A-Z]),|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)|是)"
+    rf"[ ]?[{BOLD}(]*(?P<letter>[A-Z])[\]){BOLD}]*[.!?。]?[ {BOLD}]*$"
+)
+_UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
+_ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
 _OPTION = re.compile(r"(?:^|[\s(\[])([A-Z])[).:\]][ ]")
 _MENTIONED = re.compile(
-    r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|选项)[ ]?[\[(]?|[\[(](?=\w[\])]))"
+    r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|alternativa|letra|antwort|réponse|"
+    rf"вариант|选项)[ {BOLD}]*[\[(]?|[\[(](?=\w[\])]))"
     rf"(?P<letter>[A-Z]){_ALONE}"
 )
 _ANSWERED = re.compile(
@@ -92,9 +112,10 @@ _ANSWERED = re.compile(
 )
 # What follows a letter that is called wrong: `is not`, `can be ruled out`, `contradicts`.
 _WRONG_NEXT = re.compile(
-    r"(?i)[\])]?[ ](?:(?:is|are|was|were|(?:can|must|should|could) be)[ ](?:\w+[ ])?(?:not|wrong|"
+    rf"(?i)[\])]?(?:[ {BOLD}:—-]{{1,4}}(?:incorrect|wrong|false)\b|[ {BOLD}:—-]{{0,4}}[❌✗✘]|[ ](?:"
+    r"(?:is|are|was|were|(?:can|must|should|could) be)[ ](?:\w+[ ])?(?:not|wrong|"
     r"incorrect|false|eliminated|excluded|ruled out|out)\b|(?:is|was|does|do|ca)n't\b|cannot\b|"
-    r"(?:does|can|could|would) not\b|contradicts\b)"
+    r"(?:does|can|could|would) not\b|contradicts\b))"
 )
 # What announces an answer on the next line has a verb or, as `Correct answer:`, begins its clause.
 _ANNOUNCES = re.compile(r"(?i)\b(?:is|be|ist|est|es|é)\W*$")
@@ -120,16 +141,22 @@ def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) ->
     if place >= 0:
         return letter or None
     listed = {option for option in _OPTION.findall(page.text) if option in letters}
-    lines = [line for line in page.text.split("\n") if line.strip()] if len(listed) < 2 else []
-    for line in (*lines[:1], *(() if is_cut else lines[-1:])):
-        found = _LINE.match(line)
-        option = found["letter"].upper() if found else ""
+    lines = [line for line in page.text.split("\n") if line.strip()]
+    first, final = lines[:1], [] if is_cut else lines[-1:]
+    if len(listed) > 1:
+        first, final = [], [line for line in final if len(re.findall(r"\w", line)) == 1]
+    for line in (*first, *final):
+        found = _LINE.match(line) or _LABELLED.match(line)
+        is_denied = found and _WRONG_NEXT.match(line, found.end("letter"))
+        option = found["letter"].upper() if found and not is_denied else ""
         if option and option in letters:
             return option
     if is_cut:
         return None
     last = page.sentences[-1] if page.sentences else Span(0, 0)
     mentioned = {letter for _, letter in _mentions(page, last, letters)}
+    if not mentioned and not _UNSAID.match(page.text, *last):
+        mentioned = {one["letter"] for one in _AT_END.finditer(page.text, *last)} & {*letters}
     return mentioned.pop() if len(mentioned) == 1 else None
 
 
@@ -138,6 +165,9 @@ def _chosen(page: Page, letters: str) -> tuple[int, str]:
     found = marks(page.text)
     own = [mark for mark in found if not mark.is_doubtful]
     chosen = [*_announced(page, own, letters), *_called(page.text, letters, _CHOSEN)]
+    first = _ALONE_ON_LINE.match(page.text)
+    if first is not None and first["letter"] in letters:  # an explanation follows
+        chosen.append((first.start("letter"), first["letter"]))
     place, letter = max(chosen, default=(-1, ""))
     correction = correction_start(page, place + 1) if letter else 0
     chosen += [
