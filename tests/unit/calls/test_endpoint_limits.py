@@ -116,6 +116,17 @@ def test_a_stated_limit_ends_the_search() -> None:
     ]
 
 
+def test_no_more_calls_wait_at_an_endpoint_than_a_limit_that_is_found_soon_sends() -> None:
+    steering = Running(Limits(rate="auto"), None).limits
+    steering.begin({"model": "m"})
+    grant = steering.limiter.acquire_now(Cost())
+    assert grant is not None
+    grant.sent(100.0)
+    steering.heard(STATED, grant, 100.1)
+    # Of a pool's calls, all others may go to any of its endpoints.
+    assert steering.ahead.count == Limits(requests="5/60s").ahead() < Limits(rate="auto").ahead()
+
+
 class Obedient(SharedLimiter):
     """Changes what was stated by what one process is told."""
 

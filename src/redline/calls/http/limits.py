@@ -89,6 +89,7 @@ class EndpointLimits:
             self.slots = Slots(limits.slots())
         else:
             self.slots = shared.slots(endpoint, limits.slots())
+        self._ahead_of = limits.ahead
         self.ahead = Slots(limits.ahead())
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
         self._is_auto = limits.rate == AUTO
@@ -119,7 +120,7 @@ class EndpointLimits:
         if self._memory is not None:
             found = self._memory.recall(self._base_url, self._key, self._model)
             self.search = RateSearch(found)
-        self.limiter.search(self.search.rates())
+        self._searches(self.search)
 
     def sent(self, now_s: float) -> None:
         """Records a call that was written, if the limit is searched for."""
@@ -151,6 +152,7 @@ class EndpointLimits:
             stated += stated_in_body(answer.body)
         if stated:
             self.limiter.heard(stated, grant)
+            self._fit_ahead()
             if not self.limiter.is_searched:
                 self.search = None
         if used is not None:
@@ -168,7 +170,7 @@ class EndpointLimits:
             return
         retry_after_s = error.retry_after_s if isinstance(error, RateLimited) else None
         if self.search.answered(now_s, sent_s, is_limited, retry_after_s):
-            limiter.search(self.search.rates())
+            self._searches(self.search)
 
     def found(self) -> list[str]:
         """Returns the limits that a search has found, in words; empty if all are stated."""
@@ -191,6 +193,20 @@ class EndpointLimits:
             self._memory.remember(self._base_url, self._key, self._model, found)
         self.slots.close()
         await self.limiter.aclose()
+
+    def _searches(self, search: RateSearch) -> None:
+        self.limiter.search(search.rates())
+        self._fit_ahead()
+
+    def _fit_ahead(self) -> None:
+        """Has no more calls wait here than the limits in force, found ones as well, soon send.
+
+        The others wait in the pool, where any endpoint may take them.
+        """
+        found = (rate for kind, rate in self.limiter.found_rates() if kind == "requests")
+        most = self._ahead_of(found)
+        if most != self.ahead.count:
+            self.ahead.resize(most)
 
     def _adapt(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -120,13 +120,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         per_s = min((rate.per_s for rate in self.request_rates()), default=0.0)
         return max(MIN_CONCURRENCY, min(MAX_AUTO_CONCURRENCY, math.ceil(per_s * LONG_ANSWER_S)))
 
-    def ahead(self) -> int:
+    def ahead(self, found: Iterable[Rate] = ()) -> int:
         """Calls that hold a connection while they wait for their grant, at most.
 
         As many as may be sent in a second, or in a burst: a larger number would open connections
         long before they are used, and many at once would keep the event loop from sending in time.
+        found: request limits that hold besides the stated ones.
         """
-        rates = self.request_rates()
+        rates = [*self.request_rates(), *found]
         if not rates:
             return self.slots()
         is_burst = self.profile in BURSTS
