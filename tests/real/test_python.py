@@ -530,6 +530,25 @@ async def test_several_tasks_may_close_a_stream_at_once() -> None:
     assert [outcome async for outcome in stream] == []
 
 
+async def test_a_cancellation_while_a_stream_ends_waits_until_its_output_is_free(
+    tmp_path: Path,
+) -> None:
+    given, output = endless_answers([]), tmp_path / "out.jsonl"
+
+    async def leave() -> None:
+        async with redline.stream(given["rows"], call=given["call"], output=output) as outcomes:
+            await anext(outcomes)
+
+    leaving = asyncio.create_task(leave())
+    while not any(task.get_name() == "redline stream's end" for task in asyncio.all_tasks()):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    report = await redline.arun([{"n": 0}], call=given["call"], output=output)
+    assert report.is_complete
+
+
 async def test_a_stream_may_have_several_readers() -> None:
     async def read(stream: AsyncIterator[redline.Outcome]) -> list[Any]:
         return [outcome.output async for outcome in stream]

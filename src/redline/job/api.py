@@ -153,13 +153,21 @@ class OutcomeStream:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends the run and waits for its end. May be repeated, and called by any task."""
+        """Ends the run and waits for its end, through one cancellation.
+
+        May be repeated, and called by any task.
+        """
         if self._closing is None:
             # The loop of another task that waits for the next outcome ends as well.
             self._handover.end()
             self._closing = asyncio.create_task(self._close(), name="redline stream's end")
-        # Others may wait for the same end.
-        await asyncio.shield(self._closing)
+        try:
+            # Others may wait for the same end.
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            # As by a timeout around the block: the output is locked until the run has ended.
+            await asyncio.wait([self._closing])
+            raise
 
     async def _close(self) -> None:
         await self._run.aclose()
