@@ -113,6 +113,18 @@ def test_a_tag_that_failed_is_asked_for_again_whatever_the_cache_has(
     assert "cache: 5 hits, 0 shared in flight, 0 misses" in cli(*flags, "other.jsonl").err
 
 
+def test_a_row_that_was_begun_goes_before_rows_that_were_not(
+    cli: Cli, rows: Rows, labels: str, odd: Any
+) -> None:
+    # Otherwise an end of the run costs the paid answers of every row that was read ahead.
+    given = rows(*({"text": f"row {number}"} for number in range(20)))
+    cli("tag", given, "--schema", labels, "--response-format", "never", "--quiet",
+        "--base-url", f"{odd.url}/v1", "--rps", "40")  # fmt: skip
+    turns = [len(body["messages"]) for _, _, body in odd.asked]
+    assert len(turns) == 60
+    assert sum(turn > 2 for turn in turns[:12]) >= 4
+
+
 def test_a_dry_run_shows_what_is_asked(cli: Cli, given: str, labels: str) -> None:
     told = cli("tag", given, "--schema", labels, "--system", "Be {{ said }}.", "--model", "m",
                "--dry-run", "-o", "out.jsonl")  # fmt: skip

@@ -25,6 +25,7 @@ class Ask:
     _backend: Backend
     _call: Call
     _on_outcome: Callable[[Outcome], None] | None = None
+    _has_asked: bool = False
 
     async def __call__(self, request: Request) -> Outcome:
         """Sends a request and returns its one outcome, retries included.
@@ -38,6 +39,11 @@ class Ask:
             late.attempts = self._call.attempts
             return late
         outcome = await self._backend.send(request, self._call)
+        if not self._has_asked:
+            # What a row asks next goes before the first calls of other rows: an end of the run
+            # then costs the answers of few rows, not of all that wait for a limit.
+            self._has_asked = True
+            self._call.priority -= 1
         if self._on_outcome is not None:
             self._on_outcome(outcome)
         return outcome
