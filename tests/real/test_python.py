@@ -684,6 +684,21 @@ async def test_a_stream_that_breaks_raises_and_is_not_tried_again_after_its_firs
             assert sim.stats()["received"] == 1
 
 
+async def test_a_cancelled_wait_for_a_chunk_does_not_make_half_an_answer_pass_for_a_whole_one() -> (
+    None
+):
+    settings = SimSettings(latency=parse_latency("0.01"), per_token_s=0.05)
+    async with Sim(settings) as sim, redline.Client(sim.base_url) as client:
+        chunks = client.stream(CHAT)
+        await anext(chunks)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(chunks), 0.001)
+        with pytest.raises(redline.errors.Rejected, match="a wait for its next chunk"):
+            await anext(chunks)
+        await chunks.aclose()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
 def test_results_of_a_run_are_plain_json_lines(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     redline.run(ROWS[:3], endpoint="sim", model="m", output=output)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from redline.calls.client.retry import Retry, RetryPolicy
@@ -57,14 +57,19 @@ class Client:
         call.let_go()
         return outcome
 
-    async def stream(
+    def stream(
         self, request: Request | Mapping[str, Any], *, deadline_s: float | None = None
-    ) -> AsyncIterator[Chunk]:
-        """Yields the answer's chunks as they arrive. Leaving the loop early ends the call.
+    ) -> ChunkStream:
+        """Returns the answer's chunks as they arrive. Leaving the loop early ends the call.
 
         A failed call is retried only before its first chunk. Its error is raised, also in the
         middle, so that half an answer never passes for a whole one.
         """
+        return ChunkStream(self._chunks(request, deadline_s))
+
+    async def _chunks(
+        self, request: Request | Mapping[str, Any], deadline_s: float | None
+    ) -> AsyncGenerator[Chunk, None]:
         sink = _QueueSink()
         send = self._backend.send(_request(request), _call(deadline_s), sink)
         task = asyncio.create_task(send, name="redline stream")
@@ -86,6 +91,38 @@ class Client:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+class ChunkStream:
+    """The chunks of one answer; its call begins when the first one is asked for.
+
+    A wait for a chunk that is cancelled, as by `asyncio.wait_for`, ends the call; the next wait
+    raises Rejected.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
+        self._chunks = chunks
+        self._is_cut = False
+
+    def __aiter__(self) -> ChunkStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        if self._is_cut:
+            # A generator that has been cancelled ends as one does that is exhausted.
+            raise Rejected(
+                "the call ended when a wait for its next chunk was cancelled",
+                hint="wait for a task of anext() with asyncio.wait, which does not cancel it",
+            )
+        try:
+            return await anext(self._chunks)
+        except asyncio.CancelledError:
+            self._is_cut = True
+            raise
+
+    async def aclose(self) -> None:
+        """Ends the call."""
+        await self._chunks.aclose()
 
 
 class _QueueSink(Sink):
