@@ -15,6 +15,7 @@ A phrase whose number is not the next word, such as `The answer makes sense beca
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from redline.tasks.answers.conclusion import (
     answer_of,
@@ -39,6 +40,7 @@ _FILLER = re.compile(
     r"around|roughly|equal to|now|indeed|actually|clearly|also|still|the number|the|of|"
     r"ist|est|es)(?!\w)|约|約)*+",
 )
+_AND = re.compile(r"[ ]*(?:[,;][ ]*)?(?:(?:and|or)[ ]*)?")
 _EQUALS = re.compile(r"=|\bequals\b")
 
 
@@ -66,6 +68,18 @@ def announced(page: Page, is_cut: bool) -> tuple[Numeral | None, bool]:
             break
         return _whole(page, mark, given, is_cut)
     return _whole(page, *remark, is_cut) if remark else (None, False)
+
+
+def opening(page: Page) -> Numeral | None:
+    """Returns the number that an answer begins with, alone in a paragraph before an explanation."""
+    if len(page.sentences) < 2:
+        return None
+    first, second = page.sentences[:2]
+    is_paragraph = "\n\n" in page.text[first.end : second.start]
+    is_corrected = correction_start(page, first.end) < len(page.text)
+    given = _alone(page, first) if is_paragraph and not is_corrected else None
+    later = given and concluded(page, second.start, len(page.text))
+    return None if later and concludes(page, later.start) else given
 
 
 def _whole(page: Page, mark: Mark, given: Numeral, is_cut: bool) -> tuple[Numeral | None, bool]:
@@ -117,11 +131,22 @@ def _enclosed(page: Page, mark: Mark) -> Numeral | None:
     if mark.is_open:
         line = page.of(span).partition("\n")[0]
         span = Span(mark.content, mark.content + len(line))
-    found = page.numerals(span, spaces_group=True)
-    if len(found) == 1 and found[0].number is not None:
-        rest = page.text[span.start : found[0].start] + page.text[found[0].end : span.end]
-        if not rest.strip(f" \n$.{BOLD}"):
-            return found[0]
+    alone = _alone(page, span)
+    if alone is not None:
+        return alone
     if mark.shape == "tag":
         return concluded(page, *span)
+    found = page.numerals(span)
+    is_list = all(_AND.fullmatch(page.text, a.end, b.start) for a, b in pairwise(found))
+    if is_list and len({one.number for one in found}) > 1:
+        return Numeral(*span, None)  # `17, 18` is not one number
     return answer_of(page, span, may_be_worded=True).numeral
+
+
+def _alone(page: Page, span: Span) -> Numeral | None:
+    """Returns the number that is all of a part of the text."""
+    found = page.numerals(span, spaces_group=True)
+    if len(found) != 1 or found[0].number is None:
+        return None
+    rest = page.text[span.start : found[0].start] + page.text[found[0].end : span.end]
+    return None if rest.strip(f" \n$.{BOLD}") else found[0]

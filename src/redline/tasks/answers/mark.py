@@ -42,7 +42,7 @@ _PHRASE = re.compile(
 )
 _LABEL = re.compile(
     rf"(?im)^[^\w\n]{{0,16}}(?:(?:step )?\d{{1,2}}[.:)] ?)?"
-    rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b)|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
+    rf"(?:(?P<bare>A(?=:)|ans(?:wer)?\b(?!\"))|(?:(?:the|my|final|correct)[ ])*{_ANSWER}){_ASIDE}"
     rf"(?:[:=]|-[ ]|—|\.(?=[ ]\S)|(?=\n\s*\S))",
 )
 _PATTERNS: dict[Shape, re.Pattern[str]] = {

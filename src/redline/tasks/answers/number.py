@@ -6,7 +6,8 @@ are removed (reasoning.py, markup.py). Then, in this order:
 1. The last mark that announces a number (mark.py, announced.py): a later one corrects an earlier,
    unless it is only a remark on it.
 2. What a correction after it ("Wait, ...") concludes, unless that only confirms it (conclusion.py).
-3. Without a mark, the conclusion: the answer of the last sentence that gives one.
+3. Without a mark, a number alone above an explanation; otherwise the conclusion: the answer of the
+   last sentence that gives one.
 
 Nothing is found if the answer was cut before its number: if it ends inside a sentence, an
 expression, a box or its reasoning.
@@ -24,7 +25,7 @@ from __future__ import annotations
 
 import re
 
-from redline.tasks.answers.announced import announced
+from redline.tasks.answers.announced import announced, opening
 from redline.tasks.answers.conclusion import concluded, corrected, looks_cut
 from redline.tasks.answers.markup import plain_text
 from redline.tasks.answers.numeral import MOST_DIGITS, Number, read_number, whole_number
@@ -45,6 +46,7 @@ def final_number(answer: str, *, is_cut: bool = False) -> Number | None:
     page = page_of(without_run_on(text))
     is_cut = is_cut and len(page.text) == len(text)  # what was cut may be what it ran on into
     numeral, is_open = announced(page, is_cut)
+    numeral = numeral or opening(page)
     if numeral is not None:
         numeral = corrected(page, numeral.end) or numeral
     elif not (is_open or is_cut or looks_cut(page)):

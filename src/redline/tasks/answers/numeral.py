@@ -79,7 +79,8 @@ _SIGNS = {**dict.fromkeys("千천", 3), **dict.fromkeys("万萬만", 4), **dict.
 _LOWER = re.compile(r"[ ]?(?P<digits>\d+(?:[.,]\d+)*)")  # as the 5000 of `1万5000`
 _NEAR_MAGNITUDES = {"k": 3, "m": 6, "b": 9}
 _MONEY_AFTER = re.compile(
-    rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR)\b)"
+    rf"[ {THIN}]?(?:[$£¥€₠-⃀元円]|(?:(?:US )?dollars?|euros?|cents?|pounds?|rupees?|USD|EUR|"
+    r"zł|Kč|kr|Ft|lei|PLN|CZK|SEK|NOK|DKK|HUF|CHF)\b)"
 )
 
 _SMALL = (

@@ -73,6 +73,14 @@ _REMARK_AFTER = re.compile(
     r"-[A-Za-z]|%?[ ](?:[A-Za-z]+[ ]){0,2}?(?:(?:more|fewer|less|older|younger|taller|longer)\b"
     r"[^.,;]{0,30}\bthan\b|times (?:as|the|more|larger|bigger|that)\b)"
 )
+_CONCLUDED = re.compile(r"(?i)\b(?:so|thus|therefore|hence)\b[^,;:]*$")
+# As the 3 and the 20 of `200 minutes, or 3 hours and 20 minutes`.
+_LARGE_UNIT = re.compile(
+    r"[ ](?:years?|weeks?|days?|hours?|hrs?|minutes?|feet|foot|ft)(?:,?[ ]and)?[ ]"
+)
+_SMALL_UNIT = re.compile(
+    r"[ ](?:months?|days?|hours?|hrs?|min(?:ute)?s?|sec(?:ond)?s?|inch(?:es)?)\b"
+)
 # As the 100 and the 50 of `150 loaves: 100 white and 50 brown`.
 _PART_OF_TOTAL = re.compile(r"\d[^:]*:[ ](?:[^:]*\d[^:]*\0|\0[^:]*(?:,| and)[^:]*\d)")
 _EACH = re.compile(r"[ ](?:[A-Za-z]+[ ])?(?:each|apiece|per|a piece)\b|/[A-Za-z]")
@@ -80,6 +88,9 @@ _IN_RANGE = re.compile(
     rf"(?:\b(?:between|zwischen|entre)[ ]{_BLANK}\0[A-Za-z ]{{0,20}}[ ](?:and|und|et|y)[ $]*|"
     rf"(?<!\bfrom[ ])(?<!\bby[ ])\0{_BLANK}[ ]to[ ]{_BLANK})$"
 )
+
+
+_FROM_TO = re.compile(rf"\bfrom[ ]{_BLANK}\0[^\d.,;:]{{0,20}}[ ]to[ ]{_BLANK}$")
 
 
 class Pick(NamedTuple):
@@ -144,6 +155,12 @@ def _ranks(text: str, span: Span, numerals: list[Numeral]) -> tuple[list[int], N
         head = text[max(span.start, one.start - _NEAR) : one.start]
         if _IN_RANGE.search(f"{head}\0{text[one.end : other.start]}"):
             ranks[at] = ranks[at + 1] = _RANGE
+        elif _FROM_TO.search(f"{head}\0{text[one.end : other.start]}"):
+            ranks[at + 1] = min(_REMARK, ranks[at + 1])  # `20 %, from 50 to 60`
+        elif _LARGE_UNIT.fullmatch(text, one.end, other.start) and _SMALL_UNIT.match(
+            text, other.end, span.end
+        ):
+            ranks[at] = ranks[at + 1] = min(_REMARK, ranks[at])
     return ranks, result
 
 
@@ -171,7 +188,9 @@ def _rank(head: str, tail: str, first: str) -> int:
     is_price = remark and remark["money_too"] and not first.isdigit() and not _EACH.match(tail)
     is_remark = remark and not is_price
     is_remark = is_remark or _PART_OF_TOTAL.search(f"{head}\0{tail}") is not None
-    if is_remark or _is_aside(head) or _CLAUSE.search(head) or _REMARK_AFTER.match(tail):
+    if is_remark or _is_aside(head) or _CLAUSE.search(head):
+        return _REMARK
+    if _REMARK_AFTER.match(tail) and not _CONCLUDED.search(head):
         return _REMARK
     return _MAIN
 
