@@ -18,6 +18,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -299,10 +300,12 @@ def _is_equal(one: Any, other: Any) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Normalizes a text: no outer quotes, no final period, single spaces, case folded.
+    """Normalizes a text: no outer quotes, no final period, single spaces, case folded, composed.
 
-    The period may be before or behind the closing quote.
+    The period may be before or behind the closing quote. The typographic apostrophe, which models
+    write for the plain one of a data set, is that one.
     """
+    text = unicodedata.normalize("NFC", text).replace("’", "'")
     text = text.strip().rstrip(_PERIODS).strip(_QUOTES).strip().rstrip(_PERIODS)
     return " ".join(text.split()).casefold()
 
