@@ -8,6 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import pytest
@@ -455,7 +456,7 @@ class Later(Executor):
         future: Future[Any] = Future()
 
         def call() -> None:
-            if future.set_running_or_notify_cancel():
+            if not future.done() and future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*values))
                 except Exception as error:
@@ -529,6 +530,39 @@ def test_a_function_that_raises_what_no_future_takes_fails_its_row_alone(
         assert [found[1], found[3]] == [None, None]
         assert found[2] is not None
         assert found[2].what == f"the `{name}` function raised StopIteration: "
+
+    virtual_run(main())
+
+
+class BreaksAt(Later):
+    """Its process is killed by the call of this number, as a pool's by the system."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    def submit(self, function: Any, /, *values: Any, **named: Any) -> Future[Any]:
+        future = super().submit(function, *values, **named)
+        if self.calls > self.number:
+            raise BrokenProcessPool("not usable any more")
+        if self.calls == self.number:
+            future.set_exception(BrokenProcessPool("a process ended abruptly"))
+        return future
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_an_executor_that_breaks_ends_the_run_and_fails_no_row(number: int) -> None:
+    async def main() -> None:
+        backend = ScriptedBackend(lambda send: Reply(output=send.request.body["n"]))
+        hooks = Hooks(after=lambda output: -output, executor=BreaksAt(number))
+        run = Harness(rows(40), backend, hooks=hooks)
+        await run.run()
+        run.check_law()
+        assert all(one.outcome.is_success for one in run.results)
+        assert run.unfinished
+        assert len(backend.sends) < 40
+        assert "the executor cannot run the `after` function: Broken" in str(run.runner.stopped)
+        assert run.runner.abandoned == []
 
     virtual_run(main())
 

@@ -23,6 +23,7 @@ import inspect
 import math
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Container
+from concurrent.futures import BrokenExecutor, Executor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -143,6 +144,7 @@ class Runner:
         # What was left behind, one line per row.
         self.abandoned: list[str] = []
         self._threads: DaemonThreads | None = None
+        self._broken: Executor | None = None  # the user's, if it has broken
         self._left = asyncio.Event()
         self._is_left = False  # the same, for each row to look at
         # Raised by a function of the user's or by the input, until `run` raises it again.
@@ -556,6 +558,7 @@ class Runner:
                 _FUNCTIONS, "redline-function"
             )
         work = _Work(function)
+        returned: asyncio.Future[Any] | None = None
         try:
             returned = loop.run_in_executor(executor, work, value)
             if name == "after":
@@ -564,13 +567,23 @@ class Runner:
         except BaseException as error:
             if ends_task(error):
                 # What runs in a process of the user's pool is unknown here.
-                may_run = work.is_running or executor is not self._threads
+                may_run = work.is_running or executor not in (self._threads, self._broken)
                 if may_run and isinstance(error, asyncio.CancelledError):
                     self._abandon(task, f"the `{name}` function has not returned")
                 raise
-            # The row boundary: a defect in the user's function fails its row and not the run.
             is_stop = isinstance(error, RaisedStop)
             what = str(error) if is_stop else f"{type(error).__name__}: {error}"
+            if returned is None or isinstance(error, BrokenExecutor):
+                # It takes no other row's either: this row stays unfinished, as all that follow.
+                self._broken = executor
+                self.stop(
+                    ConfigError(
+                        f"the executor cannot run the `{name}` function: {what}",
+                        hint="pass a new executor: the same call goes on with the rows left",
+                    )
+                )
+                raise asyncio.CancelledError from error
+            # The row boundary: a defect in the user's function fails its row and not the run.
             raise Rejected(f"the `{name}` function raised {what}") from error
         finally:
             self._after.pop(task, None)
