@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,12 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
     assert job(rows=source, output=tmp_path / "out.jsonl").output is not None
 
 
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_a_folder_is_no_output(name: str) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        make_job([], {"output": name}, {})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "what"),
     [
@@ -281,6 +288,10 @@ def test_the_input_is_not_written_over(tmp_path: Path) -> None:
         ("limit", True, "limit must be int, not bool: True"),
         ("strict", 1, "strict must be bool, not int: 1"),
         ("prompt", 5, "prompt must be str, not int: 5"),
+        ("call", 5, "call must be Callable, not int: 5"),
+        ("after", "len", "after must be Callable, not str: 'len'"),
+        ("after", asyncio.sleep, "after must not be a coroutine function: it runs in a thread"),
+        ("executor", 4, "executor must be Executor, not int: 4"),
         ("limits", {"share": "redis://:pw@h"}, "limits must be Limits, not dict"),
         ("api_key", ("sk-1",), "api_key must be str, not tuple"),
         ("headers", [("Authorization", "sk-1")], "headers must be Mapping, not list"),

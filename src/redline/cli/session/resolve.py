@@ -262,13 +262,9 @@ def _check_needs(flags: Flags, stated: Flags) -> None:
 
 
 def _check_output_path(text: str) -> None:
-    """Raises ConfigError if no file can be at this path."""
+    """Raises ConfigError if no file can be at this path. A folder is refused by `output_at`."""
     path = local_path(text)
-    if path.is_dir():
-        raise ConfigError(
-            f"the output {text} is a folder", hint=f"name a file in it: {path / 'labels.jsonl'}"
-        )
-    if path.exists() and not path.is_file():
+    if path.exists() and not (path.is_file() or path.is_dir()):
         raise ConfigError(
             f"the output {text} is not a file", hint="leave out -o to get results on stdout"
         )

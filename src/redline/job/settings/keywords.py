@@ -159,7 +159,7 @@ _NOT_WITH_ENDPOINT = (
 # Options whose values may hold a key or a password, which no error shows.
 _SECRET = ("endpoint", "api_key", "headers", "proxy", "limits", "alerts", "otel")
 # Options that take anything, or whose values are checked elsewhere.
-_UNCHECKED = ("call", "cache", "fail_on", "before", "after", "executor")
+_UNCHECKED = ("cache", "fail_on")
 
 
 def options_of(keywords: Mapping[str, Any]) -> Options:
@@ -213,6 +213,12 @@ def _check_types(given: Mapping[str, Any]) -> None:
             raise ConfigError(f"{name} must be {names}, not {type(value).__name__}{shown}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{name} must be a finite number, not {value}")
+        if name in ("before", "after") and inspect.iscoroutinefunction(value):
+            # Its coroutine would be kept as the output, or fail a row that is paid for.
+            raise ConfigError(
+                f"{name} must not be a coroutine function: it runs in a thread",
+                hint="write `def`; for code that awaits there is `call`",
+            )
 
 
 @cache

@@ -21,6 +21,7 @@ from redline.job.settings.otel_settings import with_secrets
 from redline.job.settings.settings import Hooks, Job, Prompting
 from redline.journal import Output
 from redline.limits import Limits
+from redline.store import local_path, url_of
 
 SIM = "sim"
 OPENAI = "https://api.openai.com/v1"
@@ -62,7 +63,15 @@ def job_of(rows: object, options: Options, environment: Environment) -> Job:
 
 
 def output_at(place: str | os.PathLike[str], options: Options) -> Output:
-    """Returns the output at a path or URL, with the contents of lines that the options request."""
+    """Returns the output at a path or URL, with the contents of lines that the options request.
+
+    Raises ConfigError for a folder.
+    """
+    if url_of(place) is None and (path := local_path(place)).is_dir():
+        raise ConfigError(
+            f"the output {os.fspath(place)} is a folder",
+            hint=f"name a file in it: {path / 'labels.jsonl'}",
+        )
     return Output.at(place, **_given(options, *_OUTPUT))
 
 
