@@ -103,3 +103,22 @@ def test_a_number_that_is_none_is_not_sent_as_text(cli: Cli) -> None:
     told = cli("run", "in.parquet", *SIM)
     assert (told.status, said(told)) == (1, {"a": "1.5"})
     assert told.err.count("'text' is null") == 2
+
+
+def test_columns_that_arrow_cannot_convert_across_row_groups_are_read(cli: Cli) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = 600
+    table = pyarrow.table(
+        {
+            "custom_id": [f"{number}" for number in range(rows)],
+            # A category of pandas, with other members in each row group.
+            "text": pyarrow.array([f"text {number}" for number in range(rows)]).dictionary_encode(),
+            "about": [{"page": 1, "note": None}] * rows,
+            "at": pyarrow.array([0] * rows, pyarrow.timestamp("ns")),
+        }
+    )
+    parquet.write_table(table, "in.parquet", row_group_size=350)
+    told = cli("run", "in.parquet", *SIM)
+    assert told.status == 0
+    assert said(told) == {f"{number}": f"text {number}" for number in range(rows)}

@@ -165,7 +165,13 @@ def open_parquet(place: Path | RawIOBase, name: str, max_row_bytes: int) -> Arro
     check_names(file.schema_arrow.names, name)
     meta = file.metadata
     size = sum(meta.row_group(index).total_byte_size for index in range(meta.num_row_groups))
-    tables = file.iter_batches(batch_size=_batch_rows(size, meta.num_rows), use_threads=False)
+    batch_rows = _batch_rows(size, meta.num_rows)
+    # One row group at a time: Arrow cannot cast every column of a batch that joins two.
+    tables = (
+        table
+        for group in range(meta.num_row_groups)
+        for table in file.iter_batches(batch_rows, row_groups=[group], use_threads=False)
+    )
     files = [place] if isinstance(place, Path) else []
     return ArrowRows(name, meta.num_rows, tables, arrow, max_row_bytes, files)
 
