@@ -12,6 +12,7 @@ place in the queue, at no cost to their rows.
   no connection                          goes back to the queue            degraded
   Refused, Unpaid                        goes back to the queue            gone
   OverLimit                              goes to one with larger limits    -
+  Rejected for its model or key          goes to one that has not yet      -
   NoEndpoint                             goes back to the queue            degraded
 
 If there is no other endpoint, the call has its outcome. If all endpoints are degraded, breakers are
@@ -26,6 +27,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import TypeAlias, TypeGuard
 
 from redline.calls.http import is_unreachable
 from redline.clock import SYSTEM, Clock
@@ -38,6 +40,7 @@ from redline.errors import (
     OverLimit,
     RateLimited,
     Refused,
+    Rejected,
     Retryable,
     ServerFailed,
     TimedOut,
@@ -66,6 +69,9 @@ _ASKED = Asked()
 MOVED = "the endpoints have changed"
 # A call given up by its caller counts against the endpoint after this multiple of the mean latency.
 _LONG_WAIT = 3.0
+# What an endpoint rejects a request with because of what it says.
+_OF_THE_ROW = (400, 413, 422)
+Unfit: TypeAlias = OverLimit | Rejected
 _READY = Health.READY
 # From the best on.
 _STATES = (_READY, Health.WARMING, Health.STARTING, Health.DEGRADED, Health.DRAINING, Health.GONE)
@@ -600,7 +606,7 @@ class Pool:
             breaker.cancelled(epoch)
         if isinstance(error, Withdrawn):
             return False
-        if isinstance(error, OverLimit):
+        if _is_unfit(error):
             return not self._fits_elsewhere(member, error, request, call, now_s)
         if isinstance(error, Refused | Unpaid):
             # A proxy may have refused it before it was written.
@@ -691,16 +697,16 @@ class Pool:
         self._weigh()
 
     def _fits_elsewhere(
-        self, member: PoolMember, error: OverLimit, request: Request, call: Call, now_s: float
+        self, member: PoolMember, error: Unfit, request: Request, call: Call, now_s: float
     ) -> bool:
-        """Whether the limits of an endpoint could ever grant the call.
+        """Whether an endpoint that has not rejected the call has limits that could ever grant it.
 
-        If so, the call avoids the endpoints whose limits could not from now on, and waits for one
-        that could even if it does not work at the moment. error: that of `member`.
+        If so, the call avoids the others from now on, and waits for one that could take it even if
+        that does not work at the moment. error: that of `member`.
         """
         unfit, is_found = set[str](), False
         if error.status is not None:
-            # The provider itself says so, whatever is known here of its limits.
+            # The provider itself says so, whatever is known here.
             unfit = {*call.unfit, member.name}
             call.refused += 1
         for one in self._members:
@@ -883,10 +889,22 @@ def _says_nothing(error: CallError | NoEndpoint, outcome: Outcome) -> bool:
 
     Many such errors precede the request, as an invalid row does. A deadline may be too short.
     """
-    if isinstance(error, Withdrawn | OverLimit | Refused | Unpaid | RateLimited):
+    if isinstance(error, Withdrawn | Refused | Unpaid | RateLimited) or _is_unfit(error):
         return True
     is_unsent = bool(outcome.tried) and not outcome.tried[-1].was_sent
     return is_unsent or _is_late(error)
+
+
+def _is_unfit(error: CallError | NoEndpoint) -> TypeGuard[Unfit]:
+    """Whether the endpoint does not serve a request that another one may serve.
+
+    It is too large for its limits, or rejected not for what it says, but for its model (404), the
+    rights of the key (403) or where the address leads (302).
+    """
+    if not isinstance(error, Rejected):
+        return isinstance(error, OverLimit)
+    status = error.status
+    return status is not None and status >= 300 and status not in _OF_THE_ROW
 
 
 def _is_late(error: CallError | NoEndpoint | None) -> bool:

@@ -203,7 +203,7 @@ class Call(msgspec.Struct, kw_only=True):
 
     deadline_s: monotonic time after which no attempt starts or continues.
     priority: lower goes first. tenant: the one whose budget pays. avoid: endpoints not to use.
-    unfit: endpoints whose limits are too small for it. barred: endpoints that it must never use,
+    unfit: endpoints that are too small for it or do not serve it. barred: those it must never use,
     such as those that do not have its model; `avoid` includes them.
     committed: the first chunk of the answer has been passed on, so nothing may be retried.
     attempts: attempts started. requests: how many times the current request was written. sent_s:

@@ -353,6 +353,25 @@ def test_an_error_of_a_row_is_nothing_against_its_endpoint() -> None:
     virtual_run(main())
 
 
+def test_a_row_that_an_endpoint_does_not_serve_goes_to_another() -> None:
+    async def main() -> None:
+        missing = Rejected("HTTP 404", status=404)
+        servers = [
+            ModelServer("a", slots=4),
+            ModelServer("b", slots=16, fails=lambda *_: missing),
+        ]
+        outcomes = await run_rows(pool_of(servers), 200)
+        assert Counter(outcome.endpoint for outcome in outcomes if outcome.is_success) == {"a": 200}
+        assert servers[1].calls > 100
+        # If it is the last one left, its answer is the outcome.
+        servers[0].fails = lambda *_: Refused("HTTP 401", status=401)
+        outcomes = await run_rows(pool_of(servers), 20)
+        assert {type(outcome.error) for outcome in outcomes} == {Rejected}
+        assert len(outcomes) == 20
+
+    virtual_run(main())
+
+
 def test_names_are_unique_and_weights_positive() -> None:
     with pytest.raises(ConfigError, match="two endpoints of a pool are named a") as caught:
         pool_of([ModelServer("b"), ModelServer("a"), ModelServer("a")])
