@@ -11,6 +11,7 @@ import msgspec
 
 from redline.calls.cost import Amount
 from redline.errors import ConfigError, JournalError, RedlineError
+from redline.job.batch import Ledger
 from redline.job.inspect.cost import Cost, Tariff
 from redline.job.inspect.current import CurrentLines, current_lines
 from redline.job.outputs import near, read_spent
@@ -110,7 +111,7 @@ def opened(output: Output) -> Iterator[Opened]:
     manifest, problem = _manifest(output)
     with current_lines(output) as lines:
         try:
-            spent = read_spent(output)
+            spent = _spent(output)
         except JournalError as error:
             spent, problem = None, problem or error.what
         yield Opened(
@@ -121,6 +122,15 @@ def opened(output: Output) -> Iterator[Opened]:
             problem=problem,
             spent=spent,
         )
+
+
+def _spent(output: Output) -> Amount | None:
+    """Returns what all runs with a budget have spent and reserved, by live calls and by batches."""
+    live = read_spent(output)
+    if live is None:
+        return None
+    batches = Ledger(output)
+    return live.plus(batches.spent).plus(batches.reserved)
 
 
 def _manifest(output: Output) -> tuple[Manifest | None, str]:
