@@ -24,6 +24,7 @@ from redline.process.output import (
     counted,
     duration,
     lasting,
+    listed,
     printable,
     printable_json,
     three_digits,

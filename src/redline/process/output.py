@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 from typing import Any, TextIO, cast
 
 # Control sequences of terminals (ECMA-48, 5.4 and 5.6): CSI with its parameters, strings up to
@@ -24,6 +25,8 @@ _HIDDEN = re.compile(
 )
 # The same in the UTF-8 of JSON, where a control character below 32 is escaped already.
 _HIDDEN_IN_JSON = re.compile(_HIDDEN.pattern.replace("\x00-\x08\x0b-\x1f", ""))
+# Characters of a list of names in a message: a table may have thousands of columns.
+_LONGEST_LIST = 500
 
 
 class _Lasting:
@@ -62,6 +65,11 @@ def counted(number: int, one: str, many: str = "") -> str:
 def clipped(text: str, longest: int) -> str:
     """Returns the text, cut to at most `longest` characters, of which the last are then `...`."""
     return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """Returns the names for a message: `text, label`, of very many the first; `none` for none."""
+    return clipped(", ".join(names) or "none", _LONGEST_LIST)
 
 
 def duration(seconds: float) -> str:

@@ -200,6 +200,14 @@ def test_a_template_that_does_not_fit_a_row(template: str, problem: str) -> None
         body({"text": "a", "n": 1}, prompt=template)
 
 
+def test_a_table_of_many_columns_is_not_listed_whole() -> None:
+    wide = {f"column {number}": "x" for number in range(2000)}
+    for prompt in ({"prompt": "{{ txt }}"}, {}):
+        with pytest.raises(Rejected, match="its columns are: column 0, column 1, ") as caught:
+            body(wide, **prompt)
+        assert len(str(caught.value)) < 1000
+
+
 @pytest.mark.parametrize("name", ["prompt", "system", "body", "url"])
 @pytest.mark.parametrize("text", ["{{ a ", "{% if %}", "{{ a | nope }}"])
 def test_a_template_in_error(name: str, text: str) -> None:

@@ -30,6 +30,7 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.runtime import Context
 
 from redline.errors import BadTemplate, ConfigError
+from redline.process import listed
 
 _ROW = "row"
 # Names that Jinja binds itself, to the template and to a loop, and columns of these names.
@@ -176,7 +177,7 @@ class Template:
         except jinja2.UndefinedError as error:
             raise BadTemplate(
                 f"the {self._name} template does not fit the row: {error.message}; "
-                f"its columns are: {', '.join(row) or 'none'}"
+                f"its columns are: {listed(row)}"
             ) from error
         except (jinja2.TemplateError, ArithmeticError, TypeError, ValueError) as error:
             raise BadTemplate(f"the {self._name} template fails on the row: {error}") from error

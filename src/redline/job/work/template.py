@@ -13,6 +13,7 @@ from redline.calls import Request, refuse_partial
 from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import BODILESS, Prompting
 from redline.job.work.body import FixedBody
+from redline.process import listed
 
 if TYPE_CHECKING:
     from redline.job.work.jinja_template import Template
@@ -170,8 +171,7 @@ class Renderer:
                 hint="give it a `prompt` or `input`, or make one with --prompt",
             )
         raise BadRow(
-            "the row has no `messages`, `prompt` or `input`; its columns are: "
-            + (", ".join(row) or "none"),
+            f"the row has no `messages`, `prompt` or `input`; its columns are: {listed(row)}",
             hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
         )
 

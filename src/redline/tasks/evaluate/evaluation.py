@@ -22,6 +22,7 @@ import msgspec
 from redline.calls import Outcome, Request
 from redline.errors import ConfigError, Rejected
 from redline.job.settings import Ask
+from redline.process import listed
 from redline.tasks.evaluate.judge import Judge, JudgeSettings
 from redline.tasks.evaluate.metrics import Grade, Metric, metric_of
 from redline.tasks.evaluate.text import in_thread_if_long
@@ -160,7 +161,7 @@ class Grading:
         if self._gold not in row:
             raise Rejected(
                 f"the question has no column {self._gold} with its right answer; its columns are: "
-                f"{', '.join(row) or 'none'}",
+                f"{listed(row)}",
                 hint="name the column with gold = in the task's file",
             )
         return row[self._gold]

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from redline.errors import ConfigError, nearest
+from redline.process import listed
 from redline.sources import first_rows
 from redline.store import local_path, url_of
 from redline.tasks.tag.schema import Schema
@@ -65,7 +66,7 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
     raise ConfigError(
         "which column should be tagged?",
         where=rows,
-        hint=f"name it with --prompt {example}; the columns are: {', '.join(row) or 'none'}",
+        hint=f"name it with --prompt {example}; the columns are: {listed(row)}",
     )
 
 
@@ -84,7 +85,7 @@ def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
     does not exist, and for a COLUMN alone if a tag has several fields that it may be compared with.
     """
     field, equals, column = text.partition("=")
-    known = ", ".join(schema.fields) or "none"
+    known = listed(schema.fields)
     if not equals or (row is not None and text in row):
         # A column's name may itself contain an equals sign.
         column, fields = text, list(schema.labels) or list(schema.fields)
@@ -102,6 +103,6 @@ def gold_of(text: str, schema: Schema, row: Mapping[str, Any] | None) -> Gold:
     if row is not None and column not in row:
         raise ConfigError(
             f"the rows have no column {column}",
-            hint=nearest(column, row) or f"they have: {', '.join(row)}",
+            hint=nearest(column, row) or f"they have: {listed(row)}",
         )
     return Gold(field, column)
