@@ -396,3 +396,9 @@ def test_a_name_of_several_models_costs_the_most_and_settles_by_who_answered() -
     stated = price(input=5, output=5)
     known = Prices({**own, "fast": stated}, models)
     assert known.find("fast") == known.at("x", "fast") == stated
+    # Answers bear the endpoint's name of the model, and cost what a budget settles for them.
+    assert known.at("x", "a") == stated
+    assert Prices({"fast": stated}, models).at("y", "b") == stated
+    # Which of two names was asked for is unknown.
+    shared = {"x": {"fast": "c", "big": "c"}}
+    assert Prices({"fast": stated, "big": own["a"]}, shared).at("x", "c") is None

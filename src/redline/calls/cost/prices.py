@@ -115,9 +115,13 @@ class Prices:
         """Returns the price of a model at an endpoint; None if unknown.
 
         The endpoint's tariff comes first, then the user's price for the requested name, then the
-        stated price of the endpoint's own name for it.
+        stated price of the endpoint's own name for it. Answers bear the endpoint's own name.
         """
-        called = self._models[endpoint].get(model, model)
+        names = self._models[endpoint]
+        called = names.get(model, model)
+        if model not in names:
+            asked = [name for name, own in names.items() if own == model]
+            model = asked[0] if len(asked) == 1 else model
         tariff = self._tariffs.get(endpoint, {})
         return (
             _in(tariff, called)
