@@ -72,10 +72,11 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 class _Known(msgspec.Struct, frozen=True, kw_only=True):
     """The observations of a job. level: the recent level of the latest run; caps: for each limit,
     named as in Setting, the answers per second that it allows, and their error; others: the
-    other constraints.
+    other constraints. most_slots: the most calls that a search may have in flight, 0 if unknown.
     """
 
     setting: Setting
+    most_slots: int
     level: Level
     cause: Cause
     caps: dict[str, tuple[float, float]]
@@ -114,6 +115,7 @@ def _known_of(runs: Sequence[RunHistory]) -> _Known | str:
     whole = merged(lately)
     return _Known(
         setting=setting_of(lately[-1].slots, whole.limits, len(last.facts.endpoints)),
+        most_slots=last.facts.slots,
         level=level,
         cause=cause,
         caps=_caps(lately, level, bound.what if cause is Cause.LIMIT else ""),
@@ -161,7 +163,9 @@ def _usual_changes(known: _Known) -> Iterator[tuple[Setting, str]]:
         yield replace(now, limits=raised), "twice the limits"
     grown = 1 + 1 / now.endpoints
     limits = {name: round(count * grown) for name, count in now.limits.items()}
-    more = replace(now, endpoints=now.endpoints + 1, limits=limits)
+    # A search for the number of calls in flight finds that of the new endpoint as well.
+    slots = max(now.slots, min(known.most_slots, grown * now.slots))
+    more = replace(now, endpoints=now.endpoints + 1, limits=limits, slots=slots)
     yield more, "another endpoint or key" if known.cause is Cause.LIMIT else "another endpoint"
 
 

@@ -209,6 +209,18 @@ def test_advice_names_what_brings_most_and_puts_equal_gains_together() -> None:
     assert isinstance(predictions([]), str)
 
 
+def test_a_search_for_calls_in_flight_would_use_another_endpoint() -> None:
+    runs = [run(capped(16), n) for n in (6, 12, 24, 17)]
+    searched = msgspec.structs.replace(FACTS, slots=1000)
+    runs[-1] = msgspec.structs.replace(runs[-1], facts=searched)
+    found = predictions(runs)
+    assert not isinstance(found, str)
+    more = next(one for one in found if one.change == "another endpoint")
+    # 17 calls at each of the two, of which either works on 16.
+    assert more.holds(2 * 80)
+    assert not more.holds(85)
+
+
 def test_a_run_is_scored_by_what_was_predicted_of_it() -> None:
     runs = [run(proportional, n) for n in (4, 8, 16)]
     for law, is_right in ((proportional, True), (capped(20), False)):
