@@ -486,6 +486,21 @@ def test_others_are_yielded_to_and_what_they_leave_is_used_again() -> None:
     check_others(Feedback)
 
 
+def test_what_others_took_of_a_bucket_once_holds_nothing_back() -> None:
+    world = World(Rate(1000, 3600.0), "bucket")
+    for _ in range(400):
+        world.server.ask(Charge(), 0.0)
+    world.run(3600.0)
+    assert not world.rejected
+    assert world.used(0.0, 3600.0) > 0.97
+
+
+def test_half_of_a_bucket_is_kept_for_what_others_go_on_taking() -> None:
+    world = World(Rate(300, 60.0), "bucket", others=0.5).run(600.0)
+    assert not world.rejected
+    assert world.used(240.0, 600.0) > 0.95 * 0.5
+
+
 def test_what_headroom_leaves_free_is_theirs() -> None:
     for algorithm in ("fixed", "moving", "counter", "bucket"):
         world = World(Rate(60, 6.0), algorithm, others=0.35, headroom=0.6).run(120.0)

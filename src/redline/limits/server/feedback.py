@@ -4,7 +4,7 @@ headers state a limit that was not stated before    it is adopted, if `rate` is 
 headers state another limit than they did           it takes effect; never above the user's own
 headers say less remaining than we alone would     others use the key: a window is shared with
 have left                                           them (_Crowd); what they took of a bucket is
-                                                    taken off ours
+                                                    taken off ours, beyond half of it
 429s, clearly above 1 % of the answers              if few and no other client is seen, the guard is
                                                     doubled once; otherwise less is sent (Pressure)
 """
@@ -37,6 +37,8 @@ _STEADY_RATE = 0.2
 _LOOKS = 16
 # A moving window, too, is whole again after nearly W.
 _TELLING = 0.9
+# Others are seen by replies, which come late: half of a bucket that fills sooner may be gone then.
+_SPARED_FROM_S = 20.0
 # The share of rejections is judged over at least this many seconds.
 _SHORTEST_LOOK_S = 1.0
 # The smallest share of a limit that is used, so that probing continues.
@@ -222,11 +224,23 @@ class Feedback:
             return self._use_share()
         self._crowd.forget()
         known = max(then.in_bucket + line.others - then.others, now.in_bucket)
-        others = math.floor(used - known - _left_free(self._rules, line, one.limit))
+        others = math.floor(used - known - self._spare(line, one.limit))
         is_seen = others > _noise(self._rules, line, one.limit)
         if is_seen:
             line.take(others, now_s)
         return self._use_share() or is_seen
+
+    def _spare(self, line: LimitLine, limit: int) -> float:
+        """What may be missing of a bucket without harm.
+
+        An even pace takes no more than is refilled, so half of the bucket is room enough. What was
+        taken once, or is refilled in steps, then costs nothing.
+        """
+        free = _left_free(self._rules, line, limit)
+        is_even = self._rules.limits.profile in ("any", "counter")
+        if is_even and line.stated.window_s >= _SPARED_FROM_S:
+            return (free + limit) / 2
+        return free
 
     def _learn_refill(self, line: LimitLine, one: Stated, used: int, now_s: float) -> None:
         """A bucket says that it is whole again after what is missing times W / N.
