@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,16 @@ def test_tags_of_rows_that_were_corrected_are_not_passed_off_as_the_inputs(
         "tagged 4, failed 0"
     )
     assert "table: out.csv, 4 rows, and with those that the last run did not read\n" in told.out
+
+
+def test_a_confusion_matrix_is_replaced_as_a_whole(cli: Cli, given: str, labels: str) -> None:
+    flags = ["tag", given, "--schema", labels, *ECHO, "--prompt", SAID, "-o", "out.jsonl"]
+    cli(*flags, "--gold", "gold")
+    # On a full disk, the old one must stay.
+    before = Path("out.confusion.csv").read_text()
+    os.link("out.confusion.csv", "kept.csv")
+    cli(*flags, "--gold", "said")
+    assert Path("out.confusion.csv").read_text() != before == Path("kept.csv").read_text()
 
 
 def test_a_tag_that_failed_is_asked_for_again_whatever_the_cache_has(

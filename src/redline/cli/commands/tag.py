@@ -15,7 +15,7 @@ from redline.cli.session import Session, say
 from redline.errors import ConfigError
 from redline.job.settings import Flags, Job, Prompting, flag_of, read
 from redline.journal import Output
-from redline.process import counted
+from redline.process import counted, write_file
 from redline.tasks.tag import (
     FORMATS,
     SUFFIXES,
@@ -179,10 +179,7 @@ def _tell(
         )
     if found.agreement is not None:
         matrix = _matrix_path(output)
-        try:
-            matrix.write_text(found.agreement.as_csv(), "utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write {matrix}: {error.strerror}") from error
+        write_file(matrix, found.agreement.as_csv().encode())
         notes.append(f"confusion matrix: {matrix}")
     if table is not None:
         count = write_table(output.path, table) if output.path.exists() else 0
