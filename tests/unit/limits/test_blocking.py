@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from redline.clock import SYSTEM
-from redline.errors import OverLimit
+from redline.errors import ConfigError, OverLimit
 from redline.limits import Cost, Limits, Rate, SyncLimiter
 from redline.testing import ManualClock
 from support.catching import assert_caught
@@ -214,6 +214,15 @@ def test_more_than_a_limit_allows_at_all_is_refused_at_once() -> None:
     assert limiter.waiting == 0
     with limiter(tokens=100):
         pass
+
+
+@pytest.mark.parametrize("tokens", [-1, float("nan")])
+def test_tokens_that_are_no_amount_are_refused_and_take_nothing(tokens: Any) -> None:
+    limiter = SyncLimiter(Limits(tokens="100/1s"), ManualClock())
+    with pytest.raises(ConfigError, match="0 or more"), limiter(tokens=tokens):
+        raise AssertionError("it was let in")
+    with limiter(tokens=100) as grant:
+        assert grant.waited_s == 0
 
 
 def check_settling(kind: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from redline.errors import OverLimit
+from redline.errors import ConfigError, OverLimit
 from redline.limits.rule.cost import AMOUNT_OF, CERTAIN, KINDS, AmountOf, Cost, Kind
 from redline.limits.rule.guard import MARGIN_S, Jitter
 from redline.limits.rule.kept_sends import RecentSends
@@ -118,15 +118,18 @@ class Rules:
         return min(counts, default=math.inf)
 
     def check(self, cost: Cost) -> None:
-        """Raises OverLimit when `cost` could never be granted."""
+        """Raises OverLimit when `cost` could never be granted, ConfigError if it is no amount."""
         # One request fits into every limit of requests.
         for line, amount_of, most in self._tokens:
-            if amount_of(cost) > most:
+            if (amount := amount_of(cost)) > most:
                 raise OverLimit(
-                    f"the call needs about {amount_of(cost):,} {line.kind.replace('_', ' ')}, more "
+                    f"the call needs about {amount:,} {line.kind.replace('_', ' ')}, more "
                     f"than the limit of {self._largest(line)} allows at all",
                     hint="shorten the prompt, lower max_tokens, or raise the token limit",
                 )
+            # A NaN that was booked would hold all other calls for ever.
+            if not amount >= 0:
+                raise ConfigError(f"the tokens of a call must be 0 or more, not {amount}")
 
     def fits(self, cost: Cost) -> bool:
         """Whether the counts in force, which headers may have lowered, could grant `cost`."""
