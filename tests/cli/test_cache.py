@@ -41,13 +41,11 @@ def test_without_a_flag_nothing_is_kept_and_nothing_is_told(
 def test_a_second_run_asks_nothing(cli: Cli, rows: Rows, tmp_path: Path) -> None:
     name = rows({"text": "a"}, {"text": "b"})
     first = cli("run", name, *FIXED, "--cache")
-    assert "\ncache: 0 hits, 0 shared in flight, 2 misses: 0 % of rows without a request\n" in (
-        first.err
-    )
+    assert "\ncache: 0 hits, 0 shared in flight, 2 misses: 0 % of requests saved\n" in (first.err)
     second = cli("run", name, *FIXED, "--cache")
     assert second.err == (
         "2 rows = 2 succeeded + 0 failed + 0 unfinished\n"
-        "cache: 2 hits, 0 shared in flight, 0 misses: 100 % of rows without a request\n"
+        "cache: 2 hits, 0 shared in flight, 0 misses: 100 % of requests saved\n"
     )
     assert (cached(first), cached(second)) == ([False] * 2, [True] * 2)
     assert [line["attempts"] for line in second.results] == [0, 0]
@@ -63,7 +61,7 @@ def test_sampled_rows_are_asked_and_the_summary_says_why(cli: Cli, rows: Rows) -
         told = cli("run", name, *SIM, *IN)
         assert "3 requests at" in told.err
         assert (
-            "\ncache: 3 rows are sampled, so not cached; see --temperature 0, --param seed=7, "
+            "\ncache: 3 requests are sampled, so not cached; see --temperature 0, --param seed=7, "
             "--cache-sampled\n"
         ) in told.err
         assert cached(told) == [False] * 3

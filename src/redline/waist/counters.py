@@ -106,15 +106,15 @@ class CacheUse(msgspec.Struct):
 
     @property
     def spared(self) -> int:
-        """The number of rows that were answered without a request."""
+        """The number of calls that were answered without a request."""
         return self.hits + self.shared
 
     @property
     def asked(self) -> int:
-        """The number of rows that asked the cache."""
+        """The number of calls that asked the cache."""
         return self.spared + self.misses + self.passed
 
     @property
     def share(self) -> float:
-        """The share of looked-up rows that the cache answered, 0 to 1."""
+        """The share of looked-up calls that the cache answered, 0 to 1."""
         return self.spared / max(1, self.asked)

@@ -170,13 +170,12 @@ def _cache_lines(report: Report) -> Iterator[str]:
     if use is not None and (use.spared or use.misses):
         yield (
             f"cache: {counted(use.hits, 'hit')}, {use.shared:,} shared in flight, "
-            f"{counted(use.misses, 'miss', 'misses')}: {100 * use.share:.0f} % of rows without a "
-            "request"
+            f"{counted(use.misses, 'miss', 'misses')}: {100 * use.share:.0f} % of requests saved"
         )
     if use is not None and use.passed:
         yield (
-            f"cache: {counted(use.passed, 'row is', 'rows are')} sampled, so not cached; see "
-            "--temperature 0, --param seed=7, --cache-sampled"
+            f"cache: {counted(use.passed, 'request is', 'requests are')} sampled, so not cached; "
+            "see --temperature 0, --param seed=7, --cache-sampled"
         )
     for note in report.cache_notes:
         yield f"cache: {note}"
