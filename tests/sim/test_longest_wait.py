@@ -66,8 +66,9 @@ def run(
     limits: Limits = FREE,
     latency_s: float = 1.0,
     longest_wait_s: float | None = None,
+    is_one_down: bool = False,
 ) -> Ran:
-    """The end of a run on a server for each of `answers`."""
+    """The end of a run on a server for each of `answers`, and on one that was never up."""
 
     async def main() -> Ran:
         loop = asyncio.get_running_loop()
@@ -83,6 +84,10 @@ def run(
                 await stack.enter_async_context(RawServer(_serving(each, latency_s)))
                 for each in answers
             ]
+
+            if is_one_down:
+                async with RawServer(_serving(works, 0.0)) as down:
+                    servers.append(down)
 
             def backend(
                 server: RawServer, on_room: Callable[[], None] | None = None
@@ -192,6 +197,13 @@ def test_another_endpoint_that_can_go_on_keeps_the_run_going() -> None:
     assert ran.done == 12
     # By the one that could go on sooner.
     assert 1.9 * HOUR_S < ran.stopped.wait_s <= 2 * HOUR_S
+
+
+def test_an_endpoint_that_is_out_of_reach_keeps_no_run_waiting() -> None:
+    ran = run([quota(10, 8 * HOUR_S)], longest_wait_s=600.0, is_one_down=True)
+    assert isinstance(ran.stopped, WaitTooLong)
+    assert "the endpoint asked to wait" in str(ran.stopped)
+    assert (ran.done, ran.took_s < 60) == (10, True)
 
 
 def test_the_last_row_is_not_waited_for_if_it_alone_was_asked_to_wait() -> None:

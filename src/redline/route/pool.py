@@ -265,6 +265,8 @@ class Pool:
                 binds="no endpoint is left",
             )
         nearest = min(loads, key=lambda one: one.room_s)
+        # One that has been out of reach for long has no wait that would end.
+        reachable = [one for one in loads if one.state is not Health.GONE] or loads
         slots = [one.slots for one in loads]
         states = (one.health(now_s, load_of.get(one)) for one in self._members)
         least_s = math.ulp(0.0) if self.queued or self.is_full else 0.0
@@ -276,8 +278,8 @@ class Pool:
             slots=self._bounded(sum(slots) if all(slots) else math.inf),
             ahead_free=sum(one.ahead_free for one in loads),
             room_s=max(nearest.room_s, least_s),
-            parked_until_s=min(one.parked_until_s for one in loads),
-            next_s=min(one.next_s for one in loads),
+            parked_until_s=min(one.parked_until_s for one in reachable),
+            next_s=min(one.next_s for one in reachable),
             tokens_out=sum(one.tokens_out for one in loads),
             binds=f"{self._most} calls in flight" if self.is_full else nearest.binds,
         )
