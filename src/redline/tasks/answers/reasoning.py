@@ -15,11 +15,16 @@ import re
 
 from redline.tasks.answers.markup import BOLD, BOX, HASHES
 
-_NAMES = "think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|rationale"
+# Some models prefix the first: `<seed:think>`.
+_NAMES = (
+    r"(?:\w{1,16}[:_])?think|thinking|thought|thoughts|reasoning|scratchpad|analysis|reflection|"
+    r"rationale"
+)
 _REASONING = re.compile(
-    rf"(?i)(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|begin_of_thought\|>"
+    rf"(?i)(?P<open><(?:{_NAMES})>|\[THINK\]|◁think▷|<\|(?:begin_of_thought|START_THINKING)\|>"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>)"
-    rf"|</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|end_of_thought\|>|<\|channel\|>final<\|message\|>",
+    rf"|</(?:{_NAMES})>|\[/THINK\]|◁/think▷|<\|(?:end_of_thought|END_THINKING)\|>"
+    r"|<\|channel\|>final<\|message\|>",
 )
 _TURN_ENDS = re.compile(
     r"<\|(?:im_end|im_start|eot_id|eom_id|endoftext|end_of_text|end|return|start|start_header_id|"
