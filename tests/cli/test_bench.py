@@ -175,6 +175,12 @@ def test_the_knee_is_named(cli: Cli) -> None:
     assert [row.split()[0] for row in rows] == [str(one["concurrency"]) for one in levels]
 
 
+def test_a_single_level_is_said_to_show_no_knee(cli: Cli) -> None:
+    told = cli("bench", "sim", "--find-concurrency", "--limit", "3")
+    assert told.status == 0
+    assert "note: only this level was measured" in told.out
+
+
 def test_limits_and_budgets_hold(cli: Cli) -> None:
     with simulated("--requests", "5/1s") as sim:
         flags = ("--model", "gpt-4o-mini", "--duration", "2s", "--max-tokens", "2")

@@ -135,6 +135,8 @@ def knee_lines(knee: Knee, measured: Sequence[Figures]) -> Iterator[str]:
             f"note: {shown} may be enough as well, given the intervals: a longer duration would "
             "show"
         )
+    if len(measured) == 1:
+        yield "note: only this level was measured: a larger --limit or -c allows more of them"
     if knee.is_open:
         yield "note: throughput still rose at the highest level that was measured"
     for one in measured:
