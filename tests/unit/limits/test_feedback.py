@@ -8,6 +8,7 @@ import heapq
 import itertools
 import random
 import weakref
+from email.utils import formatdate
 from typing import Any
 
 import msgspec
@@ -48,7 +49,7 @@ class Told:
         bookings = self.rules.book(Cost(10), self.now_s)
         for booking in bookings:
             booking.window.sent(booking, self.now_s)
-        stated = self.reader.read(headers, WALL_S)
+        stated = self.reader.read(headers, WALL_S + self.now_s)
         return self.feedback.heard(stated, bookings, self.now_s)
 
     @property
@@ -160,6 +161,33 @@ def test_a_window_that_was_taken_for_a_short_one_is_corrected() -> None:
     assert told.tell(openai(60, 59, "1m0s"))
     assert told.lines == [("requests", "60/60s")]
     assert not told.tell(openai(60, 3, "4s"))
+
+
+@pytest.mark.parametrize("ahead_s", [-600, -55, 0, 55, 600])
+def test_moments_are_those_of_the_servers_clock(ahead_s: int) -> None:
+    """ahead_s: of the server's clock before ours."""
+    told = Told(rate="auto")
+    for second in range(1, 125):
+        now_s = WALL_S + ahead_s + second
+        told.tell({**moments(second, now_s), "date": formatdate(now_s, usegmt=True)})
+    assert told.lines == [("requests", "300/60s")]
+
+
+def test_moments_that_are_always_past_show_no_window() -> None:
+    told = Told(rate="auto")
+    for second in range(1, 125):
+        told.tell(moments(second, WALL_S - 600 + second))
+    assert told.lines == [("requests", "300/60s")]
+
+
+def moments(second: int, now_s: float) -> dict[str, str]:
+    """What a fixed window states that begins each minute and gets a call a second."""
+    used = second % 60
+    return {
+        "x-ratelimit-limit": "300",
+        "x-ratelimit-remaining": str(300 - used),
+        "x-ratelimit-reset": str(round(1000 * (now_s + 60 - used))),
+    }
 
 
 @pytest.mark.parametrize(("is_auto", "raised"), [(True, "500/60s"), (False, "500/60s")])

@@ -240,6 +240,15 @@ def test_every_date_within_a_day_is_read(ahead_s: int) -> None:
     assert read(retry_after=formatdate(NOW_S + ahead_s, usegmt=True)) == ahead_s
 
 
+@pytest.mark.parametrize("ahead_s", [-4000, -60, 0, 60, 4000])
+def test_a_date_is_compared_with_the_servers_own(ahead_s: int) -> None:
+    """ahead_s: of the server's clock before ours."""
+    now_s = NOW_S + ahead_s
+    until = formatdate(now_s + 20, usegmt=True)
+    assert read(retry_after=until, date=formatdate(now_s, usegmt=True)) == 20
+    assert read(retry_after=formatdate(NOW_S + 20, usegmt=True), date="soon") == 20
+
+
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]), max_size=40)
 
 

@@ -27,6 +27,7 @@ from redline.limits.server.stated_limit import (
     read_limit,
     read_reset_s,
     read_window_s,
+    server_wall_s,
 )
 
 # The names of a reply's headers are looked through if no reply had the same ones in the same order.
@@ -118,7 +119,8 @@ class HeaderReader:
         """The limits that one reply states, in no order; most often none.
 
         headers: looked up in the case in which the server first sent them. wall_s: the time now,
-        for resets given as a moment. Never raises, whatever the server sends.
+        for resets given as a moment; the server's own time, by its Date, counts before it. Never
+        raises, whatever the server sends.
         """
         layout = tuple(headers)
         if layout not in self._layouts:
@@ -126,6 +128,7 @@ class HeaderReader:
         if not self._lanes and not self._forms:
             return ()
         get = headers.get
+        wall_s = server_wall_s(headers, wall_s)
         found: list[Stated] = []
         for lane in self._lanes:
             limit = read_limit(get(lane.limit))

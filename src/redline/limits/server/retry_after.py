@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from datetime import UTC
 from typing import Any
 
 import msgspec
@@ -13,10 +12,12 @@ from redline.limits.rule import SECONDS, Kind
 from redline.limits.server.stated_limit import (
     WRITTEN_KINDS,
     Stated,
+    read_date_s,
     read_duration_s,
     read_limit,
     read_number,
     read_window_s,
+    server_wall_s,
 )
 
 # A wait of more than a day is treated as a mistake in the header.
@@ -56,9 +57,9 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
     """Seconds to wait by `retry-after-ms` or `Retry-After` (RFC 9110, 10.2.3), or by the body.
 
     headers: looked up in lower case. Retry-After is a number of seconds, fractions allowed, or an
-    HTTP date, compared with wall_s. body: of the error, if it may state a wait: Google's
-    RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None if nothing is stated.
-    0..86,400; anything else reads as absent.
+    HTTP date, compared with the server's own `Date`, or else with wall_s. body: of the error, if it
+    may state a wait: Google's RetryInfo, or a sentence such as `Please try again in 1m26.4s`. None
+    if nothing is stated. 0..86,400; anything else reads as absent.
     """
     wait_ms = read_number(headers.get("retry-after-ms"))
     wait_s = None if wait_ms is None else wait_ms / 1000
@@ -66,8 +67,8 @@ def retry_after_s(headers: Mapping[str, str], wall_s: float, body: bytes = b"") 
         # Azure rounds its milliseconds down to 0 beside a Retry-After of 1.
         text = headers.get("retry-after")
         seconds_s = read_number(text)
-        if seconds_s is None and text:
-            seconds_s = _until(text, wall_s)
+        if seconds_s is None and (date_s := read_date_s(text)) is not None:
+            seconds_s = max(0.0, date_s - server_wall_s(headers, wall_s))
         wait_s = wait_s if seconds_s is None else seconds_s
     if wait_s is None and body:
         wait_s = _body_s(body[:_LONGEST_BODY])
@@ -139,17 +140,3 @@ def _body_s(body: bytes) -> float | None:
         else:
             waits.append(read_duration_s(found[1].decode().lower()) or 0.0)
     return max(waits, default=None)
-
-
-def _until(text: str, wall_s: float) -> float | None:
-    # Imported here: most servers state seconds, and `import redline` reads this file.
-    from email.utils import parsedate_to_datetime
-
-    try:
-        date = parsedate_to_datetime(text)
-    except (ValueError, OverflowError):
-        return None
-    if date.tzinfo is None:
-        # The old asctime form names no zone; an HTTP date is always UTC (RFC 9110, 5.6.7).
-        date = date.replace(tzinfo=UTC)
-    return max(0.0, date.timestamp() - wall_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
 
@@ -17,6 +18,8 @@ _LONGEST_S = 31 * 86_400.0
 _FIRST_MOMENT_S = 1e8
 # A moment in seconds stays below this until the year 5138: a larger one counts milliseconds.
 _FIRST_MOMENT_MS = 1e11
+# A Date counts whole seconds and travels; one further from our clock shows that the clocks differ.
+_SAME_CLOCK_S = 3.0
 # The longest known text of a time has 32 characters. The bound limits the cache as well.
 _LONGEST_TIME = 64
 
@@ -106,6 +109,32 @@ def read_reset_s(text: str | None, wall_s: float) -> float | None:
     return time_s if time_s <= _LONGEST_S else None
 
 
+def server_wall_s(headers: Mapping[str, str], wall_s: float) -> float:
+    """The time by the server's clock when it answered, with which its moments are compared.
+
+    headers: looked up in lower case. wall_s: ours, which may be wrong; it stands where `Date`, in
+    whole seconds, agrees with it.
+    """
+    date_s = read_date_s(headers.get("date"))
+    return wall_s if date_s is None or abs(date_s - wall_s) <= _SAME_CLOCK_S else date_s
+
+
+@lru_cache(maxsize=16)  # it changes once a second
+def read_date_s(text: str | None) -> float | None:
+    """Seconds since 1970 of an HTTP date; None for anything else."""
+    # Imported here: `import redline` reads this file.
+    from email.utils import parsedate_to_datetime
+
+    try:
+        date = parsedate_to_datetime(text or "")
+    except (ValueError, OverflowError):
+        return None
+    if date.tzinfo is None:
+        # The old asctime form names no zone; an HTTP date is always UTC (RFC 9110, 5.6.7).
+        date = date.replace(tzinfo=UTC)
+    return date.timestamp()
+
+
 def read_duration_s(text: str) -> float | None:
     """Seconds from `114ms`, `1.5s`, `6m0s` or `24h0m0s`; None for anything else."""
     found = _DURATION.fullmatch(text)
@@ -154,7 +183,7 @@ class WindowGuess(msgspec.Struct):
         # A sliding-window counter is whole again after two windows.
         if reset_s > 2 * window_s + 1:
             revised_s = _usual_s(reset_s / 2)
-        elif is_window and now_s >= self.since_s + window_s:
+        elif is_window and self._longest_s > 0 and now_s >= self.since_s + window_s:
             # It was taken for a bucket at first, whose resets are shorter than its window.
             revised_s = min(window_s, _usual_s(self._longest_s))
         if revised_s != window_s:
