@@ -43,6 +43,9 @@ READY: dict[str, Any] = {"has_ready": True, "in_hand": 4, "in_flight": 4}
         ("memory", [FREE], {"is_starved": True, "is_full": True}),
         ("taker", [FREE], {**READY, "handing": 4, "in_hand": 0}),
         ("budget", [FREE], {**READY, "waits_for_budget": True}),
+        # Calls that have their part of the budget could not be sent either.
+        ("limit", [LIMITED], {**READY, "waits_for_budget": True}),
+        ("parked", [PARKED], {**READY, "waits_for_budget": True}),
         ("backoff", [FREE], {"has_ready": True, "in_hand": 8, "in_flight": 2, "retrying": 6}),
         ("backoff", [FREE], {"is_over": True, "in_hand": 1, "retrying": 1}),
         ("rest", [FREE], {"is_over": True, "in_hand": 2, "in_flight": 2}),

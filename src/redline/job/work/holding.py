@@ -3,11 +3,11 @@
 The rules in their order; the first that matches counts:
 
   rest     the run is ending: no other row is begun
-  budget   a call waits for the budget
   parked   every endpoint has asked to wait or cannot be reached; at least one has asked to wait
   down     no endpoint can be reached
   limit    no endpoint has room; at half or more of those that work, calls wait for their grant
   slots    there is another row, and no endpoint has room, or not all of them together
+  budget   a call waits for the budget; it could be sent with a larger one
   taker    a worker waits until its result is taken
   writer   workers wait for rows, which are not read since too much is not durable
   memory   the same, since the rows at hand are too large
@@ -61,11 +61,11 @@ def holder_of(moment: Moment) -> Holder:
     """Returns what holds back the next call, by the table above."""
     if moment.is_ending:
         return "rest"
-    if moment.waits_for_budget:
-        return "budget"
     held = _at_endpoints(moment)
     if held is not None:
         return held
+    if moment.waits_for_budget:
+        return "budget"
     if moment.handing:
         return "taker"
     if moment.is_starved:
