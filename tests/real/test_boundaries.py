@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import os
 import subprocess
@@ -50,6 +51,42 @@ def test_an_output_that_is_not_json_fails_its_row(tmp_path: Path, value: object)
     assert (report.succeeded, report.failed, report.unfinished) == (7, 1, 0)
     message = lines(tmp_path / "out.failed.jsonl")[0]["error"]["message"]
     assert "cannot be written as JSON" in message
+
+
+class Vector:
+    """An array, or a tensor, as far as JSON is concerned."""
+
+    def __init__(self, *numbers: float) -> None:
+        self.numbers = numbers
+
+    def tolist(self) -> list[float]:
+        if not self.numbers:
+            raise KeyError("nothing")
+        return [*self.numbers]
+
+
+class Model:
+    """A model of pydantic's, which is no dependency here."""
+
+    def model_dump(self) -> dict[str, Any]:
+        return {"vector": Vector(1.5, 2), "at": dt.date(2024, 5, 6)}
+
+
+def test_outputs_and_rows_of_other_libraries_are_written_as_json_holds_them(
+    tmp_path: Path,
+) -> None:
+    async def call(row: dict[str, Any]) -> Any:
+        assert row == {"vector": [1.5, 2], "at": "2024-05-06"}
+        return kinds.pop()
+
+    kinds = [Vector(), Model(), Vector(3)]
+    path = tmp_path / "out.jsonl"
+    report = redline.run([Model(), Model(), Model()], call=call, output=path, concurrency=1)
+    assert (report.succeeded, report.failed) == (2, 1)
+    dumped = {"vector": [1.5, 2], "at": "2024-05-06"}
+    assert [line["output"] for line in lines(path)] == [[3], dumped]
+    message = lines(tmp_path / "out.failed.jsonl")[0]["error"]["message"]
+    assert message == "the output cannot be written as JSON: a Vector raised KeyError: 'nothing'"
 
 
 def test_a_failing_after_function_keeps_the_answer_that_was_paid_for(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from redline.calls import Outcome, Reply
 from redline.errors import CallError, RedlineError
 from redline.journal.output import Output
 from redline.process import printable
-from redline.sources import Row
+from redline.sources import Row, plain_form
 from redline.waist import Status
 
 VERSION = 1
@@ -28,7 +28,7 @@ UNWRITABLE = (TypeError, ValueError, ArithmeticError, RecursionError, msgspec.Ms
 # Fields that a success has only if they are set.
 _NOT_ALWAYS = ("cached", "batched", "input", "response")
 _NO_REPLY = Reply(output=None)
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=plain_form).encode
 _SEALED = b'%b,"crc":"%08x"}\n'
 
 

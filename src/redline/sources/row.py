@@ -30,6 +30,8 @@ _KINDS = {
     type(None): "null",
 }
 _CONTAINERS = frozenset((dict, list))
+# Methods of dates, of arrays and tensors, and of pydantic's models.
+_PLAIN_FORMS = ("isoformat", "tolist", "model_dump")
 _decode = msgspec.json.Decoder().decode
 
 
@@ -105,8 +107,8 @@ def row_of(value: object, number: int, max_row_bytes: int) -> Row:
     sorted lists. The caller may change the value afterwards.
     """
     try:
-        content = msgspec.json.encode(value, enc_hook=_encodable)
-    except (TypeError, ValueError, RecursionError, NotImplementedError) as error:
+        content = msgspec.json.encode(value, enc_hook=plain_form)
+    except (TypeError, ValueError, RecursionError) as error:
         problem = f"not JSON: {str(error) or type(error).__name__}"
         return Row(number, number, None, problem.encode("utf-8", "replace"), problem)
     if len(content) > max_row_bytes:
@@ -153,20 +155,29 @@ def _members(whole: Any, plain: dict[str, Any] | list[Any]) -> Iterable[object]:
     return [getattr(whole, fields.get(key, key), None) for key in plain]
 
 
-def _encodable(value: object) -> object:
-    """A plain form of values that msgspec does not know: mappings, numpy numbers, subclasses."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        return float(value)
-    if isinstance(value, str):
-        return str(value)
-    to_iso = getattr(value, "isoformat", None)
-    if callable(to_iso):
-        return to_iso()
-    raise NotImplementedError(f"a key or value of type {type(value).__name__} has no JSON form")
+def plain_form(value: object) -> object:
+    """Returns what JSON can hold of a value that msgspec does not know, as its `enc_hook`.
+
+    Raises TypeError if that is nothing.
+    """
+    name = type(value).__name__
+    try:
+        if isinstance(value, Mapping):
+            return dict(value)
+        if isinstance(value, Integral):
+            return int(value)
+        if isinstance(value, Real):
+            return float(value)
+        if isinstance(value, str):
+            return str(value)
+        for method in _PLAIN_FORMS:
+            to_plain = getattr(value, method, None)
+            if callable(to_plain):
+                return to_plain()
+    except Exception as error:
+        # The value's own code may raise anything, and an answer's line is written outside of it.
+        raise TypeError(f"a {name} raised {type(error).__name__}: {error}") from error
+    raise TypeError(f"a key or value of type {name} has no JSON form")
 
 
 def long_row(number: int, line: int, content: bytes, size_bytes: int, limit_bytes: int) -> Row:
