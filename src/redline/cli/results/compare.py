@@ -40,9 +40,9 @@ PARAMS = (
 def compare(ctx: Context, first: str, second: str) -> None:
     """Compare two results files by the rows that both have.
 
-    Rows are matched by their custom_id, otherwise by their content. The comparison counts rows that
-    finished in one and failed in the other, equal and different outputs, tokens, cost and latency;
-    for `redline eval`, also scores.
+    Rows are matched by their custom_id, otherwise by their content, and numbered as in B. The
+    comparison counts rows that finished in one and failed in the other, equal and different
+    outputs, tokens, cost and latency; for `redline eval`, also scores.
 
         redline compare small.jsonl large.jsonl
         redline compare small.jsonl large.jsonl -o page.html
