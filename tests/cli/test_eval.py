@@ -382,6 +382,13 @@ def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> 
     assert after.out.splitlines()[-1] == "accuracy: 9/13"
 
 
+def test_samples_of_one_cached_answer_are_refused(cli: Cli, data: str) -> None:
+    flags = ("--samples", "4", "--temperature", "1", "--cache-sampled", "-o", "o.jsonl")
+    told = cli("eval", "--task", "one.toml", "--data", data, "--endpoint", "sim", *flags)
+    assert told.status == 2
+    assert "would give all samples of a question the same answer" in told.err
+
+
 def test_shots_of_which_there_are_none_are_pointed_out(cli: Cli, data: str, tmp_path: Path) -> None:
     flags = ["eval", "--data", data, "--endpoint", "sim", "-o", "o.jsonl"]
     told = cli(*flags, "--task", "one.toml", "--shots-file", data)

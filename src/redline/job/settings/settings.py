@@ -187,6 +187,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 "answers of a function of your own are not cached: its code decides them, too",
                 hint="leave the cache out, or cache inside the function",
             )
+        if self.samples > 1 and self.cache is not None and self.cache.includes_sampled:
+            raise ConfigError(
+                "a cache of sampled answers would give all samples of a question the same answer",
+                hint="leave out --cache-sampled, or give --no-cache if redline.toml has it",
+            )
         for reason in self.fail_on:
             check_known("reason to fail on", reason, FAIL_ON)
         for name in ("row_deadline_s", "deadline_s", "longest_wait_s"):
