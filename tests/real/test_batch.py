@@ -287,7 +287,7 @@ def test_a_batch_that_is_made_twice_is_noticed(
 
 
 class KnowsNoLine(Collector):
-    def has_line(self, key: int, mark: int) -> bool:
+    def has_result(self, key: int, mark: int) -> bool:
         return False
 
 

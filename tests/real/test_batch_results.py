@@ -778,3 +778,25 @@ def test_an_input_that_fails_ends_the_run_once_the_batches_of_the_rows_before_ar
     assert (report.succeeded, report.unfinished) == (ROWS, 0)
     assert results() == ALL
     assert provider.billed == ROWS
+
+
+@pytest.mark.parametrize("then", [{"via": "batch"}, {"via": "live"}, {"retry_failed": True}])
+def test_the_answers_of_rows_to_retry_are_saved_however_the_output_is_continued(then: Line) -> None:
+    """`--retry-failed` names the rows of the run that sends them; their answers are paid for."""
+
+    def writes(lines: list[Line]) -> bytes:
+        refused = {"status_code": 400, "body": {"error": {"message": "no"}}}
+        return jsonl([{**line, "response": refused} for line in lines[:3]] + lines[3:])
+
+    provider = Ended(writes)
+    with serving(provider) as server:
+        assert run(server).failed == 3
+        provider.shows = running
+        assert run(server, retry_failed=True, deadline_s=0.5).unfinished == 3
+        provider.shows = lambda batch, looks: batch
+        report = run(server, **then)
+    assert (report.offered, report.succeeded, report.skipped, report.untried) == (3, 3, ROWS - 3, 0)
+    assert results() == ALL
+    assert not Path("out.failed.jsonl").exists()
+    assert provider.billed == ROWS + 3
+    assert not provider.asked_live

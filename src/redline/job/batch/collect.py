@@ -77,12 +77,12 @@ class Collector:
         """Leaves rows without an outcome from now on."""
         self.is_leaving = True
 
-    def has_line(self, key: int, mark: int) -> bool:
-        """Whether the journal has a line for the row with this content from an earlier run."""
-        journal = self._world.journal
-        if journal.has_succeeded(key, mark):
-            return True
-        return not self._world.job.retry_failed and journal.failed.matches(key, mark)
+    def has_result(self, key: int, mark: int) -> bool:
+        """Whether the row with this content succeeded in an earlier run.
+
+        A failure does not count: the row may be in a batch because it was retried.
+        """
+        return self._world.journal.has_succeeded(key, mark)
 
     async def collect(
         self,
@@ -262,4 +262,4 @@ class Collector:
         if key in held.changed:
             # The answer for its new content may be here already.
             return not held.holds(key, picked.mark)
-        return not self.has_line(key, picked.mark)
+        return not self.has_result(key, picked.mark)

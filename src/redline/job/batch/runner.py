@@ -113,7 +113,7 @@ class BatchRunner:
                     if not self._world.held.add(key, mark):
                         moved.add(key)
                         continue
-                    if self._collector.has_line(key, mark):
+                    if self._collector.has_result(key, mark):
                         self._world.held.ended.add(key)
                     else:
                         unfinished += 1

@@ -95,6 +95,10 @@ class Selection:
             return True
         if key in journal.failed:
             self._with_failure.add(key)
+        if self._holds is not None and self._holds(key, mark):
+            # It is with a batch, perhaps to be retried: not done, and not to be sent again.
+            self.with_batches += 1
+            return False
         found = fate(self._job, journal.failed, key, mark)
         if found == "untried":
             self.untried += 1
@@ -104,9 +108,4 @@ class Selection:
             self.failed_before += 1
             if key in journal.succeeded:
                 journal.outdate(key)
-            return False
-        if self._holds is not None and self._holds(key, mark):
-            # It is with a batch: not done, and not to be sent again.
-            self.with_batches += 1
-            return False
-        return True
+        return found == "to do"
