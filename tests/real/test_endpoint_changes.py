@@ -346,6 +346,34 @@ def test_a_call_is_not_sent_to_an_endpoint_without_its_model_when_the_other_is_l
     asyncio.run(main())
 
 
+def test_a_lost_endpoint_is_tried_again_when_the_settings_are_read() -> None:
+    async def main() -> None:
+        one = Server(("m",), [401])
+        async with listening(one), gateway(one.named("A")) as front:
+            assert [await front.ask("m") for _ in range(2)] == [502, 502]
+            assert front.served.change(front.settings) == ["tried again: A"]
+            assert await front.ask("m") == 200
+            assert front.served.change(front.settings) == ["nothing has changed"]
+
+    asyncio.run(main())
+
+
+def test_a_lost_endpoint_is_tried_again_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redline.serve.gateway.service._RENEW_S", 0.5)
+
+    async def main() -> None:
+        one = Server(("m",), [0, 401, 402])
+        async with listening(one), gateway(one.named("A"), state=tmp_path) as front:
+            batch = await begin_batch(front, "m", 8)
+            await until(lambda: not one.statuses)
+            assert await completed(front, batch) == 8
+            assert await front.ask("m") == 200
+
+    asyncio.run(main())
+
+
 def test_waiting_lines_of_a_batch_follow_their_model(tmp_path: Path) -> None:
     async def main() -> None:
         one, two = Server(("m1",)), Server(("m1", "m2"))

@@ -193,6 +193,11 @@ class Lineup:
         return [member for pool in self.pools for member in pool.members]
 
     @property
+    def lost(self) -> list[str]:
+        """The names of endpoints that refused their key, or whose account has no credit."""
+        return [member.name for member in self.members if member.error is not None]
+
+    @property
     def names(self) -> list[str]:
         """The models that endpoints name, under every name that a call may use."""
         return [*self._targets]
@@ -229,9 +234,11 @@ class Lineup:
     def change(self, endpoints: Sequence[Endpoint]) -> None:
         """Replaces the endpoints. Calls in flight end where they are.
 
-        An unchanged endpoint keeps its place, its limits and its calls. Raises ConfigError, and
-        changes nothing, if the endpoints are not valid.
+        An unchanged endpoint keeps its place, its limits and its calls; one that is lost is tried
+        again, since its key may be valid by now, or its account have credit. Raises ConfigError,
+        and changes nothing, if the endpoints are not valid.
         """
+        lost = self.lost
         before, followed = self.ways, _followed(grouped(endpoints), self.ways)
         self._check_shares(endpoints)
         self.ways = [
@@ -252,14 +259,14 @@ class Lineup:
             removals = [
                 self._in_turn(one, partial(_remove, pool, one.label))
                 for one in way.group.endpoints
-                if new is None or one not in new.endpoints
+                if new is None or one not in new.endpoints or one.label in lost
             ]
             if new is None:
                 self._ending[pool] = way
                 self._later(partial(self._end, way, removals))
         for way, (group, old) in zip(self.ways, followed, strict=True):
             for one in group.endpoints:
-                if old is None or one not in old.group.endpoints:
+                if old is None or one not in old.group.endpoints or one.label in lost:
                     self._join(way.pool, one, group, is_first=not before)
 
     def report_to(self, on_note: Callable[[str], None]) -> None:

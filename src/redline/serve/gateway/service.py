@@ -38,6 +38,8 @@ from redline.serve.keys import OWN, Keyring, SharedStore, SpendingKeeper, Tenant
 from redline.serve.workers import Elsewhere, Fellows, Worker, supervise
 
 _LOOK_S = 1.0
+# Between two tries of endpoints that are lost.
+_RENEW_S = 60.0
 # More than the waiting calls of all classes, so that refusals come from a class.
 _MOST_REQUESTS = 16_384
 # The settings that cannot change while the gateway serves.
@@ -106,6 +108,7 @@ async def gateway_of(
             await stack.enter_async_context(batches)
             ending.append(batches.drain)
         await stack.enter_async_context(_beside_it(gateway.watch.run()))
+        await stack.enter_async_context(_beside_it(_renew(lineup)))
         yield Served(settings, await stack.enter_async_context(gateway))
         # All at once: batches stop while interactive calls end.
         await asyncio.gather(*(end() for end in ending))
@@ -138,6 +141,7 @@ class Served(msgspec.Struct, eq=False):
         old, new = before.endpoints, settings.endpoints
         self._check_classes(settings)
         has_other_keys = gateway.keyring.reload()
+        lost = gateway.lineup.lost
         if not (settings.embedded or before.embedded or settings.function or before.function):
             gateway.lineup.change(settings.endpoints)
         gateway.gates.tenants.replace(settings.tenants)
@@ -146,6 +150,8 @@ class Served(msgspec.Struct, eq=False):
         notes = [f"{_NAMED.get(name, name)} changes only at a restart" for name in fixed]
         if come := [one.label for one in new if one not in old]:
             notes.append(f"new: {', '.join(come)}")
+        if again := [one.label for one in new if one in old and one.label in lost]:
+            notes.append(f"tried again: {', '.join(again)}")
         if settings.tenants != before.tenants:
             notes.append("other limits of tenants")
         if has_other_keys:
@@ -327,6 +333,14 @@ async def _keeping(path: Path, gateway: Gateway, worker: Worker | None) -> Async
         yield
     finally:
         keeper.end()
+
+
+async def _renew(lineup: Lineup) -> None:
+    """Tries endpoints again that are lost: without it, they would be lost until a restart."""
+    while True:
+        await asyncio.sleep(_RENEW_S)
+        if lineup.lost:
+            lineup.change([*lineup.endpoints])
 
 
 async def _follow_keys(gateway: Gateway) -> None:
