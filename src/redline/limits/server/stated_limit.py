@@ -112,8 +112,8 @@ def read_reset_s(text: str | None, wall_s: float) -> float | None:
 def server_wall_s(headers: Mapping[str, str], wall_s: float) -> float:
     """The time by the server's clock when it answered, with which its moments are compared.
 
-    headers: looked up in lower case. wall_s: ours, which may be wrong; it stands where `Date`, in
-    whole seconds, agrees with it.
+    headers: looked up in lower case. wall_s: ours, which may be wrong. Returned if it agrees with
+    `Date`, which is in whole seconds.
     """
     date_s = read_date_s(headers.get("date"))
     return wall_s if date_s is None or abs(date_s - wall_s) <= _SAME_CLOCK_S else date_s
