@@ -383,7 +383,7 @@ def test_an_answer_whose_row_was_changed_is_pointed_out(cli: Cli, data: str) -> 
 
 
 def test_samples_of_one_cached_answer_are_refused(cli: Cli, data: str) -> None:
-    flags = ("--samples", "4", "--temperature", "1", "--cache-sampled", "-o", "o.jsonl")
+    flags = ("--samples", "4", "--temperature", "1", "--cache", "--cache-sampled", "-o", "o.jsonl")
     told = cli("eval", "--task", "one.toml", "--data", data, "--endpoint", "sim", *flags)
     assert told.status == 2
     assert "would give all samples of a question the same answer" in told.err
