@@ -699,6 +699,21 @@ async def test_a_cancelled_wait_for_a_chunk_does_not_make_half_an_answer_pass_fo
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+@pytest.mark.parametrize("endpoint", [None, 3, ["http://h/v1"]])
+def test_a_client_says_what_it_needs(endpoint: Any) -> None:
+    with pytest.raises(redline.ConfigError, match="a client needs an Endpoint, a URL or a backend"):
+        redline.Client(endpoint)
+
+
+@pytest.mark.parametrize("request_", ["hello", None, [1]])
+async def test_a_call_says_what_it_needs(request_: Any) -> None:
+    async with redline.Client("http://h/v1") as client:
+        with pytest.raises(redline.ConfigError, match="a call needs a dict or a Request"):
+            await client.call(request_)
+        with pytest.raises(redline.ConfigError, match="a call needs a dict or a Request"):
+            await anext(client.stream(request_))
+
+
 def test_results_of_a_run_are_plain_json_lines(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     redline.run(ROWS[:3], endpoint="sim", model="m", output=output)

@@ -10,9 +10,9 @@ from redline.calls.client.retry import Retry, RetryPolicy
 from redline.calls.http import HttpBackend, refuse_partial
 from redline.calls.wire import Endpoint
 from redline.clock import SYSTEM
-from redline.errors import Rejected
+from redline.errors import ConfigError, Rejected
 from redline.process import end_tasks
-from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink
+from redline.waist import Backend, Call, Chunk, Outcome, Request, Sink, is_backend
 
 # Chunks read ahead of a slow reader; beyond that, reading from the connection pauses.
 _CHUNKS_AHEAD = 64
@@ -24,7 +24,7 @@ class Client:
     endpoint: its settings or its base URL; or a backend, such as a Pool of several endpoints, which
     is closed with the client.
     Use it with `async with`, or end it by `aclose`. Every call is limited, timed and retried as in
-    a run.
+    a run. Raises ConfigError for anything else.
     """
 
     def __init__(
@@ -33,6 +33,11 @@ class Client:
         if isinstance(endpoint, str):
             endpoint = Endpoint(base_url=endpoint)
         backend = HttpBackend(endpoint) if isinstance(endpoint, Endpoint) else endpoint
+        if not is_backend(backend):
+            raise ConfigError(
+                f"a client needs an Endpoint, a URL or a backend, not {type(endpoint).__name__}",
+                hint="for several endpoints: Client(Pool([...]))",
+            )
         self._backend: Backend = Retry(backend, retry)
 
     @property
@@ -148,7 +153,14 @@ class _QueueSink(Sink):
 
 
 def _request(request: Request | Mapping[str, Any]) -> Request:
-    return request if isinstance(request, Request) else Request(body=dict(request))
+    if isinstance(request, Request):
+        return request
+    if not isinstance(request, Mapping):
+        raise ConfigError(
+            f"a call needs a dict or a Request, not {type(request).__name__}",
+            hint='{"model": "m", "messages": [{"role": "user", "content": "hello"}]}',
+        )
+    return Request(body=dict(request))
 
 
 def _call(deadline_s: float | None) -> Call:
