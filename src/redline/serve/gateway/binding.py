@@ -3,7 +3,7 @@
 cause        when
 down         no endpoint works
 gateway      its process is busy for more than BUSY of the time
-nothing      no call waits
+nothing      no call waits, and an endpoint has room soon
 parked       every endpoint that works has asked to wait
 limit        the next call waits for a rate limit
 concurrency  as many calls are in flight as -c allows
@@ -21,6 +21,8 @@ from redline.serve.dashboard import Binding
 from redline.waist import Health, Load
 
 BUSY = 0.9
+# A call that would wait for longer may be refused at once, so that none waits.
+_SOON_S = 1.0
 # How a load names slots as what holds the next call.
 _SLOTS = "calls in flight"
 
@@ -61,7 +63,7 @@ def binding_of(facts: Facts) -> Binding:
             sentence=f"The gateway's own process is busy {facts.busy:.0%} of the time.",
             advice="Start it with one more of --workers: a process uses one core.",
         )
-    if not facts.waiting:
+    if not facts.waiting and min(one.room_s for one in facts.working) < _SOON_S:
         return Binding(cause="nothing", sentence="Nothing: every call starts at once.")
     until_s = min(one.parked_until_s for one in facts.working)
     if until_s > facts.now_s:

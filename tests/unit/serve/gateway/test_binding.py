@@ -68,3 +68,12 @@ def test_a_limit_holds_a_call_that_an_endpoint_beside_it_has_asked_to_wait_with(
 def test_nothing_is_said_to_hold_back_calls_that_start_at_once() -> None:
     assert cause_and_text(READY, waiting=0)[0] == "nothing"
     assert cause_and_text(LIMITED, waiting=0)[0] == "nothing"
+
+
+def test_what_has_calls_refused_for_long_is_named_although_none_waits() -> None:
+    cause, text = cause_and_text(PARKED, waiting=0)
+    assert (cause, text.endswith(" s. No call waits.")) == ("parked", True)
+    spent = Load(slots=4, room_s=3600, binds="10k/1d requests")
+    cause, text = cause_and_text(spent, waiting=0)
+    assert (cause, "10k/1d requests" in text) == ("limit", True)
+    assert cause_and_text(spent, READY, waiting=0)[0] == "nothing"
