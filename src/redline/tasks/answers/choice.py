@@ -100,6 +100,7 @@ _AT_END = re.compile(
 )
 _UNSAID = re.compile(r"(?i)\W*(?:if|suppose|assum\w+)\b|.*(?:\bnot\b|n't\b|cannot\b|never\b)")
 _ALONE_ON_LINE = re.compile(rf"(?m)^{_BLANK}[\[(]?(?P<letter>[A-Z])[\]).]{{0,2}}[ {BOLD}.]*$")
+_ALONE_AT_END = re.compile(rf"\n[^\w\n]*[A-Z][ {BOLD}]*\n?$")
 _OPTION = re.compile(r"(?:^|[\s(\[])([A-Z])[).:\]][ ]")
 _MENTIONED = re.compile(
     r"(?:\b(?i:options?|choice|letter|leaves|leaving|opción|opção|alternativa|letra|antwort|réponse|"
@@ -117,6 +118,7 @@ _WRONG_NEXT = re.compile(
     r"incorrect|false|eliminated|excluded|ruled out|out)\b|(?:is|was|does|do|ca)n't\b|cannot\b|"
     r"(?:does|can|could|would) not\b|contradicts\b))"
 )
+_SUPPOSED_NEXT = re.compile(r"[\])]?[ ](?:would|could|might|may|only)\b")
 # What announces an answer on the next line has a verb or, as `Correct answer:`, begins its clause.
 _ANNOUNCES = re.compile(r"(?i)\b(?:is|be|ist|est|es|é)\W*$")
 _CLAUSE_BEGINS = re.compile(r"(?i)(?:^|[,;:.!?—]|\bhere(?:'s| is))\W*(?:[\w']+\W*){0,2}$")
@@ -137,7 +139,7 @@ def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) ->
     text = plain_text(spoken(answer))
     page = page_of(without_run_on(text, _ANSWERED))
     is_cut = is_cut and len(page.text) == len(text)  # what was cut may be what it ran on into
-    place, letter = _chosen(page, letters)
+    place, letter = _chosen(page, letters, is_cut)
     if place >= 0:
         return letter or None
     listed = {option for option in _OPTION.findall(page.text) if option in letters}
@@ -160,11 +162,17 @@ def final_choice(answer: str, letters: str = "ABCD", *, is_cut: bool = False) ->
     return mentioned.pop() if len(mentioned) == 1 else None
 
 
-def _chosen(page: Page, letters: str) -> tuple[int, str]:
-    """Returns the place and the letter that count; an empty letter for two, -1 for none."""
+def _chosen(page: Page, letters: str, is_cut: bool) -> tuple[int, str]:
+    """Returns the place and the letter that count; an empty letter for two, -1 for none.
+
+    In a text that was cut, a letter at its very end, and one that is only called right, as options
+    that are gone through are, do not count.
+    """
     found = marks(page.text)
     own = [mark for mark in found if not mark.is_doubtful]
-    chosen = [*_announced(page, own, letters), *_called(page.text, letters, _CHOSEN)]
+    end = len(page.text.rstrip()) - 1 if is_cut and not _ALONE_AT_END.search(page.text) else None
+    chosen = [one for one in _called(page.text, letters, _CHOSEN) if one[0] != end]
+    chosen += [*_announced(page, own, letters), *(() if is_cut else _concluded(page, letters))]
     first = _ALONE_ON_LINE.match(page.text)
     if first is not None and first["letter"] in letters:  # an explanation follows
         chosen.append((first.start("letter"), first["letter"]))
@@ -173,7 +181,7 @@ def _chosen(page: Page, letters: str) -> tuple[int, str]:
     chosen += [
         one
         for one in _called(page.text, letters, _CALLED)
-        if one[0] >= correction or concludes(page, one[0])
+        if (one[0] >= correction and (letter or not is_cut)) or concludes(page, one[0])
     ]
     doubtful = [mark for mark in found if mark.is_doubtful] if not chosen else []
     return max(chosen or _announced(page, doubtful, letters), default=(-1, ""))
@@ -206,6 +214,14 @@ def _accepted(text: str, found: re.Match[str], letters: str) -> str | None:
         if option != letter and not found["open"]:
             return None
     return option if option in letters else None
+
+
+def _concluded(page: Page, letters: str) -> list[tuple[int, str]]:
+    """Returns the only letter of a last sentence that opens as a conclusion: `Thus ... is (C).`"""
+    found = list(_mentions(page, page.sentences[-1], letters)) if page.sentences else []
+    is_alone = len({letter for _, letter in found}) == 1 and concludes(page, found[0][0])
+    is_supposed = is_alone and _SUPPOSED_NEXT.match(page.text, found[0][0] + 1)
+    return found[:1] if is_alone and not is_supposed else []
 
 
 def _called(
