@@ -200,7 +200,9 @@ def _parsed(path: Path, number: int, line: bytes) -> Key:
         return _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         is_json = isinstance(error, msgspec.ValidationError)
-        reason = str(error).replace("Object", "it is", 1) if is_json else "it is not JSON"
+        # Of msgspec: that the object contains, or is missing, a field.
+        reason = str(error).replace("Object missing", "it is missing", 1)
+        reason = reason.replace("Object", "it", 1) if is_json else "it is not JSON"
         raise ConfigError(
             f"line {number} is not a key: {reason}",
             where=str(path),

@@ -142,7 +142,7 @@ GARBAGE: list[tuple[Any, str]] = [
     ({"expires": "2026-01-01T00:00:00"}, "`$.expires`"),
     ({"note": "x" * 201}, "`$.note`"),
     ({"starts": "\x1b[2J"}, "`$.starts`"),
-    ({"secret": "rl-verysecretverysecret"}, "unknown field `secret`"),
+    ({"secret": "rl-verysecretverysecret"}, "a key: it contains unknown field `secret`"),
 ]
 
 
