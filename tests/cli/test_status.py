@@ -144,6 +144,19 @@ def test_a_run_that_records_nothing_is_said_to_hang(cli: Cli) -> None:
     assert "it has recorded nothing for 1 m 02 s: it is stopped or hangs" in text
 
 
+def test_a_run_that_reads_what_is_done_before_it_records_is_not_the_last_one(cli: Cli) -> None:
+    output = Output.at("out.jsonl")
+    timeline(output, begun=time.time() - 100, end=RunEnd(at_s=10, how="interrupted"))
+    with OutputLock(output):
+        told = cli("status", "out.jsonl")
+    text = told.out.replace("\n", " ")
+    assert told.status == 0
+    assert text.startswith("out.jsonl: interrupted at ")
+    assert "a process holds the output, to end this run or to begin another" in text
+    assert "hangs" not in text
+    assert "of 16 calls in flight" not in text
+
+
 def test_a_run_is_not_said_to_hang_because_the_machine_has_slept(cli: Cli) -> None:
     output = Output.at("out.jsonl")
     timeline(output, begun=time.time() - 10_000, slept_s=9_990)

@@ -109,7 +109,8 @@ def status_of(timeline: Timeline, now: float, *, is_running: bool) -> Status:
     """
     run = timeline.runs[-1]
     windows, end = run.windows, run.end
-    state: State = "running" if is_running else "dead" if end is None else end.how
+    # A process that holds the output after that begins another run.
+    state: State = end.how if end is not None else "running" if is_running else "dead"
     whole = lately = _whole(windows)
     latency = whole.latency
     if end is None:

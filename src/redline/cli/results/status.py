@@ -46,7 +46,7 @@ def status(ctx: Context, results: str) -> int:
     """
     given = stated(ctx)
     output = Output.at(results)
-    found = _read(output)
+    found, is_held = _read(output)
     is_json, is_watching = "json" in given, "watch" in given
     is_drawn = is_watching and not is_json and sys.stdout is not None and sys.stdout.isatty()
     every_s = _EVERY_S if is_drawn or is_json else _PLAIN_EVERY_S
@@ -55,29 +55,32 @@ def status(ctx: Context, results: str) -> int:
             if is_json:
                 say_json(msgspec.json.encode(found))
             else:
-                say(text_of(output.name, found) + "\n", clears=is_drawn)
-            if not is_watching or found.state != "running":
+                say(text_of(output.name, found, is_held=is_held) + "\n", clears=is_drawn)
+            if not is_watching or not is_held:
                 break
             time.sleep(every_s)
-            found = _read(output)
+            found, is_held = _read(output)
             if not (is_json or is_drawn):
                 say("\n")
     except KeyboardInterrupt:
         # Ctrl-C is the usual way to stop watching.
         return 0
-    return 0 if found.state in ("running", "finished") else 1
+    return 0 if is_held or found.state == "finished" else 1
 
 
-def _read(output: Output) -> Status:
-    """Reads the present status of the job. Raises ConfigError if nothing was recorded."""
-    timeline, is_running = read_recorded(output)
-    return status_of(timeline, time.time(), is_running=is_running)
+def _read(output: Output) -> tuple[Status, bool]:
+    """Reads the present status of the job, and whether a process holds the output.
+
+    Raises ConfigError if nothing was recorded.
+    """
+    timeline, is_held = read_recorded(output)
+    return status_of(timeline, time.time(), is_running=is_held), is_held
 
 
-def text_of(name: str, found: Status) -> str:
+def text_of(name: str, found: Status, *, is_held: bool) -> str:
     """Formats the status in aligned lines, as wide as the terminal: 40 to 120 columns."""
     width = min(screen_width(), _WIDEST)
-    lines = textwrap.wrap(f"{name}: {_state(found)}", width)
+    lines = textwrap.wrap(f"{name}: {_state(found, is_held=is_held)}", width)
     for label, text in _facts(found):
         lines += textwrap.wrap(
             text, width, initial_indent=label.ljust(9), subsequent_indent=" " * 9
@@ -85,22 +88,25 @@ def text_of(name: str, found: Status) -> str:
     return "\n".join(lines)
 
 
-def _state(found: Status) -> str:
+def _state(found: Status, *, is_held: bool) -> str:
     seen, ago_s = datetime.fromtimestamp(found.seen), time.time() - found.seen
     when = f"{seen:%H:%M:%S}" if ago_s < 12 * 3600 else f"{seen:%Y-%m-%d %H:%M}"
     if found.state == "running":
         text = f"running for {duration(found.elapsed_s)}, process {found.pid}"
         if ago_s > SILENT_S:
             text += f"; it has recorded nothing for {duration(ago_s)}: it is stopped or hangs"
+            text += ", or it was killed and another run begins"
         return text
     if found.state == "dead":
         what = f"process {found.pid} has died at {when}, {duration(ago_s)} ago"
         return f"{what}; what is saved is safe, and the same command continues"
     after = f"at {when}, after {duration(found.elapsed_s)}"
-    if found.state == "finished":
-        return f"finished {after}"
     why = f": {found.stopped.rstrip('.')}" if found.stopped else ""
-    return f"{found.state} {after}{why}; the same command continues"
+    if is_held:
+        held = "a process holds the output, to end this run or to begin another"
+        return f"{found.state} {after}{why}; {held}"
+    again = "" if found.state == "finished" else "; the same command continues"
+    return f"{found.state} {after}{why}{again}"
 
 
 def _facts(found: Status) -> Iterator[tuple[str, str]]:
