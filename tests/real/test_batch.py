@@ -38,6 +38,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None
     """A folder of its own; looks and retries that do not become rare while a test waits."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.05)
+    monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.5)
     monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.1)
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.05)
 
@@ -548,6 +549,7 @@ def test_a_list_of_batches_without_an_end_is_given_up(
     write_rows(3)
     with dying("batch", "before"):
         run(plain)
+    monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.0)
     monkeypatch.setattr(BatchApi, "page", same)
     assert run(plain).is_complete
     assert_once(3)

@@ -36,6 +36,7 @@ def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: None
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     monkeypatch.setattr(batch_plan, "FIRST_LOOK_S", 0.02)
+    monkeypatch.setattr(batch_plan, "MOST_MAKING_S", 0.5)
     monkeypatch.setattr(batch_plan, "MOST_LOOK_S", 0.05)
     monkeypatch.setattr(batch_module, "MOST_RESULTS_S", 0.5, raising=False)
     monkeypatch.setattr(RetryPolicy, "pause_s", lambda *_: 0.02)
@@ -800,3 +801,71 @@ def test_the_answers_of_rows_to_retry_are_saved_however_the_output_is_continued(
     assert not Path("out.failed.jsonl").exists()
     assert provider.billed == ROWS + 3
     assert not provider.asked_live
+
+
+class Slow(Provider):
+    """A Batch API behind a proxy that gives up the first creation of a batch before it is done."""
+
+    late: threading.Timer
+
+    def _made(self, body: Line) -> Line:
+        if self.asked["POST batches"] > 1:
+            return super()._made(body)
+        self.late = threading.Timer(0.2, super()._made, [body])
+        self.late.start()
+        return {}
+
+    def _answer(self, request: Asked) -> Any:
+        answer = super()._answer(request)
+        return answer if answer != {} else Answer(504)
+
+
+def test_a_batch_that_appears_after_its_creation_seemed_to_fail_is_not_made_again() -> None:
+    provider = Slow()
+    with serving(provider) as server:
+        assert run(server).succeeded == ROWS
+    provider.late.join()
+    assert len(provider.batches) == 1
+    assert provider.billed == ROWS
+
+
+class Unpaid(Provider):
+    """A Batch API that makes no batch of the first file, and does not know it later."""
+
+    def _answer(self, request: Asked) -> Any:
+        if request.path.endswith("/batches") and self.asked["POST batches"] == 1:
+            self.files.clear()
+            error = {"code": "insufficient_quota", "message": "no credit"}
+            return Answer(429, {"error": error})
+        body = request.body
+        if isinstance(body, dict) and body["input_file_id"] not in self.files:
+            return Answer(400, {"error": {"message": "No such File object"}})
+        return super()._answer(request)
+
+
+def test_a_file_that_the_provider_has_deleted_is_uploaded_again() -> None:
+    provider = Unpaid()
+    with serving(provider) as server:
+        assert "no credit" in str(run(server).stopped)
+        assert run(server).succeeded == ROWS
+    assert provider.billed == ROWS
+
+
+class Tidied(Provider):
+    """A Batch API whose own file of requests was deleted by hand."""
+
+    def _answer(self, request: Asked) -> Any:
+        if request.method == "DELETE" and request.path.endswith("/file-0"):
+            return Answer(404, {"error": {"message": "No such File object"}})
+        return super()._answer(request)
+
+
+def test_files_are_deleted_also_if_a_line_ends_the_run_or_one_is_gone() -> None:
+    def writes(lines: list[Line]) -> bytes:
+        refused = {"status_code": 401, "body": {"error": {"message": "no such key"}}}
+        return jsonl([{**lines[0], "response": refused}, *lines[1:]])
+
+    provider = Tidied(writes)
+    with serving(provider) as server:
+        assert "refused the key" in str(run(server).stopped)
+    assert provider.asked["DELETE results-0"] == 1

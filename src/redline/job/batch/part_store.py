@@ -18,14 +18,17 @@ from redline.apis import Batch
 from redline.calls.client import BatchApi
 from redline.calls.cost import Amount
 from redline.clock import SYSTEM
-from redline.errors import CallError, NoEndpoint, Retryable
+from redline.errors import CallError, NoEndpoint, Rejected, Retryable
 from redline.job.batch.ledger import Ledger, Note, Part
+from redline.job.batch.plan import may_appear, next_look_s
 from redline.job.batch.spool import Kept, PartReader, PartWriter, drop, upload_of
 from redline.job.work import BatchUse
 from redline.journal import Journal
 
 # Providers' clocks may be off by some of this.
 _CLOCK_SLACK_S = 3600.0
+# The provider has not answered, or a proxy before it has given up.
+_UNCONFIRMED = (None, 502, 504)
 # A search for a batch ends after this many pages of 100, so that no list is endless.
 _MOST_PAGES = 1000
 
@@ -63,23 +66,44 @@ class PartStore:
     async def submit(self, part: Part) -> None:
         """Puts the part into a batch, continuing after the last noted step. Raises CallError."""
         number = part.number
-        if not part.file:
-            data = await asyncio.to_thread(upload_of, self._ledger.part_path(number))
-            file_id = await self._api.upload(f"redline-{self._ledger.run}-{number}.jsonl", data)
-            del data
-            await self.note(Note(at="file", part=number, file=file_id))
-        batch = None
-        if part.state == "making":
-            batch = await self.find(part)
-        else:
-            making = Note(at="making", part=number, wall_s=SYSTEM.wall_s())
-            await self.note(making)
+        was_uploaded = bool(part.file)
+        if not was_uploaded:
+            await self._upload(part)
+        batch = await self.made(part) if part.state == "making" else None
         if batch is None:
-            batch = await self._make(part)
+            try:
+                batch = await self._make(part)
+            except Rejected:
+                if not was_uploaded:
+                    raise
+                # The provider may have deleted the file since.
+                await self.tidy(part, None)
+                await self._upload(part)
+                batch = await self._make(part)
         await self.note(Note(at="batch", part=number, batch=batch.id))
 
+    async def _upload(self, part: Part) -> None:
+        """Uploads the part's requests; a file of them from before no longer counts."""
+        data = await asyncio.to_thread(upload_of, self._ledger.part_path(part.number))
+        file_id = await self._api.upload(f"redline-{self._ledger.run}-{part.number}.jsonl", data)
+        await self.note(Note(at="file", part=part.number, file=file_id))
+
+    async def made(self, part: Part) -> Batch | None:
+        """Returns the batch that was made of the part and not noted, waiting while it may appear.
+
+        None for none.
+        """
+        wait_s = None
+        while True:
+            is_last = not may_appear(part.making_wall_s, SYSTEM.wall_s())
+            batch = await self.find(part)
+            if batch is not None or is_last:
+                return batch
+            wait_s = next_look_s(wait_s)
+            await asyncio.sleep(wait_s)
+
     async def find(self, part: Part) -> Batch | None:
-        """Returns the batch that was made of the part and not noted; None for none."""
+        """Returns the batch of the part that is not noted and that the provider lists."""
         wanted = _metadata(self._ledger.run, part.number)
         oldest_s = part.making_wall_s - _CLOCK_SLACK_S
         after = None
@@ -103,14 +127,16 @@ class PartStore:
         metadata = _metadata(self._ledger.run, part.number)
         attempt = 0
         while True:
+            await self.note(Note(at="making", part=part.number, wall_s=SYSTEM.wall_s()))
             try:
                 return await self._api.make(part.file, part.url, metadata)
             except Retryable as error:
                 if attempt >= self._max_retries:
                     raise
                 await asyncio.sleep(self._api.pause_s(attempt, error))
+                look = self.made if error.status in _UNCONFIRMED else self.find
             attempt += 1
-            found = await self.find(part)
+            found = await look(part)
             if found is not None:
                 return found
 
@@ -152,6 +178,9 @@ class PartStore:
         for file_id in filter(None, files):
             try:
                 await self._api.delete(file_id)
+            except Rejected:
+                # It is gone; the others may be there.
+                continue
             except (CallError, NoEndpoint):
                 return
 

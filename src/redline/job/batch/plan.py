@@ -36,6 +36,9 @@ FIRST_LOOK_S, LOOK_GROWTH, MOST_LOOK_S = 0.25, 1.5, 60.0
 # Servers that say `completed` before their results can be read get this long to show them. Rows
 # that are sent again are paid for again.
 MOST_RESULTS_S = 30.0
+# A batch whose creation was not confirmed may appear this long after it was asked for: a provider
+# continues with a request whose connection is lost. A second batch would be paid for as well.
+MOST_MAKING_S = 30.0
 # A provider that cannot be reached for this long ends the run; its batches continue.
 MOST_SILENCE_S = 3600.0
 # For --via auto: rows that are asked live first. They show what a row takes, and a wrong prompt
@@ -65,6 +68,11 @@ def next_look_s(before_s: float | None) -> float:
     before_s: the wait before, None for the first.
     """
     return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
+
+
+def may_appear(making_wall_s: float, wall_s: float) -> bool:
+    """Whether a batch that was asked for at `making_wall_s`, and not confirmed, may yet appear."""
+    return 0 <= wall_s - making_wall_s < MOST_MAKING_S
 
 
 def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:

@@ -301,8 +301,10 @@ class BatchRunner:
                     hint="fix that, then run the same command again; --via live sends rows live",
                 )
             is_foreign = batch.status == "cancelled" and not is_leaving
-            await self._pass_on(part, rest, reader, is_sent=not is_foreign)
+            over = await self._pass_on(part, rest, reader, is_sent=not is_foreign)
         await self._store.tidy(part, batch)
+        if over is not None:
+            raise over
         if is_foreign and rest.offsets:
             raise ConfigError(
                 f"the batch {batch.id} was cancelled at the provider",
@@ -311,8 +313,11 @@ class BatchRunner:
 
     async def _pass_on(
         self, part: Part, rest: Rest, reader: PartReader, *, is_sent: bool = False
-    ) -> None:
-        """Puts the rest of a part into a new one, or leaves it; the part is then done."""
+    ) -> RedlineError | None:
+        """Puts the rest of a part into a new one, or leaves it; the part is then done.
+
+        Returns an error that ends the run.
+        """
         metered, is_leaving = self._world.metered, self._collector.is_leaving
         if metered is not None:
             if part.is_gone:
@@ -331,8 +336,7 @@ class BatchRunner:
             self._left.add(self._ledger.part_path(part.number), rest.offsets)
         await self._store.finish(part, rest.spent, keeps_rows=is_leaving)
         self._count()
-        if over := rest.stopped or over:
-            raise over
+        return rest.stopped or over
 
     async def _wait_for_room(self, part: Part, batch: Batch) -> None:
         """Makes a part wait for others, or halves it: the provider holds too much already."""
@@ -394,7 +398,7 @@ class BatchRunner:
         await self._filler.leave()
         for part in list(self._ledger.parts.values()):
             if part.state == "making":
-                batch = await self._answered(part, partial(self._store.find, part))
+                batch = await self._answered(part, partial(self._store.made, part))
                 if batch is not None:
                     await self._store.note(Note(at="batch", part=part.number, batch=batch.id))
             if part.state != "running":
