@@ -33,6 +33,7 @@ def test_the_letter_is_that_of_the_table() -> None:
         ("Answer: I think option C is correct.", "ABCDEFGHIJ", "C"),
         ("Answer: I would go with (C).", "ABCDEFGHIJ", "C"),
         ("Answer: I cannot determine this.", "ABCDEFGHIJ", None),
+        ("I guess I would choose E.", "ABCDEFGHIJ", "E"),
         ("Answer: I", "ABCDEFGHIJ", "I"),
         ("The answer is I because it is the largest.", "ABCDEFGHIJ", "I"),
     ],
