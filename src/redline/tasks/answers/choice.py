@@ -53,8 +53,8 @@ _CHOSEN, _CALLED = (
     tuple(re.compile(pattern, re.MULTILINE) for pattern in patterns)
     for patterns in (
         (
-            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say|guess(?! i ))|"
-            r"\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:best|correct|right|"
+            r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say|"
+            r"guess(?! i ))|\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:best|correct|right|"
             r"false|true|proper|good|suitable|appropriate|likely|accurate|final|answer|my) "
             r"(?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|"
             r"\"(?:\w{1,16}_)?(?:answer|choice|option|letter|label)(?:_\w{1,16})?\"[ ]?:)"
