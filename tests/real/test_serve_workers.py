@@ -438,6 +438,22 @@ def test_settings_that_cannot_be_served_end_all_with_the_reason(tmp_path: Path) 
     assert done.stdout == ""
 
 
+def test_a_worker_that_is_killed_while_it_starts_ends_all_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "large.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", "utf-8"
+    )
+    command = [sys.executable, "-m", "redline", "serve", "--workers", "2", "--port", "0"]
+    done = subprocess.run(
+        [*command, "--function", "large:embed"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (137, "")
+    assert "worker 1 has ended with status 137 before it served" in done.stderr
+
+
 def test_a_served_function_may_print(tmp_path: Path) -> None:
     (tmp_path / "talking.py").write_text(
         "print('loaded')\n"

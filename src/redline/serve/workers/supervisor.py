@@ -176,7 +176,14 @@ class _Supervisor:
             stopping.cancel()
             for child in self._children:
                 child.end()
-        return max([await child.wait() for child in self._children])
+        statuses = [await child.wait() for child in self._children]
+        for child, status in zip(self._children, statuses, strict=True):
+            if not url and status > 128:
+                # By the system, such as for want of memory. Otherwise it has said why.
+                self._on_note(
+                    f"{child.worker.name} has ended with status {status} before it served"
+                )
+        return max(statuses)
 
     async def _start_all(self) -> str:
         """Starts all workers; returns their base URL, or an empty text if one ended instead."""
