@@ -54,9 +54,10 @@ _CHOSEN, _CALLED = (
     for patterns in (
         (
             r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say|"
-            r"guess(?! i ))|\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:best|correct|right|"
-            r"false|true|proper|good|suitable|appropriate|likely|accurate|final|answer|my) "
-            r"(?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|"
+            r"guess(?! i ))|\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:"
+            r"best|correct|right|false|true|proper|good|suitable|appropriate|likely|accurate|"
+            r"final|answer|my) (?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?"
+            r"(?:\b(?:is|be)\b|:)|"
             r"\"(?:\w{1,16}_)?(?:answer|choice|option|letter|label)(?:_\w{1,16})?\"[ ]?:)"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
             r"\b(?i:so|thus|therefore|hence|i\.e\.)[ ,:]*"
