@@ -70,6 +70,9 @@ def test_an_only_column_is_tagged_by_any_name(column: str) -> None:
         (["id", "title", "more"], "'{{ id }}'"),
         (["a b", "title"], """'{{ row["a b"] }}'"""),
         (["a'b", "title"], """'{{ row["a'"'"'b"] }}'"""),
+        # Tables whose separator is no comma.
+        (["id;utterance"], """'{{ row["id;utterance"] }}'"""),
+        (["id\tutterance"], """'{{ row["id\\tutterance"] }}'"""),
         ([], "'{{ text }}'"),
     ],
 )

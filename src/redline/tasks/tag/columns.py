@@ -18,6 +18,8 @@ from redline.tasks.tag.schema import Schema
 _TEXT = "text"
 # A row that has all names of one of these sets brings its own prompt.
 _OWN_CONTENT = ({"messages"}, {"prompt"}, {"input"}, {"url", "body"})
+# In the only name of a table, these mean that its header was not split.
+_SEPARATORS = frozenset(";\t|")
 # Names that are never a column's in an expression of Jinja.
 _JINJA_WORDS = frozenset(("true", "True", "false", "False", "none", "None", "not"))
 # If this many rows at the beginning are all broken, the columns remain unknown.
@@ -60,7 +62,7 @@ def prompt_of(row: Mapping[str, Any] | None, rows: str, gold: Gold | None) -> st
     columns = [name for name in row if name not in known]
     if _TEXT in columns:
         return _template(_TEXT)
-    if len(columns) == 1:
+    if len(columns) == 1 and _SEPARATORS.isdisjoint(columns[0]):
         return _template(columns[0])
     example = shlex.quote(_template(next(iter(columns), _TEXT)))
     raise ConfigError(
