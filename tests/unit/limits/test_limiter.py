@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +108,19 @@ async def test_every_limit_holds_and_none_is_booked_alone() -> None:
         # `b` waits for tokens alone: the request windows have booked and counted `a` only.
         assert [line.window.used(now_s()) for line in limiter.rules.lines] == [1, 1, 90]
     assert granted == [("a", 0), ("b", 1), ("c", 1), ("d", 10)]
+
+
+@in_virtual_time
+async def test_a_limiter_is_freed_once_nothing_refers_to_it() -> None:
+    cases: list[dict[str, Any]] = [{}, {"requests": "2/1s", "tokens": "100/60s"}]
+    for limits in cases:
+        limiter = limiter_of(**limits)
+        async with limiter(tokens=5):
+            pass
+        freed = weakref.ref(limiter)
+        del limiter
+        gc.collect()
+        assert freed() is None
 
 
 @in_virtual_time

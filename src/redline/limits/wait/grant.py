@@ -74,7 +74,8 @@ class Grant(msgspec.Struct, eq=False, gc=False):
             self._issuer.replied(self.taken, took_s, sent_s, used)
 
 
-class FreeGrant(Grant):
+# Tracked by the garbage collector: its limiter holds it, so both would stay for ever.
+class FreeGrant(Grant, gc=True):
     """Permission to send any number of calls: it took nothing, so nothing has to be recorded."""
 
     def sent(self, now_s: float) -> None: ...
