@@ -194,7 +194,7 @@ class _Choice(Metric):
 
     def grade(self, answer: str, right: str, *, is_cut: bool = False) -> Grade:
         letter = final_choice(answer, self._letters, is_cut=is_cut)
-        return Grade(letter, letter == right, answer.strip().upper() == right)
+        return Grade(letter, letter == right, spoken(answer).strip().upper() == right)
 
     def example(self, gold: Any) -> str:
         return self.read(gold)
@@ -262,7 +262,8 @@ class _Json(Metric):
             )
         else:
             is_right = _is_equal(found, right)
-        return Grade(_kept(found), is_right, is_right and _is_json(answer))
+        is_alone = _is_json(answer) or _is_json(spoken(answer))
+        return Grade(_kept(found), is_right, is_right and is_alone)
 
 
 def _kept(found: Any) -> Any:
