@@ -104,6 +104,29 @@ def test_a_job_that_runs_is_shown_with_what_binds(cli: Cli, tmp_path: Path) -> N
     assert found["rows_per_s"] == pytest.approx(20.1)
 
 
+def test_limits_that_a_search_has_left_behind_are_not_shown(cli: Cli) -> None:
+    output = Output.at("out.jsonl")
+    output.state_path.mkdir()
+    file = TimelineFile(output.state_path / "timeline.jsonl")
+    file.begin(RunFacts(v=TIMELINE_VERSION, at=time.time() - 3, pid=2**22 + 1, host="h"))
+    tried = [(71, 1), (28, 51), (52, 63)]
+    windows = [
+        Window(
+            begin_s=float(second),
+            end_s=second + 1.0,
+            samples=10,
+            held={"limit": 10},
+            limits=(LimitUse(f"{count} requests/s", 0, used, count, 1.0),),
+        )
+        for second, (used, count) in enumerate(tried)
+    ]
+    file.add(windows, time.time())
+    file.close()
+    lines = cli("status", "out.jsonl").out.splitlines()
+    assert "limits   52/63 requests/s" in lines
+    assert not any("71/1 " in line or "28/51 " in line for line in lines)
+
+
 @pytest.mark.parametrize(("calls", "words"), [(0, "0 calls in flight"), (1, "1 call in flight")])
 def test_calls_in_flight_are_shown_without_a_bound(cli: Cli, calls: int, words: str) -> None:
     output = Output.at("out.jsonl")

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -341,14 +342,15 @@ def coarsened(windows: Iterable[Window], now_s: float, share: float) -> list[Win
 
 
 def _merged_limits(windows: Sequence[Window]) -> tuple[LimitUse, ...]:
-    """The limits of all windows, each in its last state."""
-    held: Counter[str] = Counter()
-    latest: dict[str, LimitUse] = {}
-    for window in windows:
-        for use in window.limits:
-            held[use.name] += use.held
-            latest[use.name] = use
-    return most_held(msgspec.structs.replace(use, held=held[use.name]) for use in latest.values())
+    """The limits of the last window that has any, and how often each held in all windows.
+
+    Earlier ones exist no longer: a search has tried them, or headers have stated others since.
+    """
+    latest = next((window.limits for window in reversed(windows) if window.limits), ())
+    held = Counter[str]()
+    for use in chain.from_iterable(window.limits for window in windows):
+        held[use.name] += use.held
+    return most_held(msgspec.structs.replace(use, held=held[use.name]) for use in latest)
 
 
 def most_held(limits: Iterable[LimitUse]) -> tuple[LimitUse, ...]:
