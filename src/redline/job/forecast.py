@@ -29,7 +29,8 @@ class Plan(msgspec.Struct, kw_only=True):
     bad_rows: would fail before anything is sent; first_problem is the first one's. tokens:
     estimated, of the rows to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s:
     seconds until the last row may be sent; 0 if nothing limits it. bound: the limit that decides
-    it, None without limits. first_request: of the first good row.
+    it, None without limits. is_batched: all rows go into batches, which the limits do not concern.
+    first_request: of the first good row.
     """
 
     rows: int = 0
@@ -42,6 +43,7 @@ class Plan(msgspec.Struct, kw_only=True):
     input_error: float = 0.0
     limit_s: float = 0.0
     bound: str | None = None
+    is_batched: bool = False
     first_request: dict[str, Any] | None = None
 
     @property
@@ -56,18 +58,19 @@ def plan(job: Job) -> Plan:
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")
-    made = Plan()
+    made = Plan(is_batched=job.via == "batch")
     # Of a file that will be followed, its present content.
     with opened_source(job.rows, job.samples) as source:
         _survey(job, source, made)
-    made.limit_s, made.bound = _time(made, job.call_limits)
+    if not made.is_batched:
+        made.limit_s, made.bound = _time(made, job.call_limits)
     return made
 
 
 def _survey(job: Job, source: Source, made: Plan) -> None:
     """Counts the rows by what would become of each."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
-    rules = [Rules(limits) for limits in job.call_limits]
+    rules = [] if made.is_batched else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
     for row, key, is_duplicate in keyed_rows(source, job.limit):
         made.rows += 1

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from redline.cli.session import plan_text
 from redline.errors import ConfigError, JournalError
 from redline.job import Plan, Report, plan, run
 from redline.job.settings import make_job
@@ -45,6 +46,13 @@ def test_only_the_first_rows_where_there_is_a_limit() -> None:
 def test_nothing_binds_without_a_limit() -> None:
     made = planned()
     assert (made.limit_s, made.bound) == (0.0, None)
+
+
+def test_limits_do_not_bind_batches_and_refuse_none_of_their_rows(tmp_path: Path) -> None:
+    limits = Limits(requests="1/1s", tokens="1/60s")
+    made = planned(via="batch", output=tmp_path / "out.jsonl", limits=limits)
+    assert (made.sent_rows, made.limit_s, made.bound) == (10, 0.0, None)
+    assert "the provider determines the time" in plan_text(made, has_output=True)
 
 
 @pytest.mark.parametrize(

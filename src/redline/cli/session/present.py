@@ -224,7 +224,11 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             f"about {counted(tokens, 'token')}: {plan.input_tokens:,} in{off}, "
             f"and up to {plan.output_tokens:,} out"
         )
-        if plan.bound is None:
+        if plan.is_batched:
+            lines.append(
+                "the provider determines the time of batches, which no rate limit concerns"
+            )
+        elif plan.bound is None:
             lines.append("no limit is set: the server and the concurrency determine the time")
         elif not plan.limit_s:
             lines.append("the limits require no wait: the server determines the time")
