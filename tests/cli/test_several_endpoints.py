@@ -426,6 +426,8 @@ TWO = f'[endpoints.a]\nbase_url = "{URL}"\n[endpoints.b]\nbase_url = "http://127
         (TWO, [URL, "http://127.0.0.1:9/b/v1"], "two endpoints are named 127.0.0.1:9",
          f"the endpoints at {URL} and http://127.0.0.1:9/b/v1"),
         (TWO, ["a", URL], "the endpoints a and 127.0.0.1:9 are one server under one key", None),
+        (TWO, ["a", f"{URL}/"], "the endpoints a and 127.0.0.1:9 are one server under one key",
+         None),
         (TWO, ["a", "sim"], "sim is started for one run, and cannot be one of several endpoints",
          "--endpoint sim"),
         (f"{TWO}weight = 0", ["a", "b"], "weight must be a number above 0, not 0",

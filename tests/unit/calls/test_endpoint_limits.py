@@ -30,9 +30,9 @@ OURS = Limits(requests="10/60s", profile="moving", guard_s=0.05)
 class Running:
     """The limits of one process, whose sends are a few milliseconds apart."""
 
-    def __init__(self, limits: Limits, key: str | None, **stores: Path) -> None:
+    def __init__(self, limits: Limits, key: str | None, url: str = URL, **stores: Path) -> None:
         self.clock = ManualClock(now_s=100.0, wall_s=1e9)
-        endpoint = Endpoint(base_url=URL, api_key=key, limits=limits)
+        endpoint = Endpoint(base_url=url, api_key=key, limits=limits)
         self.limits = EndpointLimits(endpoint, self.clock, Shared(stores=Stores(**stores)))
 
     def send(self) -> bool:
@@ -48,9 +48,9 @@ class Running:
         virtual_run(self.limits.aclose())
 
 
-def used(key: str | None, folder: Path) -> int:
+def used(key: str | None, folder: Path, url: str = URL) -> int:
     """How many of a limit of ten are taken when the next process begins."""
-    running = Running(OURS, key, recent=folder)
+    running = Running(OURS, key, url, recent=folder)
     return 10 - sum(running.send() for _ in range(11))
 
 
@@ -63,6 +63,14 @@ def test_sends_are_kept_by_endpoint_and_key(tmp_path: Path) -> None:
     assert used("sk-mine", tmp_path) == 6
     assert used("sk-other", copy) == 0
     assert used(None, copy) == 0
+
+
+@pytest.mark.parametrize("url", ["https://host/v1", "https://host/v1/", "HTTPS://Host:443/v1"])
+def test_an_address_has_one_account_however_it_is_written(tmp_path: Path, url: str) -> None:
+    mine = Running(OURS, "sk-mine", "https://host/v1", recent=tmp_path)
+    assert all(mine.send() for _ in range(6))
+    mine.close()
+    assert used("sk-mine", tmp_path, url) == 6
 
 
 def test_sends_that_an_older_version_kept_by_the_url_are_taken_up_once(tmp_path: Path) -> None:

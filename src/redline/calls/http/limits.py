@@ -255,8 +255,13 @@ def limiter_of(endpoint: Endpoint, clock: Clock) -> RateLimiter:
 
 
 def account_of(endpoint: Endpoint) -> str:
-    """Returns the account that its limits belong to: its base URL, and a digest of its key."""
-    return f"{endpoint.base_url} {_digest(endpoint.credentials)}"
+    """Returns the account that its limits belong to: its base URL, and a digest of its key.
+
+    An address has one account, however it is written: `https://Host:443/v1/` is `https://host/v1`.
+    """
+    parts = urlsplit(endpoint.base_url)
+    host = parts.netloc.lower().removesuffix(":443" if parts.scheme == "https" else ":80")
+    return f"{parts.scheme}://{host}{parts.path.rstrip('/')} {_digest(endpoint.credentials)}"
 
 
 def _digest(text: str) -> str:
