@@ -116,15 +116,15 @@ def row_of(value: object, number: int, max_row_bytes: int) -> Row:
     data = _decode(content)
     if type(data) is not dict:
         return Row(number, number, None, content, not_an_object(data))
-    if not _CONTAINERS.isdisjoint(map(type, data.values())) and _sort_sets(value, data):
+    if not _CONTAINERS.isdisjoint(map(type, data.values())) and sort_sets(value, data):
         content = msgspec.json.encode(data)
     return Row(number, number, data, content)
 
 
-def _sort_sets(value: object, data: object) -> bool:
+def sort_sets(value: object, data: object) -> bool:
     """Sorts those lists in `data` that were sets in `value`; returns whether there are any.
 
-    A set's own order differs between processes, and would make it another row in each.
+    A set's own order differs between processes, and would make it another value in each.
     """
     pairs: list[tuple[Any, Any]] = [(value, data)]
     sets = []

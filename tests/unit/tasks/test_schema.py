@@ -411,6 +411,11 @@ class Node(BaseModel):
     children: list["Node"] = []
 
 
+class Topics(BaseModel):
+    topics: set[Literal["gamma", "beta", "alpha", "delta"]]
+    more: list[frozenset[str]] = []
+
+
 not_a_model = 3
 """
 
@@ -456,6 +461,15 @@ def test_the_fields_are_those_of_the_models_dump(model: str, read: str, kept: st
     assert (schema.fields, schema.labels) == ((kept,), {kept: ["bug", "question"]})
     assert schema.bare("Bug") == {read: "bug"}
     assert schema.checked({read: "Bug"}) == ({kept: "bug"}, [])
+
+
+@pytest.mark.usefixtures("models")
+def test_a_set_is_kept_in_the_same_order_by_each_process() -> None:
+    names = ["gamma", "beta", "alpha", "delta"]
+    said = {"topics": names, "more": [[*"hgfedcba"], names]}
+    value, problems = load("shop.tickets:Topics").checked(said)
+    assert problems == []
+    assert value == {"topics": sorted(names), "more": [[*"abcdefgh"], sorted(names)]}
 
 
 @pytest.mark.usefixtures("models")

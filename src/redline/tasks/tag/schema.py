@@ -27,7 +27,7 @@ import msgspec
 
 from redline.errors import ConfigError
 from redline.process import clipped
-from redline.sources import extra
+from redline.sources import extra, sort_sets
 from redline.tasks.answers import spoken
 
 LABEL = "label"
@@ -399,7 +399,10 @@ def _by_model(model: Any, value: Any) -> tuple[Any, list[str]]:
     try:
         # As JSON, so that dates, enums and the like are read from what JSON has for them.
         made = model.model_validate_json(json.dumps(value))
-        return made.model_dump(mode="json", by_alias=True), []
+        dumped = made.model_dump(mode="json", by_alias=True)
+        if isinstance(dumped, (dict, list)):
+            sort_sets(made.model_dump(by_alias=True), dumped)
+        return dumped, []
     except Exception as error:
         # pydantic's ValidationError, or whatever a function of the user's own raises.
         if not hasattr(error, "errors"):
