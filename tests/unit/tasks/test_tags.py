@@ -100,6 +100,21 @@ def test_gold_may_write_a_value_in_another_way(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_gold_may_write_lists_and_objects_with_spaces(tmp_path: Path) -> None:
+    rows = [
+        row('["Late", "lost"]', ["Late", "lost"]),
+        row('["late"]', ["Late"]),
+        row('{"b": 1, "a": [true]}', {"a": [True], "b": 1}),
+        row(["x", "y"], ["x", "y"]),
+        row("late", ["late"]),
+    ]
+    output = tagged(tmp_path / "out.jsonl", *rows)
+    found = review(output, Schema({"type": "object"}), Gold("label", "gold")).agreement
+    assert found is not None
+    assert (found.correct, found.total) == (3, 5)
+    assert found.confusions(9) == [(('["late"]', '["Late"]'), 1), (("late", '["late"]'), 1)]
+
+
 def test_a_gold_text_is_compared_as_it_is(tmp_path: Path) -> None:
     texts = Schema(as_json_schema(["True", "true", "4.0"]))
     rows = [row("True", "true"), row("4.0", "4.0"), row("True", "True")]

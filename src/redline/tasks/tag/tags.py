@@ -153,11 +153,13 @@ def review(output: Output, schema: Schema, gold: Gold | None) -> Review:
 
 
 def _value_of(text: str) -> str:
-    """Writes a value in one way: `True` of a CSV file as `true`, `4.0` as `4`."""
+    """Writes a value in one way: `True` of a CSV file as `true`, `4.0` as `4`, `[ 1 ]` as `[1]`."""
     try:
-        value = msgspec.json.decode(text.lower())
+        value = msgspec.json.decode(text if text.startswith(("[", "{")) else text.lower())
+        if isinstance(value, str):
+            return text
+        if isinstance(value, float) and value.is_integer():
+            return str(int(value))
+        return msgspec.json.encode(value, order="sorted").decode()
     except (ValueError, RecursionError):
         return text
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return as_text(value) if isinstance(value, bool | int | float | None) else text
