@@ -163,6 +163,25 @@ def test_a_window_that_was_taken_for_a_short_one_is_corrected() -> None:
     assert not told.tell(openai(60, 3, "4s"))
 
 
+def test_a_minute_that_was_taken_for_a_bucket_of_an_hour_is_corrected_soon() -> None:
+    told = Told(rate="auto")
+    for second in range(24, 180):
+        used = second % 60 - 21 if second < 60 else second % 60
+        told.tell(openai(300, 300 - used, f"{60 - second % 60}s"))
+        if second == 24:
+            assert told.lines == [("requests", "300/3600s")]
+    assert told.lines == [("requests", "300/60s")]
+
+
+def test_an_hour_whose_end_looks_like_that_of_a_minute_is_not_taken_for_one() -> None:
+    told = Told(rate="auto")
+    # From twenty seconds before the end of an hour.
+    for second in range(-20, 200):
+        used = second % 3600 if second >= 0 else 900 + second
+        told.tell(openai(1000, 1000 - used, f"{3600 - second % 3600}s"))
+    assert told.lines == [("requests", "1000/3600s")]
+
+
 @pytest.mark.parametrize("ahead_s", [-600, -55, 0, 55, 600])
 def test_moments_are_those_of_the_servers_clock(ahead_s: int) -> None:
     """ahead_s: of the server's clock before ours."""

@@ -35,6 +35,8 @@ _USUAL_S = (1.0, 10.0, 60.0, 3600.0, 86_400.0)
 _NEAR = 0.15
 # In APIs that state no window, a limit refers to a minute.
 _DEFAULT_WINDOW_S = 60.0
+# Of so many resets, one is near to the whole window.
+_MANY_LOOKS = 16
 # A reset that is this near to a whole window was stated at its beginning.
 _EARLY = 0.01
 
@@ -172,6 +174,7 @@ class WindowGuess(msgspec.Struct):
 
     since_s: float
     _longest_s: float = 0.0
+    _looks: int = 0
 
     def revised_s(self, window_s: float, reset_s: float, now_s: float, *, is_window: bool) -> float:
         """The window that is likely by now. window_s: the guess so far.
@@ -179,15 +182,20 @@ class WindowGuess(msgspec.Struct):
         is_window: the limit has turned out not to refill steadily as a bucket does.
         """
         self._longest_s = max(self._longest_s, reset_s)
+        self._looks += 1
         revised_s = window_s
         # A sliding-window counter is whole again after two windows.
         if reset_s > 2 * window_s + 1:
             revised_s = _usual_s(reset_s / 2)
-        elif is_window and self._longest_s > 0 and now_s >= self.since_s + window_s:
-            # It was taken for a bucket at first, whose resets are shorter than its window.
-            revised_s = min(window_s, _usual_s(self._longest_s))
+        elif is_window and self._longest_s > 0:
+            # It was taken for a bucket at first, whose resets are shorter than its window. A window
+            # of the longest of many resets has begun anew meanwhile, and has shown its length.
+            shorter_s = _usual_s(self._longest_s)
+            lasts_s = 2 * shorter_s if self._looks >= _MANY_LOOKS else window_s
+            if now_s >= self.since_s + lasts_s:
+                revised_s = min(window_s, shorter_s)
         if revised_s != window_s:
-            self.since_s, self._longest_s = now_s, 0.0
+            self.since_s, self._longest_s, self._looks = now_s, 0.0, 0
         return revised_s
 
 
