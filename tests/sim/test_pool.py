@@ -542,8 +542,8 @@ async def waits_of(strategy: str, rates: Sequence[int], *, calls: int, per_s: fl
 def test_room_finds_the_key_that_can_send_first() -> None:
     blind = virtual_run(waits_of("round_robin", (2, 40), calls=300, per_s=20))
     seeing = virtual_run(waits_of("room", (2, 40), calls=300, per_s=20))
-    # The slow key takes as many as may get ready to wait, and these wait for 8 s.
-    assert max(blind) > 5
+    # The slow key takes as many as may get ready to wait: what it sends in a second.
+    assert 0.5 < max(blind) < 1.5
     assert max(seeing) < 0.1
 
 

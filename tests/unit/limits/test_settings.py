@@ -127,7 +127,8 @@ def test_an_unknown_word_names_the_nearest(name: str, value: str, what: str, hin
     ("requests", "profile", "ahead"),
     [
         ((), "any", 64),
-        ("5/1s", "any", 16),
+        ("5/1s", "any", 5),
+        ("30/60s", "any", 1),
         ("1000/60s", "any", 17),
         ("1000/60s", "counter", 17),
         ("1000/60s", "fixed", 1000),

@@ -25,8 +25,6 @@ _NAMES = {kind: f"the {kind.replace('_tokens', ' token').rstrip('s')} limit" for
 LONG_ANSWER_S = 30.0
 MIN_CONCURRENCY, MAX_AUTO_CONCURRENCY, MAX_CONCURRENCY = 64, 1000, 100_000
 
-# Connections that are made ahead of their calls' turns, at least.
-LEAST_AHEAD = 16
 # Profiles that send everything that a window allows at once.
 BURSTS = ("fixed", "moving", "bucket")
 
@@ -124,7 +122,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """Calls that hold a connection while they wait for their grant, at most.
 
         As many as may be sent in a second, or in a burst: a larger number would open connections
-        long before they are used, and many at once would keep the event loop from sending in time.
+        long before they are used, many at once would keep the event loop from sending in time, and
+        calls that wait here wait for this endpoint, whatever others could do meanwhile.
         found: request limits that hold besides the stated ones.
         """
         rates = [*self.request_rates(), *found]
@@ -132,7 +131,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             return self.slots()
         is_burst = self.profile in BURSTS
         most = min(rate.count if is_burst else rate.per_s for rate in rates)
-        return max(LEAST_AHEAD, math.ceil(most))
+        return math.ceil(most)
 
 
 def last_send_s(before: float, rate: Rate, limits: Limits) -> float:
