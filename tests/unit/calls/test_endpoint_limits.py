@@ -135,6 +135,26 @@ def test_no_more_calls_wait_at_an_endpoint_than_a_limit_that_is_found_soon_sends
     assert steering.ahead.count == Limits(requests="5/60s").ahead() < Limits(rate="auto").ahead()
 
 
+@pytest.mark.parametrize(
+    ("limits", "ahead"),
+    [
+        (Limits(tokens="600/60s"), 1),
+        (Limits(tokens="18k/60s"), 30),
+        (Limits(tokens="600/60s", profile="fixed"), 60),
+        (Limits(tokens="6m/60s"), 64),
+        (Limits(tokens="18k/60s", input_tokens="4800/60s"), 20),
+        (Limits(tokens="18k/60s", requests="5/1s"), 5),
+    ],
+)
+def test_no_more_calls_wait_at_an_endpoint_than_its_token_limit_soon_sends(
+    limits: Limits, ahead: int
+) -> None:
+    steering = Running(limits, None).limits
+    for _ in range(5):
+        steering.expects(Cost(4, 6))
+    assert steering.ahead.count == ahead
+
+
 class Obedient(SharedLimiter):
     """Changes what was stated by what one process is told."""
 

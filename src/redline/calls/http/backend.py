@@ -288,6 +288,7 @@ class HttpBackend:
                 most = 0 if self._charges_reserved else self.limiter.easy_tokens
                 bound = self.estimator.bound(request, most) if most else None
                 attempt.cost = bound or self._cost(request)
+                self._steering.expects(attempt.cost)
             # The deadline's alarm would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,13 @@ from redline.clock import Clock
 from redline.errors import ConfigError, RateLimited, TimedOut
 from redline.limits import Cost, Grant, RateLimiter, Slots, open_limiter
 from redline.limits.discover import AdaptiveConcurrency, FoundRates, RateSearch
-from redline.limits.rule import AUTO
+from redline.limits.rule import AUTO, BURSTS, Kind, Rate
 from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
+# What a call takes of the limits is a moving mean of about as many calls.
+_CALLS = 16
 # Hosts that charge prompt + max_tokens to their limits at admission, each with its source.
 _RESERVING_HOSTS = {
     # The larger of max_tokens and the estimated tokens: help.openai.com, article 6891753.
@@ -89,8 +92,11 @@ class EndpointLimits:
             self.slots = Slots(limits.slots())
         else:
             self.slots = shared.slots(endpoint, limits.slots())
-        self._ahead_of = limits.ahead
-        self.ahead = Slots(limits.ahead())
+        self._stated, self._found = limits, list[tuple[Kind, Rate]]()
+        self._most_ahead = limits.ahead()
+        # What a call takes of the token limits, as a share of what a second or a burst allows.
+        self._share = 0.0
+        self.ahead = Slots(self._most_ahead)
         self.limiter = shared.limiter or limiter_of(endpoint, clock)
         self._is_auto = limits.rate == AUTO
         self.search = RateSearch() if self._is_auto else None
@@ -122,6 +128,16 @@ class EndpointLimits:
             self.search = RateSearch(found)
         self._searches(self.search)
 
+    def expects(self, cost: Cost) -> None:
+        """Records what a call will take of the token limits."""
+        is_burst, share = self._stated.profile in BURSTS, 0.0
+        for line in self.limiter.rules.lines:
+            if line.kind != "requests":
+                most = line.stated.count if is_burst else line.stated.per_s
+                share = max(share, cost.amount(line.kind) / most)
+        self._share += (share - self._share) / _CALLS if self._share else share
+        self._fit_ahead()
+
     def sent(self, now_s: float) -> None:
         """Records a call that was written, if the limit is searched for."""
         if self.search is not None:
@@ -152,7 +168,7 @@ class EndpointLimits:
             stated += stated_in_body(answer.body)
         if stated:
             self.limiter.heard(stated, grant)
-            self._fit_ahead()
+            self._take_up_found()
             if not self.limiter.is_searched:
                 self.search = None
         if used is not None:
@@ -196,17 +212,27 @@ class EndpointLimits:
 
     def _searches(self, search: RateSearch) -> None:
         self.limiter.search(search.rates())
-        self._fit_ahead()
+        self._take_up_found()
 
     def _fit_ahead(self) -> None:
         """Has no more calls wait here than the limits in force, found ones as well, soon send.
 
         The others wait in the pool, where any endpoint may take them.
         """
-        found = (rate for kind, rate in self.limiter.found_rates() if kind == "requests")
-        most = self._ahead_of(found)
+        most = self._most_ahead
+        if self._share * most > 1:
+            most = math.ceil(1 / self._share)
         if most != self.ahead.count:
             self.ahead.resize(most)
+
+    def _take_up_found(self) -> None:
+        """Takes into account which limits have been found."""
+        found = self.limiter.found_rates()
+        if found != self._found:
+            self._found = found
+            rates = (rate for kind, rate in found if kind == "requests")
+            self._most_ahead = self._stated.ahead(rates)
+            self._fit_ahead()
 
     def _adapt(
         self,
