@@ -59,12 +59,13 @@ def test_an_endpoint_with_stated_limits_has_steady_room_until_it_is_parked() -> 
     play(Limits(requests="1000/1s", concurrency=64), story)
 
 
-def test_an_endpoint_whose_limits_are_shared_or_searched_is_asked_each_time(tmp_path: Path) -> None:
+def test_an_endpoint_with_limits_that_may_change_is_asked_each_time(tmp_path: Path) -> None:
     async def story(backend: HttpBackend) -> None:
         assert backend.load(0.0).steady == 0
 
     play(Limits(requests="1000/1s", concurrency=64, share=str(tmp_path / "limits")), story)
     play(Limits(rate="auto", concurrency=64), story)
+    play(Limits(tokens="6m/60s", concurrency=64), story)
 
 
 def test_room_is_behind_those_that_wait() -> None:

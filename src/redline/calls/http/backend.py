@@ -253,8 +253,10 @@ class HttpBackend:
             binds = f"{slots.count} calls in flight"
         elif room_s > 0 and not never:
             binds = limiter.binds(cost, now_s)
-        # Limits that are not shared are parked by nothing but an error, which a caller sees.
-        if not limiter.is_shared and self._steering.is_stated and parked_until_s <= now_s:
+        # Limits that are not shared are parked by nothing but an error, which a caller sees. How
+        # many calls a token limit soon sends changes with their sizes.
+        is_known = self._steering.is_stated and not (limiter.is_shared or limiter.counts_tokens)
+        if is_known and parked_until_s <= now_s:
             steady = min(slots.steady, ahead.count)
         return Load(
             state=state,
@@ -288,7 +290,6 @@ class HttpBackend:
                 most = 0 if self._charges_reserved else self.limiter.easy_tokens
                 bound = self.estimator.bound(request, most) if most else None
                 attempt.cost = bound or self._cost(request)
-                self._steering.expects(attempt.cost)
             # The deadline's alarm would ring only after the loop has read its sockets.
             if call.deadline_s != math.inf and call.deadline_s <= self.clock.now_s():
                 raise TimedOut("row")
@@ -427,6 +428,8 @@ class HttpBackend:
 
     async def go_ahead(self, attempt: _Attempt) -> None:
         """Waits until an attempt may get ready to wait for its grant; few do so at once."""
+        if attempt.cost is not _NOTHING:
+            self._steering.expects(attempt.cost)
         if not self._ahead.take_free():
             call, wait = attempt.call, self.begin_wait(attempt)
             await call.in_time(self._ahead.acquire(call.priority), self.clock)

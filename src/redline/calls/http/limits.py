@@ -129,7 +129,7 @@ class EndpointLimits:
         self._searches(self.search)
 
     def expects(self, cost: Cost) -> None:
-        """Records what a call will take of the token limits."""
+        """Records what a call that waits for its grant will take of the token limits."""
         is_burst, share = self._stated.profile in BURSTS, 0.0
         for line in self.limiter.rules.lines:
             if line.kind != "requests":
