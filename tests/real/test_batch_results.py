@@ -849,6 +849,8 @@ def test_a_file_that_the_provider_has_deleted_is_uploaded_again() -> None:
         assert "no credit" in str(run(server).stopped)
         assert run(server).succeeded == ROWS
     assert provider.billed == ROWS
+    # No batch was made that has to be looked for.
+    assert provider.asked["GET batches"] == 0
 
 
 class Tidied(Provider):

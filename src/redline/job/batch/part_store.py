@@ -18,9 +18,9 @@ from redline.apis import Batch
 from redline.calls.client import BatchApi
 from redline.calls.cost import Amount
 from redline.clock import SYSTEM
-from redline.errors import CallError, NoEndpoint, Rejected, Retryable
+from redline.errors import CallError, Final, NoEndpoint, Rejected, Retryable
 from redline.job.batch.ledger import Ledger, Note, Part
-from redline.job.batch.plan import may_appear, next_look_s
+from redline.job.batch.plan import appears_s, next_look_s
 from redline.job.batch.spool import Kept, PartReader, PartWriter, drop, upload_of
 from redline.job.work import BatchUse
 from redline.journal import Journal
@@ -95,12 +95,12 @@ class PartStore:
         """
         wait_s = None
         while True:
-            is_last = not may_appear(part.making_wall_s, SYSTEM.wall_s())
+            left_s = appears_s(part.making_wall_s, SYSTEM.wall_s())
             batch = await self.find(part)
-            if batch is not None or is_last:
+            if batch is not None or not left_s:
                 return batch
             wait_s = next_look_s(wait_s)
-            await asyncio.sleep(wait_s)
+            await asyncio.sleep(min(wait_s, left_s))
 
     async def find(self, part: Part) -> Batch | None:
         """Returns the batch of the part that is not noted and that the provider lists."""
@@ -135,6 +135,10 @@ class PartStore:
                     raise
                 await asyncio.sleep(self._api.pause_s(attempt, error))
                 look = self.made if error.status in _UNCONFIRMED else self.find
+            except Final:
+                # Refused for good: no batch will appear.
+                await self.note(Note(at="refused", part=part.number))
+                raise
             attempt += 1
             found = await look(part)
             if found is not None:

@@ -70,9 +70,13 @@ def next_look_s(before_s: float | None) -> float:
     return FIRST_LOOK_S if before_s is None else min(MOST_LOOK_S, before_s * LOOK_GROWTH)
 
 
-def may_appear(making_wall_s: float, wall_s: float) -> bool:
-    """Whether a batch that was asked for at `making_wall_s`, and not confirmed, may yet appear."""
-    return 0 <= wall_s - making_wall_s < MOST_MAKING_S
+def appears_s(making_wall_s: float, wall_s: float) -> float:
+    """Returns for how many seconds more a batch that was asked for, and not confirmed, may appear.
+
+    0 also if the clock was set back meanwhile.
+    """
+    since_s = wall_s - making_wall_s
+    return MOST_MAKING_S - since_s if 0 <= since_s < MOST_MAKING_S else 0.0
 
 
 def fits(rows: int, size_bytes: int, more_bytes: int) -> bool:
