@@ -6,11 +6,11 @@
 
 What: a scenario of scenarios.py, or `repair`. A step is one call that changes a file, or reads
 results: open, write, fsync, truncate, rename, unlink, mkdir, pread. The first form has a death at
-every one, the second at the ones of these numbers, in one run after the other. Places: `before` a
-step, `after` it, or `within` it, where it is a write. Losses: `none` of what was written (a kill),
-`all` that no fsync had made durable, bytes as well as names (the power goes), or `some` of it,
-block by block and name by name. In the first form each may be `any`. The seed draws rows, their
-groups, and what is lost.
+every one, but of many that lie at one moment only at the first few; the second at the ones of these
+numbers, in one run after the other. Places: `before` a step, `after` it, or `within` it, where it
+is a write. Losses: `none` of what was written (a kill), `all` that no fsync had made durable, bytes
+as well as names (the power goes), or `some` of it, block by block and name by name. In the first
+form each may be `any`. The seed draws rows, their groups, and what is lost.
 Ends with status 0 once all was right after every death, and else with the command that replays it.
 """
 
@@ -37,6 +37,8 @@ ANY = "any"
 # Of one case, so that the deaths at a moment are those of many.
 _DEATHS_A_CASE = 6
 _MOST_CASES = 5000
+# Of a sweep at one moment, such as between two writes of a group: the next ones are much alike.
+_MOST_OF_A_MOMENT = 4
 # Where files cost least; what a disk keeps is modelled, and no fsync reaches the system.
 _MEMORY = Path("/dev/shm")
 
@@ -85,7 +87,8 @@ def sweep(
 ) -> Counter[str]:
     """How many deaths there were at which moment: one at each step that has this place.
 
-    last_first: from the last step to the first.
+    After _MOST_OF_A_MOMENT at one, its other steps are left out. last_first: from the last step to
+    the first.
     """
     chance = Random(seed)
     moments: Counter[str] = Counter()
@@ -96,8 +99,9 @@ def sweep(
             places = [place for place in places if place == manner[0]]
         if places:
             loss = chance.choice(LOSSES) if manner[1] == ANY else manner[1]
-            death = Death(number, chance.choice(places), loss, seed)
-            moments.update(die(work, seed, [death], folder))
+            place = chance.choice(places)
+            if moments[step.moment(place)] < _MOST_OF_A_MOMENT:
+                moments.update(die(work, seed, [Death(number, place, loss, seed)], folder))
     return moments
 
 

@@ -39,8 +39,8 @@ FLOOD = b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"wor
 EVENTS = 1000
 SLOWER = 1.2
 PAIRS, MOST_PAIRS = 7, 15
-# Of each half of a pair.
-HALF_S = 1.0
+# Of each half of a pair: some hundred calls.
+HALF_S = 0.4
 
 
 class World(NamedTuple):
