@@ -86,14 +86,16 @@ def _active(windows: Sequence[Window]) -> tuple[list[_Point], bool]:
 
 
 def _is_standstill(window: Window) -> bool:
-    """No row has ended, and for most of the window no call could be sent, or the process was
-    stopped.
+    """The process was stopped, or for most of the window no call could be sent.
+
+    Rows that end between the pauses which an endpoint asks for show that it is none.
     """
-    if window.done or window.failed:
-        return False
     if not window.samples or window.stopped_s > _MAJORITY * window.span_s:
         return True
-    return window.share("parked") + window.share("down") + window.share("backoff") > _MAJORITY
+    held = window.share("down")
+    if not (window.done or window.failed):
+        held += window.share("parked") + window.share("backoff")
+    return held > _MAJORITY
 
 
 def _span_s(points: Sequence[_Point]) -> float:
