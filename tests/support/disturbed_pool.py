@@ -71,8 +71,6 @@ class Disturbed:
             for number, one in enumerate(servers)
         ]
         self.pool = redline.Pool(endpoints)
-        now_s = asyncio.get_running_loop().time()
-        self._ahead = {one.name: one.backend.load(now_s).ahead_free for one in self.pool.members}
         self._is_over = False
         self.spending = Spending(Allowance(tokens=10**12))
         self.retries = Retries()
@@ -110,7 +108,7 @@ class Disturbed:
             holds(f"calls at {name}", load.in_flight + load.waiting)
             holds(f"tokens of calls at {name}", load.tokens_out)
             holds(f"slots of {name}", backend.slots.in_use + backend.slots.waiting)
-            holds(f"calls ahead at {name}", self._ahead[name] - load.ahead_free)
+            holds(f"calls ahead at {name}", backend.ahead.in_use + backend.ahead.waiting)
             holds(f"calls in the limiter of {name}", backend.limiter.waiting)
             for line in backend.limiter.rules.lines:
                 holds(f"{line.kind} booked at {name}", line.window.used(now_s + _LATER_S))

@@ -207,7 +207,7 @@ class HttpBackend:
         self.slots = self._steering.slots
         if on_room is not None:
             self.slots.tell(on_room)
-        self._ahead = self._steering.ahead
+        self.ahead = self._steering.ahead
         self.limiter = self._steering.limiter
         self._attempt_type = _TimedAttempt if self.limiter.is_shared else _Attempt
         self._finds_limits = not self._steering.is_stated
@@ -232,7 +232,7 @@ class HttpBackend:
         self._asks_usage = True  # of streams, until the endpoint turns out to refuse that
 
     def load(self, now_s: float, request: Request | None = None) -> Load:
-        limiter, slots, ahead, outage = self.limiter, self.slots, self._ahead, self._outage
+        limiter, slots, ahead, outage = self.limiter, self.slots, self.ahead, self._outage
         cost, never = _NOTHING, ""
         if request is not None and limiter.counts_tokens:
             try:
@@ -380,7 +380,7 @@ class HttpBackend:
         return self._steering.found()
 
     def has_room(self, now_s: float, coming: int = 0) -> bool:
-        slots, ahead = self.slots, self._ahead
+        slots, ahead = self.slots, self.ahead
         return (
             slots.has_room(coming)
             and ahead.in_use + coming < ahead.count
@@ -430,17 +430,17 @@ class HttpBackend:
         """Waits until an attempt may get ready to wait for its grant; few do so at once."""
         if attempt.cost is not _NOTHING:
             self._steering.expects(attempt.cost)
-        if not self._ahead.take_free():
+        if not self.ahead.take_free():
             call, wait = attempt.call, self.begin_wait(attempt)
-            await call.in_time(self._ahead.acquire(call.priority), self.clock)
+            await call.in_time(self.ahead.acquire(call.priority), self.clock)
             wait.ahead_s = self.clock.now_s()
         attempt.is_ahead = True
 
     def leave_ahead(self, attempt: _Attempt) -> None:
         """Frees the place of an attempt that has its grant or is over, for another one."""
         attempt.is_ahead = False
-        self._ahead.release()
-        if self.on_room is not None and self._ahead.is_free:
+        self.ahead.release()
+        if self.on_room is not None and self.ahead.is_free:
             self.on_room()
 
     def wrote(self, attempt: _Attempt, sent_s: float) -> None:
