@@ -48,6 +48,12 @@ def test_nothing_binds_without_a_limit() -> None:
     assert (made.limit_s, made.bound) == (0.0, None)
 
 
+def test_limits_do_not_bind_batches_that_rows_go_into_until_a_deadline(tmp_path: Path) -> None:
+    made = planned(via="auto", deadline_s=60, output=tmp_path / "out.jsonl", rps=1)
+    assert (made.limit_s, made.bound) == (0.0, None)
+    assert "the provider determines the time" in plan_text(made, has_output=True)
+
+
 def test_limits_do_not_bind_batches_and_refuse_none_of_their_rows(tmp_path: Path) -> None:
     limits = Limits(requests="1/1s", tokens="1/60s")
     made = planned(via="batch", output=tmp_path / "out.jsonl", limits=limits)
@@ -76,6 +82,15 @@ def test_the_time_that_tokens_ask_for() -> None:
     assert made.output_tokens == 1000
     assert made.bound == "1000/60s tokens"
     assert made.limit_s == pytest.approx(tokens * 9 / 10 * (60 + GUARD_S) / 1000)
+
+
+def test_the_length_of_answers_is_a_maximum_and_so_is_the_time_that_they_take() -> None:
+    made = planned(limits=Limits(tokens="100/6s"), params={"max_tokens": 100})
+    assert made.least_s == pytest.approx(made.input_tokens * 9 / 10 * (6 + GUARD_S) / 100)
+    text = plan_text(made, has_output=False)
+    assert "at least 3.8 s, and 58 s if answers are that long, bound by 100/6s tokens" in text
+    made = planned(limits=Limits(requests="1/1s", tokens="100k/6s"), params={"max_tokens": 100})
+    assert "at least 9.5 s, bound by 1/1s requests" in plan_text(made, has_output=False)
 
 
 def test_one_row_waits_for_no_limit() -> None:
