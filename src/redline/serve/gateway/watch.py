@@ -268,7 +268,7 @@ class GatewayWatch:
         for member in self._lineup.members:
             endpoint = stated.get(member.name)
             load = member.backend.load(now_s)
-            state, reason = _state(member, load, now_s)
+            state, reason = state_of(member, load, now_s)
             attempts = self._lineup.attempts[member.name]
             over = attempts.attempts - attempts.in_flight
             found.append(
@@ -288,7 +288,7 @@ class GatewayWatch:
         return found
 
 
-def _state(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
+def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
     """The state of an endpoint and why, if it is not ready."""
     health = member.health(now_s, load)
     if health in (Health.READY, Health.WARMING) and load.parked_until_s > now_s:
