@@ -195,6 +195,24 @@ def test_an_answer_of_another_form_is_a_bad_reply(path: str, answer: Any, said: 
     assert said in str(outcome.error)
 
 
+def test_numbers_of_numpy_are_plain_ones_wherever_an_answer_holds_them() -> None:
+    np = pytest.importorskip("numpy")
+
+    def answer(items: list[Any]) -> list[Any]:
+        return [[np.mean([1, 2]), np.float32(0.5), np.int64(3)] for _ in items]
+
+    (vector,), _ = asked(answer, {"input": "a"}, path="/v1/embeddings")
+    (packed,), _ = asked(answer, {"input": "a", "encoding_format": "base64"}, path="/v1/embeddings")
+    assert body_of(vector)["data"][0]["embedding"] == [1.5, 0.5, 3]
+    assert body_of(packed)["data"][0]["embedding"] == "AADAPwAAAD8AAEBA"
+
+    def classify(items: list[Any]) -> list[Any]:
+        return [{"label": "a", "score": np.float32(0.5)} for _ in items]
+
+    (labelled,), _ = asked(classify, {"input": "a"}, path="/v1/classify")
+    assert body_of(labelled)["data"][0]["output"] == {"label": "a", "score": 0.5}
+
+
 def test_errors_name_their_item_and_keep_their_kind() -> None:
     async def picky(items: list[str]) -> list[Any]:
         errors = {"bad": ValueError("no"), "full": RateLimited("later"), "x": KeyError("x")}
