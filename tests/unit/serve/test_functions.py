@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,26 @@ def test_numbers_of_numpy_are_plain_ones_wherever_an_answer_holds_them() -> None
 
     (labelled,), _ = asked(classify, {"input": "a"}, path="/v1/classify")
     assert body_of(labelled)["data"][0]["output"] == {"label": "a", "score": 0.5}
+
+
+def test_an_exit_is_an_error_of_its_item() -> None:
+    """Out of a task it would end the event loop, and so the server."""
+
+    def leaves(items: list[str]) -> list[str]:
+        if "bad" in items:
+            sys.exit(3)
+        return items
+
+    async def leaves_later(items: list[str]) -> list[str]:
+        return leaves(items)
+
+    for function in (leaves, leaves_later):
+        outcomes, _ = asked(function, {"input": "a"}, {"input": "bad"}, {"input": "b"})
+        assert [outcome.output for outcome in outcomes] == ["a", None, "b"]
+        error = outcomes[1].error
+        assert isinstance(error, Rejected)
+        assert error.status == 500
+        assert str(error) == f"{function.__name__} raised RuntimeError: SystemExit: 3"
 
 
 def test_errors_name_their_item_and_keep_their_kind() -> None:
