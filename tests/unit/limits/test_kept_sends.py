@@ -259,7 +259,7 @@ def test_each_endpoint_and_each_kind_has_its_own_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_file_is_private_and_its_size_is_fixed(tmp_path: Path) -> None:
+def test_the_size_of_a_file_is_fixed(tmp_path: Path) -> None:
     process = Process(tmp_path, 1000.0)
     (path,) = tmp_path.iterdir()
     size = path.stat().st_size
@@ -267,8 +267,17 @@ def test_a_file_is_private_and_its_size_is_fixed(tmp_path: Path) -> None:
         process.send()
         process.clock.advance(61.0)
     assert path.stat().st_size == size < 70_000
-    assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_is_readable_by_the_users_who_may_read_the_results(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Process(tmp_path, 1000.0).send()
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_day_of_ten_million_fits(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ class _Ring:
         # The pace: as it is, and as the file has it.
         self._full_at_s = self._told_full_at_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._fd: int | None = os.open(path, flags, 0o600)
+        self._fd: int | None = os.open(path, flags, 0o666)
         # Written completely at first, so that a full disk is noticed here and not at a send.
         try:
             if os.pwrite(self._fd, image, 0) < _SIZE:
