@@ -17,9 +17,9 @@ from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
 from redline.job.monitor import ENDPOINT_STATES, Family, counter, gauge
+from redline.serve.gateway.binding import state_of
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
-from redline.serve.gateway.watch import state_of
 from redline.serve.http import Refusal
 from redline.serve.workers import Fellows
 
