@@ -104,6 +104,14 @@ def test_a_row_above_the_token_limit_cannot_be_sent() -> None:
     assert "more than the limit of 1000/60s allows" in (made.first_problem or "")
 
 
+def test_a_row_that_names_another_server_cannot_be_sent() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    urls = ("/v1/chat/completions", "https://api.example/v1/chat/completions", "chat")
+    made = planned([{"url": url, "body": body} for url in urls])
+    assert (made.sent_rows, made.bad_rows) == (1, 2)
+    assert made.first_problem == "<iterable>:2: not a path: https://api.example/v1/chat/completions"
+
+
 def test_rows_that_the_output_has_are_done(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     rows = [*ROWS, {"text": "bad"}]
