@@ -48,7 +48,10 @@ class TerminalProgress:
                 lines = screen(meter.read(), view.source_name, width - 1, is_plain=is_plain)
                 # A terminal that takes no more, as after Ctrl-S or behind a connection that hangs,
                 # must not hold up the run: it gets the next lines once it has taken these.
-                if drawing is None or drawing.done():
+                if drawing is not None and drawing.done():
+                    drawing.result()
+                    drawing = None
+                if drawing is None:
                     drawing = in_thread(area.draw, lines[: max(1, height - 1)], width)
                 await asyncio.sleep(_REFRESH_S)
 
