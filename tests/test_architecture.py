@@ -47,6 +47,7 @@ EXCEPTIONS: dict[tuple[str, str], str] = {
     ("broad_excepts", "engine/step/thread.py::_run"): "nobody may wait for a thread that has ended",
     ("broad_excepts", "engine/step/thread.py::_begin"): "as above, before it is in the scheduler",
     ("broad_excepts", "engine/step/thread.py::_tell"): "as above, where it cannot be told its end",
+    ("broad_excepts", "engine/api/prompting.py::_chat_text"): "a template may raise anything",
     (
         "broad_excepts",
         "engine/model/loading.py::reading",

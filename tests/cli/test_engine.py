@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,20 @@ def test_a_windowed_model_says_up_to_its_window_what_it_says_itself(models_folde
     report = redline.run([row], endpoint=LocalEngine(settings))
     (outcome,) = report.outcomes or []
     assert outcome.output == tokenizer_of(folder).decode(own.tokens), json.dumps(own.gap)
+
+
+@pytest.mark.parametrize("stated", [-1, 100_000, "</s>", [1, -1]])
+def test_ends_that_are_no_tokens_of_the_model_are_left_out(
+    folder: str, tmp_path: Path, stated: object
+) -> None:
+    """With one of them, no answer could follow a schema."""
+    own = shutil.copytree(folder, tmp_path / "own")
+    (own / "generation_config.json").write_text(json.dumps({"eos_token_id": stated}), "utf-8")
+    schema = {"name": "yes", "schema": {"enum": ["yes"]}}
+    row = {
+        "messages": [{"role": "user", "content": "ab"}],
+        "response_format": {"type": "json_schema", "json_schema": schema},
+    }
+    engine = LocalEngine(EngineSettings(model=str(own), max_batch_size=2))
+    (outcome,) = redline.run([row], endpoint=engine, max_retries=0).outcomes
+    assert outcome.output == '"yes"', outcome.error

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,25 @@ def test_a_judges_words_and_tokens_are_in_the_line(cli: Cli, rows: Rows, tmp_pat
     (line,) = lines("out.jsonl")
     assert line["judgement"] == "Fine.\nVERDICT: CORRECT"
     assert line["usage"] == {name: 2 * count for name, count in USAGE.items()}
+
+
+def test_the_time_of_a_judge_is_the_endpoints_and_not_the_clients(
+    cli: Cli, rows: Rows, tmp_path: Path
+) -> None:
+    task(tmp_path, metric="judge", gold="gold")
+    with (tmp_path / "task.toml").open("a") as file:
+        file.write('[judge]\nmodel = "large"\n')
+
+    def say(body: dict[str, Any]) -> str:
+        time.sleep(0.5 if body["model"] == "large" else 0)
+        return "VERDICT: CORRECT"
+
+    with scripted(model(say)) as server:
+        given = ("--task", "task.toml", "--data", rows({"q": "a", "gold": "a"}))
+        cli("eval", *given, "--base-url", server.base_url, "--model", "m", "-o", "out.jsonl")
+    phases = json.loads(cli("status", "out.jsonl", "--json").out)["phases"]
+    assert phases["first_byte"] + phases["answer"] >= 0.5, phases
+    assert max(phases["client"], phases["durable"]) < 0.4, phases
 
 
 @pytest.mark.parametrize(

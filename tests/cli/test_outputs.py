@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -322,3 +323,21 @@ def test_a_file_or_folder_beside_an_output_is_told_from_it_by_every_command(
     assert told.status == 2
     assert told.err.startswith(f"error: {name} holds the {holds} of labels.jsonl\n")
     assert "hint: name labels.jsonl" in told.err
+
+
+def test_lines_with_the_ends_of_windows_are_restored_and_not_asked_again(
+    cli: Cli, rows: Rows
+) -> None:
+    source = rows('{"prompt":"one"}\n', '{"prompt":"two"}\n')
+    command = ("run", source, *SIM, "-o", "my labels.jsonl")
+    assert cli(*command).status == 0
+    path = Path("my labels.jsonl")
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b"\n", b"\r\n"))
+    refused = cli(*command)
+    assert refused.status == 2
+    restored = refused.err.partition("restore them with ")[2]
+    subprocess.run(restored, shell=True, check=True)
+    assert path.read_bytes() == before
+    assert cli(*command).status == 0
+    assert path.read_bytes() == before

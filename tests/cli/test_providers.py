@@ -192,6 +192,26 @@ def test_a_refused_key_ends_the_run_whatever_its_status(cli: Cli, rows: Rows, na
     assert f"error: the endpoint refused the key: HTTP {status}: {words}" in told.err
 
 
+def test_a_model_that_the_key_may_not_use_fails_its_row_alone(cli: Cli, rows: Rows) -> None:
+    denied = error(
+        "key not allowed to access model. This key can only access models=['m']. Tried to access b",
+        type="key_model_access_denied",
+        param="model",
+        code="401",
+    )
+
+    def answer(asked: Asked) -> Answer:
+        is_denied = asked.body["messages"][0]["content"] == "b"
+        return Answer(401, denied) if is_denied else Answer(200, completion())
+
+    given = rows({"prompt": "a"}, {"prompt": "b"}, {"prompt": "c"})
+    with scripted(answer) as server:
+        told = cli("run", given, "--base-url", f"{server.url}/v1", "-c", "1", "-o", "out.jsonl")
+    assert told.status == 1
+    assert "2 succeeded + 1 failed" in told.err
+    assert "rejected the request: HTTP 401: key not allowed to access model" in told.err
+
+
 def test_a_row_that_is_larger_than_the_providers_limit_is_asked_once(cli: Cli, rows: Rows) -> None:
     large = error(
         "Request too large for gpt-4o in organization o on tokens per min (TPM): Limit 30000, "

@@ -78,6 +78,8 @@ def test_columns_win(cli: Cli, rows: Rows, row: Any, template: str, said: str | 
         (ORDER, "{{ order.x }}", "'order.x' is null"),
         ({"tags": ["a", None]}, "{{ tags | join(',') }}", "'tags.1' is null"),
         ({"a b": 1}, '{{ row["b a"] }}', "has no attribute 'b a'"),
+        ({"a": 1}, "{{ [a, b] }}", "'b' is undefined"),
+        ({"a": 1}, "{{ {'a': a, 'b': row.b} | pprint }}", "has no attribute 'b'"),
         ({"tags": ["a"]}, "{{ tags | map('upper') }}", "a generator is not text"),
     ],
 )

@@ -270,6 +270,31 @@ def test_a_missing_key_is_told_before_anything_is_sent(
     )
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("can't start new thread"),
+        ExceptionGroup("unhandled errors in a TaskGroup", [MemoryError()]),
+    ],
+)
+def test_a_want_of_memory_or_threads_is_no_defect(
+    cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def short(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr("redline.cli.commands.run.run_command", short)
+    told = cli("run", rows({"text": "a"}))
+    assert told.err == error_of(
+        "this process may have no more memory, or no more threads",
+        "",
+        "lower --concurrency, or raise the limit, such as `ulimit -v` or that of the container; "
+        "what is on disk is safe, and the same command continues",
+    )
+    assert told.status == 2
+
+
 def test_our_own_defect_is_told_as_one(
     cli: Cli, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:

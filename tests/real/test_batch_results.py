@@ -337,6 +337,25 @@ def test_a_provider_that_takes_no_more_batches_for_now_is_not_silent(
     assert provider.billed == ROWS
 
 
+class Choosy(Provider):
+    """A Batch API that refuses all batches of one model."""
+
+    def _made(self, body: Line) -> Any:
+        if b'"m1"' in self.files[body["input_file_id"]]:
+            return Answer(400, {"error": {"message": "no batches of this model"}})
+        return super()._made(body)
+
+
+def test_a_refused_batch_keeps_no_answers_of_the_others_from_being_read() -> None:
+    write_rows_of_two_models()
+    with serving(Choosy()) as server:
+        assert run(server).succeeded == 0
+        report = run(server)
+    assert report.stopped is not None
+    assert "no batches of this model" in report.stopped.what
+    assert 0 < report.succeeded == len(results()) < ROWS
+
+
 def test_a_provider_that_does_not_take_the_first_file_is_told_at_once() -> None:
     provider = Provider()
     provider.outages = {"POST files": range(1, 2)}

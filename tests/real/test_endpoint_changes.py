@@ -358,6 +358,24 @@ def test_a_lost_endpoint_is_tried_again_when_the_settings_are_read() -> None:
     asyncio.run(main())
 
 
+def test_a_lost_endpoint_that_still_has_a_call_is_tried_again_once() -> None:
+    async def main() -> None:
+        one = Server(("m",), [401])
+        async with listening(one), gateway(one.named("A")) as front:
+            lost = front.begin("m", 1)
+            await until(lambda: one.in_flight == 1)
+            one.latency_s = 1.0
+            long = front.begin("m", 1)
+            assert await asyncio.gather(*lost) == [502]
+            assert front.served.change(front.settings) == ["tried again: A"]
+            await asyncio.sleep(0.1)
+            assert front.served.change(front.settings) == ["nothing has changed"]
+            assert await asyncio.gather(*long) == [200]
+            assert await front.ask("m") == 200
+
+    asyncio.run(main())
+
+
 def test_a_lost_endpoint_is_tried_again_after_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -776,6 +776,22 @@ async def test_calls_pass_by_an_endpoint_that_parks_as_it_is_asked_for_its_model
     assert max(took_s) < float(WAIT["Retry_After"]) / 2
 
 
+def test_an_endpoint_that_asked_to_wait_is_parked_also_for_prometheus(tmp_path: Path) -> None:
+    with SimProcess("--requests", "1/60s") as sim, Serve(tmp_path, *flags_of([sim])) as serve:
+        client = client_of(serve)
+        client.chat.completions.create(model="m", messages=HELLO)
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(model="m", messages=HELLO)
+        (endpoint,) = serve.page("/status")[1]["endpoints"]
+        with urllib.request.urlopen(serve.url.removesuffix("/v1") + "/metrics") as page:
+            lines = page.read().decode().splitlines()
+    assert endpoint["state"] == "parked"
+    states = [line for line in lines if line.startswith("redline_endpoint_state{")]
+    assert [line for line in states if not line.endswith(" 0.0")] == [
+        f'redline_endpoint_state{{endpoint="{endpoint["name"]}",kind="parked"}} 1.0'
+    ]
+
+
 FEWER: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("chat/completions", {"messages": HELLO, "n": 2}, chat("only one")),
     ("embeddings", {"input": ["a", "b"]}, {"data": [{"index": 0, "embedding": [0.5]}]}),

@@ -118,6 +118,13 @@ def test_sigterm_stops_a_batch_which_the_next_gateway_ends(tmp_path: Path) -> No
         assert sim.stats()["received"] == 400
 
 
+def test_other_users_of_the_machine_cannot_read_files_and_answers(tmp_path: Path) -> None:
+    with SimProcess() as sim, Serve(tmp_path, "--endpoint", sim.base_url) as serve:
+        client = serve.client()
+        ended(client, begun(client, lines_of(1)).id)
+    assert (tmp_path / "redline.serve" / "batches").stat().st_mode & 0o077 == 0
+
+
 # A tenant that may use one of two models; its limits may follow.
 TWO_MODELS = """\
 [serve]

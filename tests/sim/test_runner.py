@@ -571,7 +571,9 @@ class Panic(BaseException):
     """What code in Rust raises when it panics, for one."""
 
 
-@pytest.mark.parametrize("error", [Panic("boom"), asyncio.CancelledError("boom")])
+@pytest.mark.parametrize(
+    "error", [Panic("boom"), asyncio.CancelledError("boom"), BrokenProcessPool("boom")]
+)
 @pytest.mark.parametrize("name", ["before", "after"])
 def test_a_function_may_raise_anything_and_fails_its_row_alone(
     name: str, error: BaseException

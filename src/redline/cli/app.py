@@ -34,6 +34,11 @@ USAGE, DEFECT, INTERRUPTED = 2, 3, 130
 _REFUSALS = dict.fromkeys(
     (errno.EACCES, errno.EPERM), "check the permissions of its folder, or name another place"
 ) | {errno.ENAMETOOLONG: "choose a shorter name"}
+_WANT = ConfigError(
+    "this process may have no more memory, or no more threads",
+    hint="lower --concurrency, or raise the limit, such as `ulimit -v` or that of the container; "
+    "what is on disk is safe, and the same command continues",
+)
 
 # By name: the module, see `Group`, and a description of the command.
 _COMMANDS = {
@@ -189,11 +194,21 @@ def _status(arguments: list[str]) -> int:
             refused = f"cannot use {error.filename}: {error.strerror}"
             tell(error_text(ConfigError(refused, hint=_REFUSALS[error.errno])))
             return USAGE
+        if _is_want(error):
+            tell(error_text(_WANT))
+            return USAGE
         tell(
             f"{traceback.format_exc()}\nerror: this is a defect in redline, not in your input\n\n"
             "hint: report it with the lines above; results that are on disk are safe\n"
         )
         return DEFECT
+
+
+def _is_want(error: BaseException) -> bool:
+    """Whether the system refused memory, or a thread."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(_is_want, error.exceptions))
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
 
 
 def _command_hint(name: str, context: Context | None) -> str:

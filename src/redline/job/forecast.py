@@ -10,7 +10,7 @@ import msgspec
 from redline.calls import TokenEstimator
 from redline.errors import BadRow, ConfigError, JournalError, OverLimit, Rejected
 from redline.job.outputs import fetched
-from redline.job.settings import Job
+from redline.job.settings import BATCHING, Job
 from redline.job.work import Renderer, fate
 from redline.journal import KeySet, Output, keyed_rows, mark_of, read_keys
 from redline.journal import manifest as manifests
@@ -29,8 +29,9 @@ class Plan(msgspec.Struct, kw_only=True):
     bad_rows: would fail before anything is sent; first_problem is the first one's. tokens:
     estimated, of the rows to send; input_error: how far the input may be off, 0.2 is 20 %. limit_s:
     seconds until the last row may be sent; 0 if nothing limits it. bound: the limit that decides
-    it, None without limits. is_batched: all rows go into batches, which the limits do not concern.
-    first_request: of the first good row.
+    it, None without limits. least_s: limit_s if answers had no tokens, whose estimate is a maximum.
+    is_batched: rows go into batches, which the limits do not concern. first_request: of the first
+    good row.
     """
 
     rows: int = 0
@@ -43,6 +44,7 @@ class Plan(msgspec.Struct, kw_only=True):
     input_error: float = 0.0
     limit_s: float = 0.0
     bound: str | None = None
+    least_s: float = 0.0
     is_batched: bool = False
     first_request: dict[str, Any] | None = None
 
@@ -58,19 +60,21 @@ def plan(job: Job) -> Plan:
     """
     if isinstance(job.rows, AsyncIterable):
         raise ConfigError("an async iterable cannot be planned", hint="give a file")
-    made = Plan(is_batched=job.via == "batch")
+    made = Plan(is_batched=job.via in BATCHING)
     # Of a file that will be followed, its present content.
     with opened_source(job.rows, job.samples) as source:
         _survey(job, source, made)
     if not made.is_batched:
         made.limit_s, made.bound = _time(made, job.call_limits)
+        without_output = msgspec.structs.replace(made, output_tokens=0)
+        made.least_s, _ = _time(without_output, job.call_limits)
     return made
 
 
 def _survey(job: Job, source: Source, made: Plan) -> None:
     """Counts the rows by what would become of each."""
     renderer, estimator = Renderer(job.prompting), TokenEstimator(may_block=True)
-    rules = [] if made.is_batched else [Rules(limits) for limits in job.call_limits]
+    rules = [] if job.via == "batch" else [Rules(limits) for limits in job.call_limits]
     succeeded, failed = _done(job)
     for row, key, is_duplicate in keyed_rows(source, job.limit):
         made.rows += 1
@@ -86,6 +90,7 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
+            _check_path(job, request.url)
             # As in a run: an estimate may be too high, so only the least possible cost is
             # refused for good.
             _check_any(rules, Cost(estimator.least(request)))
@@ -131,6 +136,15 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )
+
+
+def _check_path(job: Job, path: str) -> None:
+    """Raises BadRow for the url of a row that no endpoint has, as a call to it would."""
+    for endpoint in job.endpoints[:1]:
+        try:
+            endpoint.url_of(path)
+        except ConfigError as error:
+            raise BadRow(error.what, hint=error.hint) from error
 
 
 def _check_any(rules: Sequence[Rules], cost: Cost) -> None:

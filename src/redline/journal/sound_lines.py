@@ -121,6 +121,11 @@ def is_torn(data: bytes) -> bool:
     return begins or not data.strip(b"\0")
 
 
+def has_windows_end(line: bytes) -> bool:
+    """Whether the line is sound but for its end, which something has turned into CR LF."""
+    return line.endswith(b"\r\n") and _key_of(line[:-2] + b"\n") is not None
+
+
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
     """Yields the begin, the end and the lines that end in one block."""
     # The pieces of a line that continues in the next block: joined once, however long it gets.

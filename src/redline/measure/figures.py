@@ -51,15 +51,16 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     the window.
 
     input_tokens_per_s, output_tokens_per_s, tokens_per_s: None if answers do not report their
-    usage; is_token_count_estimated: the chunks of some answers were counted instead. in_flight: the
-    mean. latency: from the scheduled time to the end of the answer; from_send: from the write of
-    the request. ttft: from the scheduled time to the first text; inter_token: between two pieces of
-    text; tpot: the time per token of an answer after the first. waited: for a place or a limit of
-    this client. batch_efficiency: the share of places that were taken, 0 to 1: of those in lists of
-    requests, otherwise of those for calls in flight; None for single requests on a schedule.
-    gpu_utilization: of this machine's GPUs, 0 to 1; None without NVML or a GPU. concurrent_users:
-    the number that the throughput supports, by Little's law. spent_usd: None if the price of an
-    answer is unknown. ended: why the load ended before its time; empty if it did not.
+    usage; is_token_count_estimated: the chunks of some answers were counted instead, and their
+    input is unknown, so that tokens_per_s is that of the output. in_flight: the mean. latency: from
+    the scheduled time to the end of the answer; from_send: from the write of the request. ttft:
+    from the scheduled time to the first text; inter_token: between two pieces of text; tpot: the
+    time per token of an answer after the first. waited: for a place or a limit of this client.
+    batch_efficiency: the share of places that were taken, 0 to 1: of those in lists of requests,
+    otherwise of those for calls in flight; None for single requests on a schedule. gpu_utilization:
+    of this machine's GPUs, 0 to 1; None without NVML or a GPU. concurrent_users: the number that
+    the throughput supports, by Little's law. spent_usd: None if the price of an answer is unknown.
+    ended: why the load ended before its time; empty if it did not.
     """
 
     target: str

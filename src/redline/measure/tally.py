@@ -168,7 +168,8 @@ class Tally:
         requests = rate(self._requests, begin_s, end_s, call_s)
         input_per_s = output_per_s = None
         if self._has_tokens:
-            input_per_s = rate(self._input, begin_s, end_s).per_s
+            if not self._is_estimated:
+                input_per_s = rate(self._input, begin_s, end_s).per_s
             output_per_s = rate(self._output, begin_s, end_s).per_s
         has_cost = self._cost_of is not None and self._picodollars is not None
         return Figures(

@@ -25,10 +25,9 @@ def figures_lines(figures: Figures) -> Iterator[str]:
         f"{figures.failed:,} failed in {took}{warm_up}"
     )
     if figures.output_tokens_per_s is not None:
-        yield (
-            f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s, "
-            f"{figures.input_tokens_per_s or 0.0:,.1f} input tokens/s"
-        )
+        read = figures.input_tokens_per_s
+        read_words = "" if read is None else f", {read:,.1f} input tokens/s"
+        yield f"tokens      {figures.output_tokens_per_s:,.1f} output tokens/s{read_words}"
     spent = ""
     if figures.spent_usd is not None:
         spent = f"; spent {dollars_text(round(figures.spent_usd * DOLLAR))}"

@@ -25,10 +25,11 @@ def raise_limit(connections: int) -> None:
     needed = connections + others
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
+        lower = f"lower --concurrency to {hard - others:,}, or " if hard > others else ""
         raise ConfigError(
             f"concurrency {connections:,} needs {needed:,} open files, and this process may have "
             f"{hard:,}",
-            hint=f"lower --concurrency to {max(1, hard - others):,}, or raise `ulimit -Hn`",
+            hint=f"{lower}raise `ulimit -Hn`",
         )
     _raise(needed)
 

@@ -155,7 +155,7 @@ def _members(whole: Any, plain: dict[str, Any] | list[Any]) -> Iterable[object]:
     return [getattr(whole, fields.get(key, key), None) for key in plain]
 
 
-def plain_form(value: object) -> object:
+def plain_form(value: Any) -> object:
     """Returns what JSON can hold of a value that msgspec does not know, as its `enc_hook`.
 
     Raises TypeError if that is nothing.
@@ -170,6 +170,9 @@ def plain_form(value: object) -> object:
             return float(value)
         if isinstance(value, str):
             return str(value)
+        if getattr(value, "dtype", None) == "datetime64[ns]":
+            # Of these, and of no coarser ones, numpy makes a list of numbers.
+            value = value.astype("datetime64[us]")
         for method in _PLAIN_FORMS:
             to_plain = getattr(value, method, None)
             if callable(to_plain):

@@ -26,10 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from redline.timeline.window import Phases
-from redline.waist import Attempt
-
-# The number of attempts that a call keeps: a call with as many may have had earlier ones.
-_MOST_TRIED = 32
+from redline.waist import MOST_TRIED, Attempt
 
 # An ended call: when its row was taken, when it got its outcome, and its attempts.
 Ended = tuple[float, float, Sequence[Attempt]]
@@ -39,7 +36,8 @@ def phases_of(ended: Iterable[Ended]) -> Phases:
     """The sums of all phases over these calls."""
     sums = dict.fromkeys(Phases.__struct_fields__, 0.0)
     for begun_s, ended_s, tried in ended:
-        before, at_s = "client_s" if len(tried) < _MOST_TRIED else "unattributed_s", begun_s
+        # A call that has kept as many attempts as it may has perhaps had earlier ones.
+        before, at_s = "client_s" if len(tried) < MOST_TRIED else "unattributed_s", begun_s
         for attempt in tried:
             at_s = _add(sums, attempt, before, at_s)
             before = "backoff_s"

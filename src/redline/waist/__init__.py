@@ -14,5 +14,5 @@ from redline.waist.backend import (
 )
 from redline.waist.counters import Attempts, CacheUse
 from redline.waist.load import Health, Load
-from redline.waist.outcome import Attempt, Outcome, Reply, Status, failed
+from redline.waist.outcome import MOST_TRIED, Attempt, Outcome, Reply, Status, failed
 from redline.waist.surrogates import replacing_halves

@@ -89,6 +89,20 @@ def test_sends_that_an_older_version_kept_by_the_url_are_taken_up_once(tmp_path:
     assert used("sk-other", tmp_path) == 3
 
 
+def test_sends_that_an_older_version_kept_by_the_url_as_written_are_taken_up(
+    tmp_path: Path,
+) -> None:
+    clock, key = ManualClock(now_s=100.0, wall_s=1e9), hashlib.sha256(b"sk-mine").hexdigest()[:12]
+    written = f"{URL}/ {key}"
+    older = RecentSends(tmp_path, hashlib.sha256(written.encode()).hexdigest()[:12], clock)
+    window = Window(Rate(10, 60.0), profile="moving", guard_s=0.05)
+    older.keep("requests", window)
+    window.sent(window.book(3, 100.0), 100.0)
+    older.close()
+    assert used("sk-other", tmp_path, f"{URL}/") == 0
+    assert used("sk-mine", tmp_path, f"{URL}/") == 3
+
+
 def searched(path: Path, key: str) -> list[str]:
     """The limits that a search begins with under this key."""
     steering = Running(Limits(rate="auto"), key, memory=path).limits

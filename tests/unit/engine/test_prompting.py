@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -349,6 +350,14 @@ def test_a_model_without_a_template_has_completions_only() -> None:
     with pytest.raises(Rejected, match="chat template") as caught:
         read_request(CHAT, {"messages": HI}, bare, VOCABULARY, 10, 9)
     assert "/v1/completions" in caught.value.hint
+
+
+@pytest.mark.parametrize("template", ["{{ 1 // 0 }}", "{{ '{x}'.format() }}"])
+def test_whatever_a_template_raises_is_a_refusal(template: str) -> None:
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = template
+    with pytest.raises(Rejected, match=r"do not fit the model's chat template: ."):
+        read_request(CHAT, {"messages": HI}, tokenizer, VOCABULARY, 10, 9)
 
 
 JSON = st.recursive(

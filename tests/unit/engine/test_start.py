@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -35,3 +37,15 @@ def test_a_draft_model_must_reach_as_far_as_the_model(models_folder: Path, short
     assert "--max-model-len 256" in caught.value.hint
     least = EngineSettings(model=folder, draft_model=str(short), max_model_len=CONTEXT // 2)
     assert "256 tokens at once" in open_engine(least).notes[0]
+
+
+@pytest.fixture
+def own(models_folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(random_model("llama", models_folder), tmp_path / "llama")
+
+
+@pytest.mark.parametrize("said", [{"cache_implementation": "new"}, {"max_new_tokens": 0}, [1]])
+def test_generation_settings_that_are_not_valid_are_named(own: Path, said: object) -> None:
+    (own / "generation_config.json").write_text(json.dumps(said), "utf-8")
+    with pytest.raises(ConfigError, match=f"cannot read the generation settings in {own}: ."):
+        open_engine(EngineSettings(model=str(own), max_batch_size=2))

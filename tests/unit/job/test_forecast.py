@@ -48,6 +48,12 @@ def test_nothing_binds_without_a_limit() -> None:
     assert (made.limit_s, made.bound) == (0.0, None)
 
 
+def test_limits_do_not_bind_batches_that_rows_go_into_until_a_deadline(tmp_path: Path) -> None:
+    made = planned(via="auto", deadline_s=60, output=tmp_path / "out.jsonl", rps=1)
+    assert (made.limit_s, made.bound) == (0.0, None)
+    assert "the provider determines the time" in plan_text(made, has_output=True)
+
+
 def test_limits_do_not_bind_batches_and_refuse_none_of_their_rows(tmp_path: Path) -> None:
     limits = Limits(requests="1/1s", tokens="1/60s")
     made = planned(via="batch", output=tmp_path / "out.jsonl", limits=limits)
@@ -78,6 +84,15 @@ def test_the_time_that_tokens_ask_for() -> None:
     assert made.limit_s == pytest.approx(tokens * 9 / 10 * (60 + GUARD_S) / 1000)
 
 
+def test_the_length_of_answers_is_a_maximum_and_so_is_the_time_that_they_take() -> None:
+    made = planned(limits=Limits(tokens="100/6s"), params={"max_tokens": 100})
+    assert made.least_s == pytest.approx(made.input_tokens * 9 / 10 * (6 + GUARD_S) / 100)
+    text = plan_text(made, has_output=False)
+    assert "at least 3.8 s, and 58 s if answers are that long, bound by 100/6s tokens" in text
+    made = planned(limits=Limits(requests="1/1s", tokens="100k/6s"), params={"max_tokens": 100})
+    assert "at least 9.5 s, bound by 1/1s requests" in plan_text(made, has_output=False)
+
+
 def test_one_row_waits_for_no_limit() -> None:
     made = planned(ROWS[:1], limits=Limits(requests="1/60s"))
     assert (made.limit_s, made.bound) == (0.0, "1/60s requests")
@@ -87,6 +102,14 @@ def test_a_row_above_the_token_limit_cannot_be_sent() -> None:
     made = planned([{"prompt": "word " * 3000}, ROWS[0]], limits=Limits(tokens="1k/60s"))
     assert (made.sent_rows, made.bad_rows) == (1, 1)
     assert "more than the limit of 1000/60s allows" in (made.first_problem or "")
+
+
+def test_a_row_that_names_another_server_cannot_be_sent() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+    urls = ("/v1/chat/completions", "https://api.example/v1/chat/completions", "chat")
+    made = planned([{"url": url, "body": body} for url in urls])
+    assert (made.sent_rows, made.bad_rows) == (1, 2)
+    assert made.first_problem == "<iterable>:2: not a path: https://api.example/v1/chat/completions"
 
 
 def test_rows_that_the_output_has_are_done(tmp_path: Path) -> None:

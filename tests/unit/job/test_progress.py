@@ -7,6 +7,8 @@ import io
 import json
 import math
 import sys
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -414,6 +416,30 @@ def test_the_terminal_shows_the_file_and_the_counts(monkeypatch: pytest.MonkeyPa
     assert "in.jsonl" in text
     assert "25.0 %" in text
     assert "1 of 4 done      0 failed" in text
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_up_the_run() -> None:
+    is_asked, is_read = threading.Event(), threading.Event()
+
+    class Stalled(io.StringIO):
+        def write(self, text: str) -> int:
+            is_asked.set()
+            is_read.wait(5.0)
+            return super().write(text)
+
+    stream = Stalled()
+
+    async def main() -> float:
+        begun_s = time.monotonic()
+        showing = asyncio.create_task(TerminalProgress(stream).show(view(4)))
+        await asyncio.to_thread(is_asked.wait, 5.0)
+        took_s = time.monotonic() - begun_s
+        is_read.set()
+        await end_tasks(showing)
+        return took_s
+
+    assert asyncio.run(main()) < 4.0
+    assert stream.getvalue().endswith("\x1b[J")
 
 
 def test_a_logger_may_keep_a_lock_for_each_stream_while_the_view_is_on(

@@ -117,6 +117,29 @@ def test_a_system_message_is_instructions_to_responses() -> None:
     assert body(row, url="/v1/responses", system="S") == {"input": "hi", "instructions": "S"}
 
 
+def test_a_system_message_of_a_row_replaces_that_of_the_flag_in_any_form() -> None:
+    own = {"input": "hi", "instructions": "own"}
+    assert body(own, url="/v1/responses", system="S") == own
+    assert body({"url": "/v1/responses", "body": own}, system="S") == own
+    null = {**own, "instructions": None}
+    assert body(null, url="/v1/responses", system="S") == {"input": "hi", "instructions": "S"}
+    for messages in (
+        [{"role": "system", "content": "own"}, user("a")],
+        [user("a"), {"role": "developer", "content": "own"}],
+    ):
+        assert body({"messages": messages}, system="S") == {"messages": messages}
+        assert body({"input": messages}, url="/v1/responses", system="S") == {"input": messages}
+
+
+def test_a_system_message_goes_into_batch_rows_of_either_api() -> None:
+    row = {"url": "/v1/chat/completions", "body": {"messages": [user("a")]}}
+    assert body(row, system="S")["messages"] == [{"role": "system", "content": "S"}, user("a")]
+    row = {"url": "/v1/responses", "body": {"input": "hi"}}
+    assert body(row, system="S") == {"input": "hi", "instructions": "S"}
+    row = {"url": "/v1/embeddings", "body": {"input": "hi"}}
+    assert body(row, system="S") == {"input": "hi"}
+
+
 @pytest.mark.parametrize("url", ["/v1/completions", "/v1/embeddings?a=b", "/generate"])
 def test_a_system_message_without_a_place_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="has no place for a system message"):

@@ -114,6 +114,23 @@ def test_no_limit_cannot_be_shared(tmp_path: Path) -> None:
         open_ledger(str(tmp_path / "f"), Limits(), "e")
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://me:s3cret/@host:6379/0",
+        "rediss://:s3cret?x@host",
+        "redis://:a#s3cret@host",
+        "redis://:[s3cret@host",
+        "valkey://:s3cret@host",
+        "REDIS+TLS://:s3cret@host",
+    ],
+)
+def test_a_url_that_names_no_redis_is_refused_and_not_shown(url: str) -> None:
+    with pytest.raises(ConfigError, match="the URL of the shared limits") as caught:
+        open_ledger(url, LIMITS, "e")
+    assert "s3cret" not in f"{caught.value} {caught.value.where} {caught.value.hint}"
+
+
 def test_a_writer_killed_half_way_leaves_the_state_before(tmp_path: Path) -> None:
     """Cut anywhere in its write: what was told before still counts, nothing else does."""
     path, now = tmp_path / "f", clock()

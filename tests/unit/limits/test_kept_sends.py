@@ -30,11 +30,11 @@ class Process:
         rate: Rate = RATE,
         profile: str = "moving",
         name: str = "gpu-1",
-        old_name: str = "",
+        old_names: tuple[str, ...] = (),
     ) -> None:
         self.clock = ManualClock(now_s=random.Random(wall_s).uniform(0, 1e6), wall_s=wall_s)
         self.window = Window(rate, profile=profile, guard_s=GUARD_S)
-        self.recent = RecentSends(folder, name, self.clock, old_name)
+        self.recent = RecentSends(folder, name, self.clock, old_names)
         self.recent.keep("requests", self.window)
 
     def send(self, amount: int = 1) -> Any:
@@ -259,7 +259,7 @@ def test_each_endpoint_and_each_kind_has_its_own_file(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_file_is_private_and_its_size_is_fixed(tmp_path: Path) -> None:
+def test_the_size_of_a_file_is_fixed(tmp_path: Path) -> None:
     process = Process(tmp_path, 1000.0)
     (path,) = tmp_path.iterdir()
     size = path.stat().st_size
@@ -267,8 +267,17 @@ def test_a_file_is_private_and_its_size_is_fixed(tmp_path: Path) -> None:
         process.send()
         process.clock.advance(61.0)
     assert path.stat().st_size == size < 70_000
-    assert path.stat().st_mode & 0o777 == 0o600
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_file_is_readable_by_the_users_who_may_read_the_results(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        Process(tmp_path, 1000.0).send()
+    finally:
+        os.umask(before)
+    (path,) = tmp_path.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_day_of_ten_million_fits(tmp_path: Path) -> None:
@@ -422,16 +431,16 @@ def test_a_disk_that_is_full_after_a_restart_keeps_what_was_sent_before(
     assert [path.suffix for path in tmp_path.iterdir()] == [".sends"]
 
 
-def test_an_endpoints_old_name_is_read_if_the_new_one_has_no_file(tmp_path: Path) -> None:
+def test_an_old_name_of_an_endpoint_is_read_if_the_new_one_has_no_file(tmp_path: Path) -> None:
     folder = tmp_path / "made" / "as it is missing"
     first = Process(folder, 1000.0, name="old")
     first.send(4)
     first.dies()
-    second = Process(folder, 1001.0, name="new", old_name="old")
+    second = Process(folder, 1001.0, name="new", old_names=("older", "old"))
     assert second.window.used(second.clock.now_s()) == 4
     second.send(3)
     second.dies()
-    third = Process(folder, 1002.0, name="new", old_name="old")
+    third = Process(folder, 1002.0, name="new", old_names=("older", "old"))
     assert third.window.used(third.clock.now_s()) == 7
     # The old file is not written.
     for name, used in (("old", 4), ("other", 0)):

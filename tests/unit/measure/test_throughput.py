@@ -15,7 +15,7 @@ import pytest
 
 import redline
 from redline.errors import ConfigError
-from redline.measure import Answer, caller_of
+from redline.measure import Answer, caller_of, figures_lines
 from redline.measure.figures import ClientUse
 from redline.measure.resources import bottleneck, gpu_reader
 from redline.testing import ScriptedBackend
@@ -145,6 +145,15 @@ def test_a_limited_load_is_measured_whole(handler: Any, options: Any) -> None:
         metrics.requests_per_s * metrics.latency.mean_s if metrics.latency else 0
     )
     assert metrics.tokens_per_s == pytest.approx(8 * metrics.requests_per_s)
+
+
+def test_the_input_of_answers_without_a_usage_is_unknown_and_not_zero() -> None:
+    metrics = redline.ThroughputMetrics.measure(generator, ["a"], limit=4)
+    assert metrics.is_token_count_estimated
+    assert metrics.input_tokens_per_s is None
+    assert metrics.tokens_per_s == metrics.output_tokens_per_s
+    (line,) = (line for line in figures_lines(metrics) if line.startswith("tokens"))
+    assert line.endswith(" output tokens/s")
 
 
 async def test_in_a_running_loop_it_is_awaited() -> None:

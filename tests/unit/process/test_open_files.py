@@ -68,6 +68,10 @@ def test_a_hard_limit_that_is_too_low_is_told_with_the_way_out() -> None:
     }
 
 
+def test_a_lower_concurrency_is_no_way_out_if_not_even_one_call_fits() -> None:
+    assert raised(64, 64, 8)["hint"] == "raise `ulimit -Hn`"
+
+
 def test_files_that_are_open_already_count() -> None:
     open_files = 3 + 100 + 1  # the standard streams, those held, and the listing of them
     assert raised(256, 1000 + open_files + 48, 1000, others=100) == {"soft": 1000 + open_files + 48}

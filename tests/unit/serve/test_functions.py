@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,44 @@ def test_an_answer_of_another_form_is_a_bad_reply(path: str, answer: Any, said: 
     (outcome,), _ = asked(answered, {field: "a"}, path=path)
     assert isinstance(outcome.error, BadReply)
     assert said in str(outcome.error)
+
+
+def test_numbers_of_numpy_are_plain_ones_wherever_an_answer_holds_them() -> None:
+    np = pytest.importorskip("numpy")
+
+    def answer(items: list[Any]) -> list[Any]:
+        return [[np.mean([1, 2]), np.float32(0.5), np.int64(3)] for _ in items]
+
+    (vector,), _ = asked(answer, {"input": "a"}, path="/v1/embeddings")
+    (packed,), _ = asked(answer, {"input": "a", "encoding_format": "base64"}, path="/v1/embeddings")
+    assert body_of(vector)["data"][0]["embedding"] == [1.5, 0.5, 3]
+    assert body_of(packed)["data"][0]["embedding"] == "AADAPwAAAD8AAEBA"
+
+    def classify(items: list[Any]) -> list[Any]:
+        return [{"label": "a", "score": np.float32(0.5)} for _ in items]
+
+    (labelled,), _ = asked(classify, {"input": "a"}, path="/v1/classify")
+    assert body_of(labelled)["data"][0]["output"] == {"label": "a", "score": 0.5}
+
+
+def test_an_exit_is_an_error_of_its_item() -> None:
+    """Out of a task it would end the event loop, and so the server."""
+
+    def leaves(items: list[str]) -> list[str]:
+        if "bad" in items:
+            sys.exit(3)
+        return items
+
+    async def leaves_later(items: list[str]) -> list[str]:
+        return leaves(items)
+
+    for function in (leaves, leaves_later):
+        outcomes, _ = asked(function, {"input": "a"}, {"input": "bad"}, {"input": "b"})
+        assert [outcome.output for outcome in outcomes] == ["a", None, "b"]
+        error = outcomes[1].error
+        assert isinstance(error, Rejected)
+        assert error.status == 500
+        assert str(error) == f"{function.__name__} raised RuntimeError: SystemExit: 3"
 
 
 def test_errors_name_their_item_and_keep_their_kind() -> None:

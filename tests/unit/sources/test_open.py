@@ -136,6 +136,10 @@ class TestIterables:
         numpy = pytest.importorskip("numpy", reason="numpy comes with no extra of redline's")
         row = {"day": dt.date(2024, 5, 6), "n": numpy.int64(3), "f": numpy.float32(0.5)}
         assert rows_of([row])[0].data == {"day": "2024-05-06", "n": 3, "f": 0.5}
+        days = numpy.array(["2024-05-06", "NaT"], dtype="datetime64[ns]")
+        moments = ["2024-05-06T00:00:00", None]
+        found = rows_of([{"one": days[0], "all": days}])[0].data
+        assert found == {"one": moments[0], "all": moments}
 
     def test_sets_are_sorted_so_that_each_process_reads_the_same_row(self) -> None:
         items = [

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from redline.apis.errors.error_object import ErrorBody, read_error
-from redline.errors import CallError, OverLimit, RateLimited, Refused, Unpaid
+from redline.errors import CallError, OverLimit, RateLimited, Refused, Rejected, Unpaid
 
 
 class Meaning(NamedTuple):
@@ -53,6 +53,7 @@ _TOO_LARGE = Meaning(
     "the request is larger than the provider's limit",
     "shorten this row's prompt, lower max_tokens, or have the limit raised",
 )
+_NO_MODEL = Meaning(Rejected, "the endpoint rejected the request", "the key may not use this model")
 WAIT = Meaning(RateLimited, "the provider asks to wait")
 
 _TABLE = (
@@ -119,6 +120,9 @@ _TABLE = (
         r"incorrect(?: |%20)api(?: |%20)key provided",
         _REFUSED,
     ),
+    # LiteLLM: https://github.com/winfunc/opcode/issues/358
+    # Newer versions send 403. The key is good for other models.
+    _Row((401,), r"\w+_model_access_denied", None, _NO_MODEL),
     # OpenAI's and Anthropic's own names, which others send with another status than 401.
     _Row((400, 403), "invalid_api_key|authentication_error", None, _REFUSED),
     # Gemini: https://docs.cloud.google.com/docs/authentication/api-keys-use

@@ -2,5 +2,5 @@
 
 from redline.calls.batching.batcher import DynamicBatcher
 from redline.calls.batching.figures import BatchFigures
-from redline.calls.batching.functions import Item
+from redline.calls.batching.functions import Item, is_async
 from redline.calls.batching.rule import BatchBounds

@@ -34,7 +34,7 @@ from redline.errors import (
     Withdrawn,
 )
 from redline.events import SILENCE, Listener, RetryScheduled, RetryStarted
-from redline.waist import Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
+from redline.waist import MOST_TRIED, Around, Attempt, Backend, Call, Outcome, Request, Sink, failed
 
 _BAD_REPLY_RETRIES = 2
 # When every endpoint of a pool fails for a moment, a row must not spend all its retries in it.
@@ -46,8 +46,6 @@ _RATE_LIMITED_FACTOR = 10
 _SAME_FAULT_MOST = 5
 _NEIGHBOURS_LEAST = 20
 _NEIGHBOURS_SHARE = 0.9
-# An outage may cost a row any number of attempts.
-_MOST_TRIED = 32
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,7 +182,7 @@ class Retry(Around):
             outcome = await self._inner.send(request, call, sink)
             outcome.attempts = attempts
             if history is not None:
-                outcome.tried = (history.tried + outcome.tried)[-_MOST_TRIED:]
+                outcome.tried = (history.tried + outcome.tried)[-MOST_TRIED:]
             error = outcome.error
             if error is None:
                 self._succeeded += 1

@@ -110,9 +110,9 @@ class EndpointLimits:
         self._model = ""
         if shared.stores.recent is not None:
             name = _digest(account_of(endpoint))
-            # Older versions kept one file for all keys.
-            old_name = _digest(self._base_url)
-            self.limiter.keep_sends(shared.stores.recent, name, old_name=old_name)
+            # Older versions took the URL as it was written; the oldest kept one file for all keys.
+            old_names = _digest(f"{self._base_url} {self._key}"), _digest(self._base_url)
+            self.limiter.keep_sends(shared.stores.recent, name, old_names)
 
     def begin(self, body: object) -> None:
         """Starts the search for the limit, if there is one, before the first call waits.

@@ -232,6 +232,11 @@ def plan_text(plan: Plan, *, has_output: bool) -> str:
             lines.append("no limit is set: the server and the concurrency determine the time")
         elif not plan.limit_s:
             lines.append("the limits require no wait: the server determines the time")
+        elif plan.least_s < plan.limit_s:
+            least = f"at least {duration(plan.least_s)}, and " if plan.least_s else ""
+            lines.append(
+                f"{least}{duration(plan.limit_s)} if answers are that long, bound by {plan.bound}"
+            )
         else:
             lines.append(f"at least {duration(plan.limit_s)}, bound by {plan.bound}")
     if plan.first_request is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import jinja2
 import msgspec
 from msgspec import Meta, Struct
 
@@ -234,9 +233,9 @@ def _chat_text(messages: list[dict[str, Any]], tokenizer: Any) -> str:
     try:
         ways = {"tokenize": False, "add_generation_prompt": True}
         return str(tokenizer.apply_chat_template(plain, **ways))
-    except (jinja2.TemplateError, ValueError, TypeError) as error:
-        # Templates raise TemplateError, as for roles that do not alternate, and transformers
-        # raises ValueError if there is no template.
+    except Exception as error:
+        # Templates are code of their model: they raise TemplateError, as for roles that do not
+        # alternate, or anything else. transformers raises ValueError if there is no template.
         what = f"`messages` do not fit the model's chat template: {error}".partition("\n")[0]
         raise Rejected(what, hint="for a model without one, use /v1/completions") from None
 

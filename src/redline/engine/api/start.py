@@ -11,7 +11,7 @@ from transformers import GenerationConfig
 from redline.engine.api.backend import EngineBackend, Speaker
 from redline.engine.api.detokenize import Pieces
 from redline.engine.draft import Drafter, DraftLength, LookupDrafter, ModelDrafter
-from redline.engine.model import bucketed, model_len, read_config, read_tokenizer
+from redline.engine.model import bucketed, model_len, read_config, read_tokenizer, reading
 from redline.engine.parallel import make_computer
 from redline.engine.sample import Grammars
 from redline.engine.schedule import Bounds, Scheduler
@@ -114,10 +114,16 @@ def _speculation(
 
 
 def _ends(name: str, config: Any, tokenizer: Any) -> frozenset[int]:
-    """Returns the tokens that end an answer, by the generation settings and the tokenizer."""
-    try:
-        stated = GenerationConfig.from_pretrained(name).eos_token_id
-    except OSError:
-        stated = getattr(config, "eos_token_id", None)
+    """Returns the tokens that end an answer, by the generation settings and the tokenizer.
+
+    Raises ConfigError for settings that are not valid.
+    """
+    with reading("cannot read the generation settings in", name):
+        try:
+            stated = GenerationConfig.from_pretrained(name).eos_token_id
+        except OSError:
+            stated = getattr(config, "eos_token_id", None)
     listed = stated if isinstance(stated, list) else [stated]
-    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)
+    # Some settings state -1 for none, or the id of another vocabulary.
+    known = range(config.vocab_size)
+    return frozenset(token for token in (*listed, tokenizer.eos_token_id) if token in known)

@@ -154,6 +154,8 @@ class BatchRunner:
         while not self._is_late():
             if not self._is_full:
                 await self._filler.fill()
+            # First: a batch that is refused ends the run, which may have the answers of others.
+            await self._look()
             await self._send()
             if self._filler.is_read and not self._ledger.parts:
                 return

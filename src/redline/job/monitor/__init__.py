@@ -2,6 +2,7 @@
 
 from redline.job.monitor.metrics import (
     BOUNDS_S,
+    ENDPOINT_STATES,
     Family,
     Histogram,
     counter,

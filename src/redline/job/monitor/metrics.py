@@ -27,7 +27,7 @@ BOUNDS_S = (
     0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 15.0, 20.0,
     30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0,
 )  # fmt: skip
-_STATES = (*(state.value for state in Health), "parked")
+ENDPOINT_STATES = (*(state.value for state in Health), "parked")
 Labels = Mapping[str, str]
 
 
@@ -195,7 +195,7 @@ def _about_load(seen: _Seen) -> Iterator[Family]:
         [
             ({"endpoint": one.name, "kind": state}, float(one.state == state))
             for one in last.endpoints
-            for state in _STATES
+            for state in ENDPOINT_STATES
         ],
         "",
     )

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from redline.calls import Call, Endpoint, HttpBackend, Request, Timeouts
+from redline.calls.http import Mask
 from redline.clock import SYSTEM, Clock
 from redline.errors import BadReply, CallError, ConfigError, NoEndpoint, TimedOut
 from redline.process import counted
@@ -38,6 +39,8 @@ class Webhook:
         self._origin = f"{parts.scheme}://{parts.netloc}"
         rest = url[len(self._origin) :]
         self._path = rest if rest.startswith("/") else f"/{rest}"
+        # The path is often a secret.
+        self._mask = Mask([self._path])
         self._waiting: deque[dict[str, Any]] = deque()
         self._backend: HttpBackend | None = None
         self._task: asyncio.Task[None] | None = None
@@ -113,8 +116,8 @@ class Webhook:
                 return None
             status = getattr(error, "status", None)
             is_final = status is not None and status < 500 and status not in _AGAIN
-            # The path is often a secret, and an error may quote it.
-            self._reason = error.what.replace(self._path, "/...")
+            # An error may quote the path, also in part or escaped.
+            self._reason = self._mask.text(error.what).replace(self._path, "/...")
             if is_final or pause_s is None:
                 break
             await asyncio.sleep(pause_s)

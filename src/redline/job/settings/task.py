@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from redline.calls import Backend, Call, Load, Outcome, Request, Sink, failed
 from redline.errors import TimedOut
+from redline.waist import MOST_TRIED, Attempt
 
 # The deadline of a row that is not to be asked again, because its run is ending.
 NO_MORE_S = -math.inf
@@ -19,13 +20,15 @@ NO_MORE_S = -math.inf
 class Ask:
     """Asks the job's backend on behalf of one row, once or more, within that row's own deadline.
 
-    on_outcome: gets each outcome, also those that are not the row's last.
+    on_outcome: gets each outcome, also those that are not the row's last. tried: the latest
+    attempts of all requests, as in an Outcome.
     """
 
     _backend: Backend
     _call: Call
     _on_outcome: Callable[[Outcome], None] | None = None
     _has_asked: bool = False
+    tried: tuple[Attempt, ...] = ()
 
     async def __call__(self, request: Request) -> Outcome:
         """Sends a request and returns its one outcome, retries included.
@@ -39,6 +42,7 @@ class Ask:
             late.attempts = self._call.attempts
             return late
         outcome = await self._backend.send(request, self._call)
+        self.tried = (self.tried + outcome.tried)[-MOST_TRIED:]
         if not self._has_asked:
             # What a row asks next goes before the first calls of other rows: an end of the run
             # then costs the answers of few rows, not of all that wait for a limit.

@@ -15,7 +15,7 @@ from typing import Any, TextIO, cast
 from redline.job.show.layout import BAD, STRONG, WARN, Line, screen, text_of
 from redline.job.show.snapshot import Meter
 from redline.job.show.view import View
-from redline.process import cells, lasting
+from redline.process import cells, in_thread, lasting
 
 _REFRESH_S = 0.5
 _USUAL_WIDTH, _USUAL_HEIGHT = 80, 24
@@ -40,12 +40,19 @@ class TerminalProgress:
         area = _Area(self._stream)
         encoding = getattr(self._stream, "encoding", None) or ""
         is_plain = not encoding.lower().replace("-", "").startswith("utf")
+        drawing: asyncio.Future[None] | None = None
         with area.beside():
             while True:
                 width, height = _size(self._stream)
                 # One column stays free: a full line would wrap on some terminals.
                 lines = screen(meter.read(), view.source_name, width - 1, is_plain=is_plain)
-                area.draw(lines[: max(1, height - 1)], width)
+                # A terminal that takes no more, as after Ctrl-S or behind a connection that hangs,
+                # must not hold up the run: it gets the next lines once it has taken these.
+                if drawing is not None and drawing.done():
+                    drawing.result()
+                    drawing = None
+                if drawing is None:
+                    drawing = in_thread(area.draw, lines[: max(1, height - 1)], width)
                 await asyncio.sleep(_REFRESH_S)
 
 
@@ -58,6 +65,7 @@ class _Area:
         self._lines: Sequence[Line] = ()
         self._width = _USUAL_WIDTH
         self._frame = ""
+        self._is_over = False
         # Prints may come from threads.
         self.lock = threading.RLock()
 
@@ -65,7 +73,7 @@ class _Area:
         """Draws these lines, of less than `width` cells each, in place of those before."""
         with self.lock:
             frame = "\n".join(f"{self._painted(line)}\x1b[K" for line in lines)
-            if frame == self._frame and width == self._width:
+            if self._is_over or (frame == self._frame and width == self._width):
                 return
             # The cursor waits at the beginning of the last line, where a Ctrl-C shows as ^C.
             self._put(f"{self._top(width)}{frame}\x1b[J\r")
@@ -107,7 +115,10 @@ class _Area:
                 sys.stdout = before[0]
             if sys.stderr is ours[1]:
                 sys.stderr = before[1]
-            self.erase()
+            with self.lock:
+                # The last lines may only now come to be drawn.
+                self._is_over = True
+                self.erase()
 
     def _top(self, width: int) -> str:
         """Returns the codes that move the cursor from the last line to the beginning of the first.

@@ -50,6 +50,10 @@ class _Missing(jinja2.StrictUndefined):
     def __bool__(self) -> bool:  # type: ignore[override]
         return False
 
+    def __repr__(self) -> str:
+        # A list or an object prints its members by this form.
+        return str(self)
+
 
 class _Null(_Missing):
     """A column that is null, or a float that is NaN or infinite."""

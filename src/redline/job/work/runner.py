@@ -504,7 +504,9 @@ class Runner:
             outcome = await backend.send(request, call)
             self._pay(outcome)
         else:
-            outcome = await task_of_job.do(row, request, Ask(backend, call, self._pay))
+            ask = Ask(backend, call, self._pay)
+            outcome = await task_of_job.do(row, request, ask)
+            outcome.tried = ask.tried
         if self._has_wishes and outcome.is_success and outcome.reply is not None:
             # It has its outcome: from here on the row is saved, whatever ends the run.
             task = asyncio.current_task()
@@ -573,7 +575,7 @@ class Runner:
                 raise
             is_stop = isinstance(error, RaisedStop)
             what = str(error) if is_stop else f"{type(error).__name__}: {error}"
-            if returned is None or isinstance(error, BrokenExecutor):
+            if returned is None or (isinstance(error, BrokenExecutor) and _is_broken(executor)):
                 # It takes no other row's either: this row stays unfinished, as all that follow.
                 self._broken = executor
                 self.stop(
@@ -669,6 +671,15 @@ class _Work:
             return called(self._function, value)
         finally:
             self.is_running = False
+
+
+def _is_broken(executor: Executor) -> bool:
+    """Whether it takes nothing any more. The error may also be of a pool inside of the function."""
+    try:
+        executor.submit(bool, 0)
+    except RuntimeError:
+        return True
+    return False
 
 
 def _unusable(picked: Picked) -> BadRow:

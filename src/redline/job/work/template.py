@@ -131,8 +131,8 @@ class Renderer:
         if not isinstance(body, dict):
             raise BadRow("`body` must be an object")
         body = {**self._defaults, **body}
-        if api_of(url) is chat.API and isinstance(body.get("messages"), list):
-            body["messages"] = self._with_system(body["messages"], row)
+        if api_of(url).has_system:
+            body = self._with_system(body, row, url)
         return self._request(method, url, body)
 
     def _request(self, method: str, url: str, body: Any = None) -> Request:
@@ -142,17 +142,15 @@ class Renderer:
         if self._body is not None:
             return self._body_from(self._body, row)
         if self._prompt is not None:
-            content = self._shape(self._prompt.render(row), row, url)
+            content = self._with_system(self._shape(self._prompt.render(row), url), row, url)
             return {**self._defaults, **content, **_own_body(row)}
         if api_of(url) is PLAIN:
             # A plain endpoint without a template: the row itself is the body.
             own = {name: value for name, value in row.items() if name != "custom_id"}
             return {**self._defaults, **own}
-        content = self._own_content(row, url)
-        if PARAMETERS.isdisjoint(row) and "body" not in row:
-            return {**self._defaults, **content}
-        parameters = {name: row[name] for name in row if name in PARAMETERS}
-        return {**self._defaults, **parameters, **content, **_own_body(row)}
+        content = {name: row[name] for name in row if name in PARAMETERS}
+        content.update(self._own_content(row, url))
+        return {**self._defaults, **self._with_system(content, row, url), **_own_body(row)}
 
     def _own_content(self, row: Columns, url: str) -> Columns:
         """Returns the body fields of a row with `messages`, `prompt` or `input`."""
@@ -161,10 +159,10 @@ class Renderer:
             messages = row["messages"]
             if not isinstance(messages, list) or not messages:
                 raise BadRow("`messages` must be a list of at least one message")
-            return {api.prompt: self._with_system(messages, row)}
+            return {api.prompt: messages}
         for name in ("prompt", "input"):
             if row.get(name) is not None:
-                return self._shape(row[name], row, url)
+                return self._shape(row[name], url)
         if row.get("messages") is not None:
             raise BadRow(
                 f"the row has `messages`, which {url} does not take",
@@ -175,26 +173,28 @@ class Renderer:
             hint="say how to make a prompt of a row, for instance --prompt 'Classify: {{ text }}'",
         )
 
-    def _shape(self, content: Any, row: Columns, url: str) -> Columns:
+    def _shape(self, content: Any, url: str) -> Columns:
         """Returns the prompt in the field that the API of `url` takes it from."""
         api = api_of(url)
         if api is chat.API:
-            messages = [*self._shots, {"role": "user", "content": content}]
-            return {api.prompt: self._with_system(messages, row)}
-        if self._system is not None:
-            if not api.has_system:
-                raise BadRow(f"a request to {url} has no place for a system message")
-            return {api.prompt: content, "instructions": self._system.render(row)}
+            return {api.prompt: [*self._shots, {"role": "user", "content": content}]}
         return {api.prompt: content}
 
-    def _with_system(self, messages: list[Any], row: Columns) -> list[Any]:
-        """Puts the system message before the messages, unless they have one."""
+    def _with_system(self, body: Columns, row: Columns, url: str) -> Columns:
+        """Returns the body with the system message, unless it has one of its own."""
         if self._system is None:
-            return messages
-        first = messages[0] if messages else None
-        if isinstance(first, dict) and first.get("role") in _SYSTEM_ROLES:
-            return messages
-        return [{"role": "system", "content": self._system.render(row)}, *messages]
+            return body
+        api = api_of(url)
+        if not api.has_system:
+            raise BadRow(f"a request to {url} has no place for a system message")
+        messages = body.get(api.prompt)
+        if isinstance(messages, list) and any(map(_is_system, messages)):
+            return body
+        if api is not chat.API:
+            has_own = body.get("instructions") is not None
+            return body if has_own else {**body, "instructions": self._system.render(row)}
+        system = {"role": "system", "content": self._system.render(row)}
+        return {**body, api.prompt: [system, *messages]} if isinstance(messages, list) else body
 
     def _body_from(self, template: Template, row: Columns) -> Any:
         try:
@@ -252,6 +252,10 @@ def _is_batch_row(row: Columns) -> bool:
     if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
         return False
     return "body" in row or str(row.get("method", "")).upper() in BODILESS
+
+
+def _is_system(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") in _SYSTEM_ROLES
 
 
 def _own_body(row: Columns) -> Columns:

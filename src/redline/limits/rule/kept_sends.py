@@ -21,7 +21,7 @@ import math
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from redline.clock import Clock
@@ -53,16 +53,18 @@ _STEP_S = 0.1
 class RecentSends:
     """The windows' files in one folder, for one endpoint.
 
-    folder: made if it is missing. name: of the endpoint, as a part of file names. old_name: what an
-    older version called it; read if `name` has no file for the kind of limit, and never written.
+    folder: made if it is missing. name: of the endpoint, as a part of file names. old_names: what
+    older versions called it; the first that has files for the kind of limit is read if `name` has
+    none. They are never written.
     A folder that cannot be written is passed over: it matters only after a death, and the run's
     journal, which is beside it, reports it to the user.
     """
 
-    def __init__(self, folder: Path, name: str, clock: Clock, old_name: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, clock: Clock, old_names: Sequence[str] = ()
+    ) -> None:
         self._folder = folder
-        self._name = name
-        self._old_name = old_name
+        self._names = (name, *old_names)
         self._clock = clock
         self._rings: dict[Window, tuple[_Ring, Path]] = {}
         self.since_s = clock.now_s()  # what was sent before is an earlier process's
@@ -85,9 +87,8 @@ class RecentSends:
         try:
             old = path if path.exists() else None
             if old is None and is_first:
-                old = self._nearest(self._name, kind, window.rate)
-            if old is None and is_first and self._old_name:
-                old = self._nearest(self._old_name, kind, window.rate)
+                found = (self._nearest(name, kind, window.rate) for name in self._names)
+                old = next(filter(None, found), None)
             return old is not None and _recall(old, window, self._clock)
         except OSError:
             return False
@@ -137,7 +138,7 @@ class RecentSends:
                 continue
 
     def _path(self, kind: str, rate: Rate) -> Path:
-        return self._folder / f"{self._name}-{kind}-{rate.window_s:.15g}s.sends"
+        return self._folder / f"{self._names[0]}-{kind}-{rate.window_s:.15g}s.sends"
 
     def _nearest(self, name: str, kind: str, rate: Rate) -> Path | None:
         """The file with the shortest window not below the rate's; without one, with the longest.
@@ -190,7 +191,7 @@ class _Ring:
         # The pace: as it is, and as the file has it.
         self._full_at_s = self._told_full_at_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-        self._fd: int | None = os.open(path, flags, 0o600)
+        self._fd: int | None = os.open(path, flags, 0o666)
         # Written completely at first, so that a full disk is noticed here and not at a send.
         try:
             if os.pwrite(self._fd, image, 0) < _SIZE:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from redline.clock import SYSTEM, Clock
 from redline.errors import ConfigError
@@ -46,9 +47,26 @@ def open_ledger(target: str, limits: Limits, name: str, clock: Clock = SYSTEM) -
         raise ConfigError(
             "there is no limit to share", hint="state one, for instance with --requests 500/60s"
         )
-    if target.startswith(("redis://", "rediss://")):
-        # redis-py is an extra, and is imported only where it is used.
-        from redline.limits.shared.redis_ledger import RedisLedger
+    if "://" not in target:
+        return FileLedger(Path(target), name, described(limits), clock)
+    _check_url(target)
+    # redis-py is an extra, and is imported only where it is used.
+    from redline.limits.shared.redis_ledger import RedisLedger
 
-        return RedisLedger(target, name, described(limits), clock)
-    return FileLedger(Path(target), name, described(limits), clock)
+    return RedisLedger(target, name, described(limits), clock)
+
+
+def _check_url(url: str) -> None:
+    """Raises ConfigError, which shows no part of the URL, unless it names a Redis."""
+    what, hint = "the URL of the shared limits cannot be read", "write it like redis://host:6379/0"
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise ConfigError(what, hint=hint) from None
+    if parts.scheme not in ("redis", "rediss"):
+        raise ConfigError("the URL of the shared limits is none of Redis", hint=hint)
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}":
+        raise ConfigError(
+            f"{what}: an @ behind the host",
+            hint="in a password write / as %2F, ? as %3F, # as %23 and @ as %40",
+        )

@@ -192,12 +192,12 @@ class Limiter(RateLimiter):
         """The limits in force that the user did not state."""
         return [(line.kind, line.stated) for line in self.rules.lines if line.user is None]
 
-    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:
+    def keep_sends(self, folder: Path, name: str, old_names: Sequence[str] = ()) -> None:
         """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
 
-        name: of the endpoint, as a part of file names. old_name: read if `name` has no files.
+        name: of the endpoint, as a part of file names. old_names: read if `name` has no files.
         """
-        self._recent = RecentSends(folder, name, self._clock, old_name)
+        self._recent = RecentSends(folder, name, self._clock, old_names)
         self.rules.keep_in(self._recent)
 
     async def aclose(self) -> None:

@@ -140,10 +140,10 @@ class RateLimiter(ABC):
         """The limits in force that the user did not state."""
         return []
 
-    def keep_sends(self, folder: Path, name: str, old_name: str = "") -> None:  # noqa: B027
+    def keep_sends(self, folder: Path, name: str, old_names: Sequence[str] = ()) -> None:  # noqa: B027
         """Counts the sends that an earlier process kept in `folder`, and keeps its own there.
 
-        name: of the endpoint, as a part of file names. old_name: read if `name` has no files.
+        name: of the endpoint, as a part of file names. old_names: read if `name` has no files.
         """
 
     @abstractmethod

@@ -263,7 +263,8 @@ class Batches:
     def _load(self) -> None:
         """Takes the state folder, reads its records, and removes what has none. Blocks."""
         try:
-            self._state.mkdir(parents=True, exist_ok=True)
+            # It holds prompts and answers, so only its owner may read it.
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             lock = LockedFile(os.open(self._state / "lock", flags, 0o600))
         except OSError as error:

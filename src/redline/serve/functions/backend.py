@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from redline.calls import (
     Sink,
     failed,
 )
-from redline.calls.batching import Item
+from redline.calls.batching import Item, is_async
 from redline.errors import CallError, ConfigError, NoEndpoint, Rejected
 from redline.process import load_object
 from redline.serve.functions.forms import Form, Question, forms_of, read, tokens_of
@@ -65,7 +66,7 @@ class ServedFunction(Around):
         self.paths = tuple(self._forms)
         self._takes = _options_of(function, name)
         self._batcher = DynamicBatcher(
-            function, max_batch_size, max_wait_s, max_in_flight=max_in_flight
+            _without_exit(function), max_batch_size, max_wait_s, max_in_flight=max_in_flight
         )
         super().__init__(self._batcher)
 
@@ -183,6 +184,31 @@ def _options_of(function: Callable[..., Any], name: str) -> frozenset[str] | Non
                 hint=f"give `{one.name}` a default",
             )
     return frozenset(one.name for one in further if one.kind in _KEYWORDS)
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """Makes SystemExit an error of the request, which must not end the server."""
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(f"SystemExit: {error}") from error
+
+
+def _without_exit(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, of the same kind and name."""
+
+    @wraps(function, updated=())
+    def served(items: list[Any], **options: Any) -> Any:
+        with _contained():
+            return function(items, **options)
+
+    @wraps(function, updated=())
+    async def served_later(items: list[Any], **options: Any) -> Any:
+        with _contained():
+            return await function(items, **options)
+
+    return served_later if is_async(function) else served
 
 
 def _reply(form: Form, question: Question, outcomes: list[Outcome]) -> Reply:

@@ -25,6 +25,7 @@ from redline.apis import chat, completions, embeddings
 from redline.calls import Reply, Request
 from redline.errors import BadReply, Rejected
 from redline.serve.http import Asked, body_of
+from redline.sources import plain_form
 
 # OpenAI accepts at most this many inputs in one request.
 MOST_ITEMS = 2048
@@ -122,6 +123,9 @@ def _vectors(asked: Asked, replies: Sequence[Reply]) -> bytes:
 
 
 def _checked(vector: Any) -> list[float]:
+    if isinstance(vector, list | tuple):
+        # A list of means or of sums has numbers of numpy.
+        vector = [one.tolist() if hasattr(one, "tolist") else one for one in vector]
     is_vector = isinstance(vector, list | tuple) and bool(vector)
     if not is_vector or not all(type(one) in (float, int) for one in vector):
         raise BadReply(
@@ -176,7 +180,7 @@ def _encoded(whole: dict[str, Any], replies: Sequence[Reply]) -> bytes:
     if tokens is not None:
         whole["usage"] = {"prompt_tokens": tokens[0], "total_tokens": sum(tokens)}
     try:
-        return msgspec.json.encode(whole)
+        return msgspec.json.encode(whole, enc_hook=plain_form)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadReply(f"the function's answer is not JSON: {error}") from error
 

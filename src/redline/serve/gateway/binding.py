@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from redline.process import counted, duration
+from redline.route import PoolMember
 from redline.serve.dashboard import Binding
 from redline.waist import Health, Load
 
@@ -113,3 +114,15 @@ def _waiting(facts: Facts) -> str:
     if not facts.answers_per_s:
         return f"{waits}."
     return f"{waits}, {duration(facts.waiting / facts.answers_per_s)} of work at the present rate."
+
+
+def state_of(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
+    """The state of an endpoint and why, if it is not ready."""
+    health = member.health(now_s, load)
+    if health in (Health.READY, Health.WARMING) and load.parked_until_s > now_s:
+        return "parked", f"it asked to wait for another {load.parked_until_s - now_s:.0f} s"
+    if member.error is not None:
+        return health.value, member.error.what
+    if health is Health.DEGRADED:
+        return health.value, load.binds or "its last calls have failed"
+    return health.value, ""

@@ -194,8 +194,12 @@ class Lineup:
 
     @property
     def lost(self) -> list[str]:
-        """The names of endpoints that refused their key, or whose account has no credit."""
-        return [member.name for member in self.members if member.error is not None]
+        """The names of endpoints that refused their key, or whose account has no credit.
+
+        Those that leave, so as to be tried again once their calls have ended, are left out.
+        """
+        lost = (one for one in self.members if one.error is not None and not one.is_leaving)
+        return [one.name for one in lost]
 
     @property
     def names(self) -> list[str]:

@@ -16,12 +16,12 @@ from redline._version import __version__
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
 from redline.job.exporter import MetricsPage
-from redline.job.monitor import Family, counter, gauge
+from redline.job.monitor import ENDPOINT_STATES, Family, counter, gauge
+from redline.serve.gateway.binding import state_of
 from redline.serve.gateway.lineup import FunctionLineup, Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.http import Refusal
 from redline.serve.workers import Fellows
-from redline.waist import Health
 
 
 class GatewayMetrics(msgspec.Struct, eq=False):
@@ -125,14 +125,15 @@ class GatewayMetrics(msgspec.Struct, eq=False):
             "Requests in flight.",
             [({"endpoint": name}, one.in_flight) for name, one in attempts],
         )
-        states = {one.name: one.health(SYSTEM.now_s()) for one in self._lineup.members}
+        now_s, members = SYSTEM.now_s(), self._lineup.members
+        states = {one.name: state_of(one, one.backend.load(now_s), now_s)[0] for one in members}
         yield gauge(
             "redline_endpoint_state",
             "1 for the state of each endpoint, 0 for the others.",
             [
-                ({"endpoint": name, "kind": state.value}, float(found is state))
+                ({"endpoint": name, "kind": state}, float(found == state))
                 for name, found in states.items()
-                for state in Health
+                for state in ENDPOINT_STATES
             ],
         )
         yield counter(

@@ -13,7 +13,6 @@ from redline._version import __version__
 from redline.calls.cost import DOLLAR
 from redline.clock import SYSTEM
 from redline.job.monitor import BOUNDS_S, Family
-from redline.route import PoolMember
 from redline.serve.batches import Batches
 from redline.serve.dashboard import (
     Binding,
@@ -24,12 +23,12 @@ from redline.serve.dashboard import (
     Snapshot,
     TenantView,
 )
-from redline.serve.gateway.binding import Facts, binding_of
+from redline.serve.gateway.binding import Facts, binding_of, state_of
 from redline.serve.gateway.lineup import Lineup
 from redline.serve.gateway.totals import Totals
 from redline.serve.keys import DAY_S
 from redline.serve.workers import Elsewhere, Fellows, Published, joined_classes, together
-from redline.waist import Health, Load
+from redline.waist import Health
 
 _EVERY_S = 1.0
 _KEPT_S = 300
@@ -268,7 +267,7 @@ class GatewayWatch:
         for member in self._lineup.members:
             endpoint = stated.get(member.name)
             load = member.backend.load(now_s)
-            state, reason = _state(member, load, now_s)
+            state, reason = state_of(member, load, now_s)
             attempts = self._lineup.attempts[member.name]
             over = attempts.attempts - attempts.in_flight
             found.append(
@@ -286,18 +285,6 @@ class GatewayWatch:
                 )
             )
         return found
-
-
-def _state(member: PoolMember, load: Load, now_s: float) -> tuple[str, str]:
-    """The state of an endpoint and why, if it is not ready."""
-    health = member.health(now_s, load)
-    if health in (Health.READY, Health.WARMING) and load.parked_until_s > now_s:
-        return "parked", f"it asked to wait for another {load.parked_until_s - now_s:.0f} s"
-    if member.error is not None:
-        return health.value, member.error.what
-    if health is Health.DEGRADED:
-        return health.value, load.binds or "its last calls have failed"
-    return health.value, ""
 
 
 def _quantile(counts: Sequence[int], q: float) -> float | None:

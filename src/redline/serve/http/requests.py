@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Awaitable, Collection
 from typing import Annotated, Any
@@ -54,6 +53,7 @@ class _Known(msgspec.Struct):
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
+_VALUES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # The field that a message of msgspec is about.
 _FIELD = re.compile(r"required field `(\w+)|`\$\.(\w+)")
 _BODY_CODES = {408: "timed_out", 413: "too_large"}
@@ -127,10 +127,12 @@ def names_one_model(raw: bytes) -> bool:
 
     Of a repeated key some servers take the first, others the last; some look at no case.
     """
-    if len(_MODEL_KEY.findall(raw)) < 2:
+    found = len(_MODEL_KEY.findall(raw))
+    if found < 2:
         return True
     try:
-        pairs = json.loads(raw, object_pairs_hook=list)
+        # Values stay as they are: of a large body, reading them all would hold other calls up.
+        fields = replacing_halves(_VALUES.decode, raw)
     except (ValueError, RecursionError):
         return False
-    return [key.lower() for key, _ in pairs].count("model") < 2
+    return found - sum(len(_MODEL_KEY.findall(value)) for value in fields.values()) < 2

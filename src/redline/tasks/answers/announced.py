@@ -78,6 +78,8 @@ def opening(page: Page) -> Numeral | None:
     is_paragraph = "\n\n" in page.text[first.end : second.start]
     is_corrected = correction_start(page, first.end) < len(page.text)
     given = _alone(page, first) if is_paragraph and not is_corrected else None
+    if given and given.number and given.number.value == 1:
+        return None  # it numbers a first step
     later = given and concluded(page, second.start, len(page.text))
     return None if later and concludes(page, later.start) else given
 

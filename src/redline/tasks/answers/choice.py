@@ -54,10 +54,11 @@ _CHOSEN, _CALLED = (
     for patterns in (
         (
             r"(?:(?i:\bi(?:'d|'ll| would| will)? (?:choose|select|pick|go with|prefer|say|"
-            r"guess(?! i ))|\bmy (?:choice|pick|answer) is)|(?<!second[ -])(?<!next[ -])(?i:"
-            r"best|correct|right|false|true|proper|good|suitable|appropriate|likely|accurate|"
-            r"final|answer|my) (?i:option|choice|guess|alternative|statement|one)[^.\n]{0,40}?"
-            r"(?:\b(?:is|be)\b|:)|"
+            r"guess)|\bmy (?:choice|pick|answer) is)|"
+            r"(?i:(?<!second[ -])(?<!next[ -])(?<!second most )(?<!next most )(?<!least )(?<!less )"
+            r"\b(?:best|correct|right|false|true|proper|good|suitable|appropriate|likely|accurate|"
+            r"final|answer|my) (?:option|choice|guess|alternative|statement|one)\b)"
+            r"[^.\n]{0,40}?(?:\b(?:is|be)\b|:)|"
             r"\"(?:\w{1,16}_)?(?:answer|choice|option|letter|label)(?:_\w{1,16})?\"[ ]?:)"
             rf"(?i:[ ](?:option|choice|answer))?{_LETTER_HERE}",
             r"\b(?i:so|thus|therefore|hence|i\.e\.)[ ,:]*"
@@ -236,7 +237,8 @@ def _called(
                 text, max(0, found.start() - _NEAR), start
             ) or _WRONG_NEXT.match(text, found.end())
             is_listed = _is_listed(text, found.start(), start, letters)
-            if letter in letters and not is_denied and not is_listed:
+            is_pronoun = letter == "I" and _WORD_NEXT.match(text, start + 1)
+            if letter in letters and not (is_denied or is_listed or is_pronoun):
                 yield start, letter
 
 
