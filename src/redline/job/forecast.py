@@ -90,7 +90,6 @@ def _survey(job: Job, source: Source, made: Plan) -> None:
             if is_duplicate:
                 raise BadRow("an earlier row has the same custom_id")
             request = renderer.request(row.data)
-            _check_path(job, request.url)
             # As in a run: an estimate may be too high, so only the least possible cost is
             # refused for good.
             _check_any(rules, Cost(estimator.least(request)))
@@ -136,15 +135,6 @@ def _done_in(job: Job, output: Output) -> tuple[KeySet, KeySet]:
     return succeeded, KeySet() if is_changed and not len(succeeded) else read_keys(
         output.failed_path
     )
-
-
-def _check_path(job: Job, path: str) -> None:
-    """Raises BadRow for the url of a row that no endpoint has, as a call to it would."""
-    for endpoint in job.endpoints[:1]:
-        try:
-            endpoint.url_of(path)
-        except ConfigError as error:
-            raise BadRow(error.what, hint=error.hint) from error
 
 
 def _check_any(rules: Sequence[Rules], cost: Cost) -> None:

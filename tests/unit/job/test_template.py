@@ -167,6 +167,7 @@ def test_batch_rows_bring_their_own_request() -> None:
         ({"url": "/x", "method": 3, "body": {}}, "`url` and `method` must be text"),
         ({"url": "/x", "body": "text"}, "`body` must be an object"),
         ({"url": "/x", "body": None}, "`body` must be an object"),
+        ({"url": "https://a.example/v1/x", "body": {}}, "not a path: https://a.example/v1/x"),
     ],
 )
 def test_a_batch_row_that_is_wrong(row: dict[str, Any], problem: str) -> None:

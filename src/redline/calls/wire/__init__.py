@@ -3,7 +3,7 @@
 from redline.calls.wire.chunks import chunks_in, size_line
 from redline.calls.wire.connection import MOST_HEADER_BYTES, Connection
 from redline.calls.wire.deadlines import Deadline, Stops, TaskTimeout
-from redline.calls.wire.endpoint import Endpoint, Timeouts, is_http_url, proxy_of
+from redline.calls.wire.endpoint import Endpoint, Timeouts, check_path, is_http_url, proxy_of
 from redline.calls.wire.exchange import (
     EVENTS,
     Alarm,

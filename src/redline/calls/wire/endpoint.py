@@ -144,14 +144,19 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
         which is the base URL without its `/v1`. Raises ConfigError for anything but a path: a row
         must not send the key elsewhere.
         """
-        if not path.startswith("/") or path.startswith("//") or not path.isprintable():
-            raise ConfigError(
-                f"not a path: {path}", hint="a url is a path such as /v1/chat/completions"
-            )
+        check_path(path)
         base = self.base_url.rstrip("/")
         if path == "/v1" or path.startswith("/v1/"):
             return base + path[3:]
         return base.removesuffix("/v1") + path
+
+
+def check_path(path: str) -> None:
+    """Raises ConfigError for the url of a request that is anything but a path."""
+    if not path.startswith("/") or path.startswith("//") or not path.isprintable():
+        raise ConfigError(
+            f"not a path: {path}", hint="a url is a path such as /v1/chat/completions"
+        )
 
 
 def _check_page(name: str, stated: object) -> None:

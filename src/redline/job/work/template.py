@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from redline.apis import PLAIN, api_of, chat
-from redline.calls import Request, refuse_partial
+from redline.calls import Request, check_path, refuse_partial
 from redline.errors import BadRow, BadTemplate, ConfigError
 from redline.job.settings import BODILESS, Prompting
 from redline.job.work.body import FixedBody
@@ -79,6 +79,8 @@ class Renderer:
             url = self._fixed_url if self._url is None else self._url.render(row)
             body = None if self._is_bodiless else self._make_body(row, url)
             request = self._request(self._method, url, body)
+        if request.url is not self._fixed_url:
+            _check_own(request.url)
         refuse_partial(request)
         if not self._has_template and row.get("stream") is True:
             refuse_partial(msgspec.structs.replace(request, body={"stream": True}))
@@ -252,6 +254,14 @@ def _is_batch_row(row: Columns) -> bool:
     if "url" not in row or any(name in row for name in ("messages", "prompt", "input")):
         return False
     return "body" in row or str(row.get("method", "")).upper() in BODILESS
+
+
+def _check_own(url: str) -> None:
+    """Raises BadRow for a row's url that is no path, which would also fail its whole batch."""
+    try:
+        check_path(url)
+    except ConfigError as error:
+        raise BadRow(error.what, hint=error.hint) from error
 
 
 def _is_system(message: Any) -> bool:
