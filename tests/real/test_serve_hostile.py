@@ -598,6 +598,52 @@ async def test_a_request_for_a_batch_is_short(tmp_path: Path) -> None:
             assert answer.status == 413
 
 
+# Web pages.
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        (b"https://elsewhere.example", 403),
+        # A page in a sandbox, or of a file that was downloaded.
+        (b"null", 403),
+        (b"http://[", 403),
+        (b"http://6.6.6.6:8000", 403),
+        (b"http://localhost:3000", 200),
+        (b"http://127.0.0.1:3000", 200),
+        (b"http://[::1]", 200),
+        (b"app://notes", 200),
+    ],
+)
+async def test_a_page_of_another_site_cannot_use_a_gateway_without_keys(
+    origin: bytes, status: int, tmp_path: Path
+) -> None:
+    async with Sim(SimSettings()) as sim:
+        endpoints = (Endpoint(base_url=sim.base_url),)
+        settings = GatewaySettings(endpoints=endpoints, port=0, state=tmp_path)
+        async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
+            call = {"model": "m", "messages": HELLO}
+            for path in (CHAT, "/v1/files"):
+                # As a page may send it without asking first.
+                headers = b"content-type: text/plain\r\norigin: %b\r\n" % origin
+                answer = await one.ask(request("POST", path, call, headers=headers))
+                if path == CHAT or status == 403:
+                    assert answer.status == status
+            assert sim.stats()["received"] == int(status == 200)
+
+
+async def test_keys_decide_whether_a_page_may_use_a_gateway_with_keys(tmp_path: Path) -> None:
+    key = keys_of(tmp_path, "page")["page"]
+    async with Sim(SimSettings()) as sim:
+        settings = GatewaySettings(
+            endpoints=(Endpoint(base_url=sim.base_url),), port=0, keys=tmp_path / "keys.jsonl"
+        )
+        async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
+            call, headers = {"model": "m", "messages": HELLO}, b"origin: https://own.example\r\n"
+            assert (await one.ask(request("POST", CHAT, call, key, headers))).status == 200
+            assert (await one.ask(request("POST", CHAT, call, "", headers))).status == 401
+
+
 # What they are told.
 
 

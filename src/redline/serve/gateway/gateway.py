@@ -23,6 +23,7 @@ from redline.serve.gateway.allowed import missing, target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
+from redline.serve.gateway.sites import refuse_other_site
 from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
@@ -279,11 +280,15 @@ class Gateway(Door):
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""
         header = exchange.header
+        if not self.keyring.is_asked:
+            refuse_other_site(header(b"origin"))
         return self.keyring.tenant(header(b"authorization"), header(b"x-api-key"))
 
     def _caller(self, exchange: Exchange) -> Caller:
         """The caller of a request, read from its head. Raises Refusal without a known key."""
         header, keyring = exchange.header, self.keyring
+        if not keyring.is_asked:
+            refuse_other_site(header(b"origin"))
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
         asked = (header(b"cache-control") or "").lower()
         is_anew = any(word in asked for word in ("no-cache", "no-store", "max-age=0"))
