@@ -40,7 +40,7 @@ EVENTS = 1000
 SLOWER = 1.2
 PAIRS, MOST_PAIRS = 7, 15
 # Of each half of a pair: some hundred calls.
-HALF_S = 0.4
+HALF_S = 0.7
 
 
 class World(NamedTuple):

@@ -19,11 +19,10 @@ from redline.errors import Withdrawn
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import Dashboard
-from redline.serve.gateway.allowed import missing, target_of
+from redline.serve.gateway.allowed import missing, refuse_other_site, target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
-from redline.serve.gateway.sites import refuse_other_site
 from redline.serve.gateway.totals import CUT, LEFT, OTHER, Asking, Totals
 from redline.serve.gateway.watch import GatewayWatch
 from redline.serve.http import (
