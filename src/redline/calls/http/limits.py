@@ -21,7 +21,7 @@ from redline.limits.server import HeaderReader, processing_s, stated_in_body
 from redline.waist import Outcome
 
 _OVERLOAD = frozenset({503, 529})
-# What a call takes of the limits is a moving mean of about as many calls.
+# What a call takes of the token limits is a moving mean over about this number of calls.
 _CALLS = 16
 # Hosts that charge prompt + max_tokens to their limits at admission, each with its source.
 _RESERVING_HOSTS = {

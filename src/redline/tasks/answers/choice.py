@@ -93,8 +93,9 @@ _LINE = re.compile(
 )
 # As `Best guess: C`, and the end of `That leaves us with C.` or of `Hmm, C.`
 _LABELLED = re.compile(
-    rf"[^\w\n]{{0,8}}(?!(?i:not|in|wrong|eliminat|exclud|alternative|confidence)|.*(?i:options|letters))[^\W\d]+"
-    rf"(?:[ ][^\W\d]+){{0,2}}[ {BOLD}]*[:=—-][ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
+    rf"[^\w\n]{{0,8}}(?!(?i:not|in|wrong|eliminat|exclud|reject|ruled|alternative|confidence)|"
+    rf".*(?i:options|letters))[^\W\d]+(?:[ ][^\W\d]+){{0,2}}[ {BOLD}]*[:=—-]"
+    rf"[ {BOLD}\"'\[(]*(?P<letter>[A-Z])[\]).!\"'$ {BOLD}]*$"
 )
 _AT_END = re.compile(
     rf"(?:(?<![A-Z]),|\b(?i:is|be|es|est|ist|é|è|la|a|with|probably|likely|maybe|perhaps)|是)"
@@ -126,8 +127,8 @@ _ANNOUNCES = re.compile(r"(?i)\b(?:is|be|ist|est|es|é)\W*$")
 _CLAUSE_BEGINS = re.compile(r"(?i)(?:^|[,;:.!?—]|\bhere(?:'s| is))\W*(?:[\w']+\W*){0,2}$")
 _SEVERAL = re.compile(r"(?i)(?:answers|choices|options)(?: are)?\W*$")
 _ITEM = re.compile(rf"\s+{_BLANK}(?i:option )?[\[(]?(?P<letter>[A-Z])[\]).:]")
-_MOST_WORDS = 4
-_NEAR_CLAUSE = 80
+_MOST_WORDS = 4  # of an announcement without a verb
+_NEAR_CLAUSE = 80  # characters before it in which its clause begins
 _NEAR = 24
 _MOST_CHOSEN = 64
 

@@ -88,8 +88,7 @@ _IN_RANGE = re.compile(
     rf"(?:\b(?:between|zwischen|entre)[ ]{_BLANK}\0[A-Za-z ]{{0,20}}[ ](?:and|und|et|y)[ $]*|"
     rf"(?<!\bfrom[ ])(?<!\bby[ ])\0{_BLANK}[ ]to[ ]{_BLANK})$"
 )
-
-
+# As the 50 and the 60 of `20 %, from 50 to 60`.
 _FROM_TO = re.compile(rf"\bfrom[ ]{_BLANK}\0[^\d.,;:]{{0,20}}[ ]to[ ]{_BLANK}$")
 
 
