@@ -13,7 +13,7 @@ from time import monotonic
 from typing import NamedTuple
 
 from redline.errors import JournalError
-from redline.journal.sound_lines import Stretch, has_windows_end, is_torn, read_stretches
+from redline.journal.sound_lines import Stretch, is_torn, read_stretches
 from redline.process import (
     GONE,
     LockedFile,
@@ -32,10 +32,6 @@ _BLOCK_BYTES = 1 << 20
 _ZERO = b"\0"
 # Bytes of a line's end, which contains its checksum: enough to recognize it.
 _TAIL_BYTES = 32
-_FOREIGN = (
-    "something else wrote to this file: `redline repair` on the results file moves such lines out, "
-    "then the same command does their rows again; or start over with --restart"
-)
 
 
 class ResultsLost(JournalError):
@@ -310,7 +306,9 @@ class ResultsFile:
                 raise JournalError(
                     f"line {number} of {self.path} is damaged",
                     where=f"byte {begin:,}",
-                    hint=_converted(self.path) if has_windows_end(line) else _FOREIGN,
+                    hint="something else wrote to this file: `redline repair` on the results "
+                    "file moves such lines out, then the same command does their rows again; "
+                    "or start over with --restart",
                 )
         return lost
 
@@ -326,13 +324,6 @@ class ResultsFile:
         # that was durable. Nor may the tail that was cut reappear after new lines.
         self.sync()
         sync_name(self.path)
-
-
-def _converted(path: Path) -> str:
-    restored = shlex.join(["sed", "-i", r"s/\r$//", str(path)])
-    return (
-        f"something, such as git, gave its lines the ends of Windows: restore them with {restored}"
-    )
 
 
 def take_out(path: Path, fd: int, bounds: array[int], aside: Path | None = None) -> Path:

@@ -2,7 +2,8 @@
 
 There are two ways to the same answer. `_keys_of` checks all lines of a block at once, in half the
 time, and returns None unless each of them is sound and of the common form. If one is not, `_key_of`
-checks each line by itself.
+checks each line by itself. A line is sound also if its end has become that of Windows, as git or an
+editor makes it.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Stretch(msgspec.Struct):
             return []
         ends = [line[-_TAIL_BYTES - _MARK_BYTES : -_TAIL_BYTES] for line in self.lines]
         marks = _numbers("I", _between(_MARK, ends, _MARK_END))
-        return list(map(_mark_of, self.lines, ends)) if marks is None else marks
+        return list(map(_mark_of, self.lines)) if marks is None else marks
 
 
 def read_stretches(fd: int, start: int = 0) -> Iterator[Stretch]:
@@ -121,11 +122,6 @@ def is_torn(data: bytes) -> bool:
     return begins or not data.strip(b"\0")
 
 
-def has_windows_end(line: bytes) -> bool:
-    """Whether the line is sound but for its end, which something has turned into CR LF."""
-    return line.endswith(b"\r\n") and _key_of(line[:-2] + b"\n") is not None
-
-
 def _blocks(fd: int, start: int) -> Iterator[tuple[int, int, list[bytes]]]:
     """Yields the begin, the end and the lines that end in one block."""
     # The pieces of a line that continues in the next block: joined once, however long it gets.
@@ -152,6 +148,7 @@ def _key_of(line: bytes) -> int | None:
 
     Its checksum is wrong, its end is missing, or it is nested too deeply to be read.
     """
+    line = _as_written(line)
     body, tail = line[:-_TAIL_BYTES], line[-_TAIL_BYTES:]
     if tail != b"%s%08x%s" % (_TAIL, crc32(body), _TAIL_END):
         return None
@@ -165,8 +162,13 @@ def _key_of(line: bytes) -> int | None:
     return key if 0 <= key <= _MOST_KEY else None
 
 
-def _mark_of(line: bytes, end: bytes) -> int:
+def _as_written(line: bytes) -> bytes:
+    return line[:-2] + b"\n" if line.endswith(b"\r\n") else line
+
+
+def _mark_of(line: bytes) -> int:
     """Returns the mark in the line, or that of the row that the line repeats; otherwise 0."""
+    end = _as_written(line)[-_TAIL_BYTES - _MARK_BYTES : -_TAIL_BYTES]
     if end.startswith(_MARK) and end.endswith(_MARK_END):
         try:
             return int(end[len(_MARK) : -len(_MARK_END)], 16)

@@ -100,6 +100,7 @@ STRANGE = {
     "digits in groups": (sealed(b'{"v":1,"hash":"0000_0000_0000_f"'), 15),
     "crc in the middle": (line(9, input={"crc": "00000000"}), 9),
     "not UTF-8": (sealed(b'{"v":1,"hash":"00000000000000ff","output":"\xff"'), 255),
+    "CRLF": (GOOD[:-1] + b"\r\n", 0x0123456789ABCDEF),
 }  # fmt: skip
 UNSOUND = {
     "an edited line": GOOD.replace(b"answer", b"Answer"),
@@ -110,7 +111,6 @@ UNSOUND = {
     ),
     "another end": GOOD[:-3] + b"'}\n",
     "a space at the end": GOOD[:-1] + b" \n",
-    "CRLF": GOOD[:-1] + b"\r\n",
     "no checksum": b'{"v":1,"hash":"0123456789abcdef","custom_id":null,"row":1}\n',
     "a checksum under another name": GOOD.replace(b'"crc"', b'"sum"'),
     "its beginning": GOOD[:40] + b"\n",
