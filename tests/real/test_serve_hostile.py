@@ -16,6 +16,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
 from redline.calls import Endpoint
@@ -134,10 +135,17 @@ def port_of(url: str) -> int:
     return int(url.removesuffix("/v1").rpartition(":")[2])
 
 
-def request(method: str, path: str, body: Any = b"", key: str = "", headers: bytes = b"") -> bytes:
+def request(
+    method: str,
+    path: str,
+    body: Any = b"",
+    key: str = "",
+    headers: bytes = b"",
+    host: str = "x",
+) -> bytes:
     """A request as bytes. body: JSON, if it is not bytes."""
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n"
+    head = f"{method} {path} HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(raw)}\r\n"
     if key:
         head += f"authorization: Bearer {key}\r\n"
     return head.encode() + headers + b"\r\n" + raw
@@ -632,6 +640,43 @@ async def test_a_page_of_another_site_cannot_use_a_gateway_without_keys(
             assert sim.stats()["received"] == int(status == 200)
 
 
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("rebound.example", 403),
+        ("rebound.example.:8080", 403),
+        ("127.0.0.1.rebound.example", 403),
+        ("localhost.example", 403),
+        ("[1:2]", 403),
+        ("localhost:8080", 200),
+        ("API.localhost.", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8080", 200),
+        # A container on the network of its host, and another way to this machine.
+        ("gateway:8080", 200),
+        ("192.168.1.5", 200),
+    ],
+)
+async def test_a_gateway_without_keys_on_this_machine_answers_no_name_of_the_dns(
+    host: str, status: int, tmp_path: Path
+) -> None:
+    """A page may have the name that it came from lead here, and then reads what it asks for."""
+    async with Sim(SimSettings()) as sim:
+        endpoints = (Endpoint(base_url=sim.base_url),)
+        settings = GatewaySettings(endpoints=endpoints, port=0, state=tmp_path)
+        async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
+            for path in ("/v1/files", "/v1/models", "/status"):
+                answer = await one.ask(request("GET", path, host=host))
+                assert (path, answer.status) == (path, status)
+                assert status == 200 or b"redline keys add" in answer.body
+            call = {"model": "m", "messages": HELLO}
+            assert (await one.ask(request("POST", CHAT, call, host=host))).status == status
+        # The names under which others reach it are not known here.
+        everywhere = msgspec.structs.replace(settings, host="0.0.0.0")
+        async with gateway_of(everywhere) as served, peer(port_of(served.gateway.base_url)) as one:
+            assert (await one.ask(request("GET", "/v1/models", host=host))).status == 200
+
+
 async def test_keys_decide_whether_a_page_may_use_a_gateway_with_keys(tmp_path: Path) -> None:
     key = keys_of(tmp_path, "page")["page"]
     async with Sim(SimSettings()) as sim:
@@ -640,7 +685,8 @@ async def test_keys_decide_whether_a_page_may_use_a_gateway_with_keys(tmp_path: 
         )
         async with gateway_of(settings) as served, peer(port_of(served.gateway.base_url)) as one:
             call, headers = {"model": "m", "messages": HELLO}, b"origin: https://own.example\r\n"
-            assert (await one.ask(request("POST", CHAT, call, key, headers))).status == 200
+            ask = request("POST", CHAT, call, key, headers, host="own.example")
+            assert (await one.ask(ask)).status == 200
             assert (await one.ask(request("POST", CHAT, call, "", headers))).status == 401
 
 

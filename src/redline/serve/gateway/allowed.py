@@ -9,8 +9,9 @@ import ipaddress
 from urllib.parse import urlsplit
 
 from redline.calls.tokens import NOT_JSON, BodyFacts
+from redline.httpserver import Exchange
 from redline.serve.gateway.lineup import Lineup, Target
-from redline.serve.http import Refusal, names_one_model, no_model, not_json
+from redline.serve.http import Refusal, names_one_model, no_model, not_json, shortened
 from redline.serve.keys import Tenant
 
 # Length of a model's name. Tables keep names, so a name as long as a body would use much memory.
@@ -41,33 +42,61 @@ def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:
     return no_model(name, [one for one in lineup.names if tenant.may_use(one)])
 
 
-def refuse_other_site(origin: str | None) -> None:
+def refuse_other_site(exchange: Exchange, *, serves_here_only: bool) -> None:
     """Raises Refusal for a request by a page that does not come from this machine.
 
-    origin: the header in which browsers name the page's site (RFC 6454); None without one, as from
-    all other clients. That it is the gateway's own site proves nothing: a name of the page's choice
-    may lead here. Applications and extensions, whose sites have schemes of their own, may ask.
+    serves_here_only: the gateway listens on this machine only, which has no name of the DNS.
     """
-    if origin is None:
-        return
-    try:
-        site = urlsplit(origin)
-        is_local = site.scheme not in ("", "http", "https") or _is_here(site.hostname or "")
-    except ValueError:
-        is_local = False
-    if not is_local:
-        raise Refusal(
+    origin, host = exchange.header(b"origin"), exchange.header(b"host")
+    # What browsers name the page's site in (RFC 6454). That it is the gateway's own site proves
+    # nothing: a name of the page's choice may lead here (DNS rebinding), with no Origin in a GET.
+    if origin is not None and not _may_ask(origin):
+        raise _elsewhere(
             "Web pages of other sites may not use a gateway without keys: give it keys with "
-            "`redline keys add`, or send the request without the header Origin.",
-            status=403,
-            code="other_site",
+            "`redline keys add`, or send the request without the header Origin."
+        )
+    if serves_here_only and host is not None and not _leads_here(host):
+        raise _elsewhere(
+            "A gateway without keys that listens on this machine only is not known as "
+            f"`{shortened(host)}`: give it keys with `redline keys add`, or send the header "
+            "`Host: localhost`."
         )
 
 
-def _is_here(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
+def _elsewhere(what: str) -> Refusal:
+    return Refusal(what, status=403, code="other_site")
+
+
+def _may_ask(origin: str) -> bool:
+    """Whether it is a page of this machine; applications and extensions have other schemes."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        site = urlsplit(origin)
+        return site.scheme not in ("", "http", "https") or is_here(site.hostname or "")
     except ValueError:
         return False
+
+
+def _leads_here(host: str) -> bool:
+    """Whether no page has chosen this value of Host: it is an address, or no name of the DNS.
+
+    A name without a dot, as Docker has them, is one of the local network.
+    """
+    try:
+        name = (urlsplit(f"//{host}").hostname or "").removesuffix(".")
+    except ValueError:
+        return False
+    return "." not in name or name.endswith(".localhost") or _address(name) is not None
+
+
+def is_here(host: str) -> bool:
+    """Whether this host is this machine itself, by its name or address."""
+    found = _address(host)
+    is_name = host == "localhost" or host.endswith(".localhost")
+    return is_name if found is None else found.is_loopback
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None

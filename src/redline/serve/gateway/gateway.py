@@ -19,7 +19,7 @@ from redline.errors import Withdrawn
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import Dashboard
-from redline.serve.gateway.allowed import missing, refuse_other_site, target_of
+from redline.serve.gateway.allowed import is_here, missing, refuse_other_site, target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
@@ -103,6 +103,7 @@ class Gateway(Door):
             ),
             ssl=ssl,
         )
+        self._serves_here_only = is_here(address.host)
         self._models_known = ModelList(lineup)
         self.watch = GatewayWatch(
             lineup,
@@ -278,16 +279,13 @@ class Gateway(Door):
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         """The tenant of a request. Raises Refusal without a known key."""
-        header = exchange.header
-        if not self.keyring.is_asked:
-            refuse_other_site(header(b"origin"))
-        return self.keyring.tenant(header(b"authorization"), header(b"x-api-key"))
+        return self._caller(exchange).tenant
 
     def _caller(self, exchange: Exchange) -> Caller:
         """The caller of a request, read from its head. Raises Refusal without a known key."""
         header, keyring = exchange.header, self.keyring
         if not keyring.is_asked:
-            refuse_other_site(header(b"origin"))
+            refuse_other_site(exchange, serves_here_only=self._serves_here_only)
         known = keyring.known(header(b"authorization"), header(b"x-api-key"))
         asked = (header(b"cache-control") or "").lower()
         is_anew = any(word in asked for word in ("no-cache", "no-store", "max-age=0"))
