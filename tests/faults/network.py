@@ -13,7 +13,6 @@ import itertools
 import os
 import random
 import re
-import socket
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
 from functools import partial
@@ -103,10 +102,6 @@ class FaultLoop(VirtualLoop):
 
         self.call_later(self._chance.choice(_WORK_S), settle)
         return future
-
-    async def getaddrinfo(self, host: Any, port: Any, **more: Any) -> Any:
-        stream = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
-        return [(*stream, ("192.0.2.1", port))]
 
     async def create_connection(self, protocol_factory: Any, *place: Any, **more: Any) -> Any:
         """A connection to the world, after a moment, or not."""

@@ -130,7 +130,7 @@ class _Stage:
         settings = self._script.settings
         is_http = settings.door == "http"
         endpoint = Endpoint(
-            base_url="http://server.test/v1",
+            base_url="http://192.0.2.1/v1",
             limits=settings.limits,
             timeouts=settings.timeouts,
             proxy="",

@@ -29,18 +29,16 @@ async def echo(seen: Seen, writer: asyncio.StreamWriter) -> None:
 # Addresses.
 
 
-def test_each_of_a_hosts_addresses_is_tried(run: Run) -> None:
+def test_each_of_a_hosts_addresses_is_tried(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with RawServer(echo) as server:
-            loop = asyncio.get_running_loop()
             asked = 0
+            look_up = socket.getaddrinfo
 
-            look_up = loop.getaddrinfo
-
-            async def both(host: Any, port: Any, **options: Any) -> list[Any]:
+            def both(host: Any, port: Any, *given: Any, **options: Any) -> list[Any]:
                 nonlocal asked
                 if host != "two.invalid":
-                    return await look_up(host, port, **options)
+                    return look_up(host, port, *given, **options)
                 asked += 1
                 kind = (socket.SOCK_STREAM, 6, "")
                 return [
@@ -48,7 +46,7 @@ def test_each_of_a_hosts_addresses_is_tried(run: Run) -> None:
                     (socket.AF_INET, *kind, ("127.0.0.1", port)),
                 ]
 
-            loop.getaddrinfo = both  # type: ignore[assignment]
+            monkeypatch.setattr(socket, "getaddrinfo", both)
             async with Asker(f"http://two.invalid:{server.port}/v1") as asker:
                 asking = [asker.ask(wire(f"/{number}")) for number in range(20)]
                 bodies = [found.body for found in await asyncio.gather(*asking)]
@@ -58,12 +56,12 @@ def test_each_of_a_hosts_addresses_is_tried(run: Run) -> None:
     run(main())
 
 
-def test_a_host_without_an_address_is_one_error(run: Run) -> None:
+def test_a_host_without_an_address_is_one_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        async def none(*_: Any, **__: Any) -> list[Any]:
+        def none(*_: Any, **__: Any) -> list[Any]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-        asyncio.get_running_loop().getaddrinfo = none  # type: ignore[method-assign]
+        monkeypatch.setattr(socket, "getaddrinfo", none)
         async with Asker("http://none.invalid:9/v1") as asker:
             with pytest.raises(Disconnected, match="Name or service not known") as caught:
                 await asker.ask()

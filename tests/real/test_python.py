@@ -29,6 +29,7 @@ from redline.job import build
 from redline.job.settings import Keywords
 from redline.sim import SimSettings, parse_faults, parse_latency
 from redline.sim.server import Sim
+from support.simulated import simulated
 
 ROWS = [{"prompt": f"hello {number}"} for number in range(60)]
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "count to three"}]}
@@ -255,6 +256,13 @@ async def test_a_run_needs_none_of_the_threads_of_the_users_own_pool(tmp_path: P
             assert report.succeeded == 60
             async with redline.stream(ROWS, call=echo) as outcomes:
                 assert len([outcome async for outcome in outcomes]) == 60
+            with simulated() as sim:
+                for number, via in enumerate((None, "batch")):
+                    output = tmp_path / f"{number}.jsonl"
+                    report = await redline.arun(
+                        ROWS, endpoint=sim.base_url, model="m", via=via, output=output
+                    )
+                    assert report.succeeded == 60
     finally:
         may_end.set()
         await busy

@@ -24,6 +24,7 @@ from redline.calls.http import HttpBackend
 from redline.calls.wire import Endpoint, Timeouts
 from redline.errors import BadReply, Rejected, Retryable
 from redline.limits import Limits
+from redline.process import in_thread
 from redline.waist import Backend, Call, Request
 
 # 50,000 embeddings of 3,072 numbers are 2 GB; results are streamed to the disk.
@@ -113,16 +114,16 @@ class BatchApi:
         await self._patiently(partial(self._download, file_id, path))
 
     async def _download(self, file_id: str, path: Path) -> None:
-        file = await asyncio.to_thread(path.open, "wb")
+        file = await in_thread(path.open, "wb")
         try:
 
             async def take(chunk: bytes) -> None:
-                await asyncio.to_thread(file.write, chunk)
+                await in_thread(file.write, chunk)
 
             request = Request(method="GET", url=f"{FILES}/{file_id}/content")
             await self._large.download(request, Call(), take)
         finally:
-            await asyncio.to_thread(file.close)
+            await in_thread(file.close)
 
     async def delete(self, file_id: str) -> None:
         """Deletes the file at the provider, in one attempt."""

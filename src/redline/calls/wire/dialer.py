@@ -24,7 +24,7 @@ from redline.calls.wire.proxy import (
     server_of,
 )
 from redline.errors import Disconnected
-from redline.process import keep_alive
+from redline.process import in_thread, keep_alive
 
 _RESOLVED_FOR_S = 60.0
 # An address that does not answer must leave time for the next one.
@@ -160,9 +160,7 @@ class Dialer:
         now_s = time.monotonic()
         if now_s - self._resolved_s > _RESOLVED_FOR_S:
             host, port = self._first.host, self._first.port
-            found = await asyncio.get_running_loop().getaddrinfo(
-                host, port, type=socket.SOCK_STREAM
-            )
+            found = await in_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
             if not found:
                 raise OSError("it has no address")
             addresses = [(family, str(place[0]), port) for family, _, _, _, place in found]

@@ -27,7 +27,7 @@ from redline.job.batch.plan import (
 from redline.job.batch.spool import Kept, PartReader, chunks_of, count_lines, is_torn
 from redline.job.batch.world import World
 from redline.job.work import Picked, parse_output_path
-from redline.process import telling
+from redline.process import in_thread, telling
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Collector:
             part.over_since_s = None
             return None
         expected = len(reader) if batch.status == "completed" else batch.finished
-        if may_wait and await asyncio.to_thread(count_lines, paths) < expected:
+        if may_wait and await in_thread(count_lines, paths) < expected:
             return None
         rest, unread = Rest(part, reader, is_cancelled=batch.status == "cancelled"), 0
         for path in paths:
@@ -133,7 +133,7 @@ class Collector:
         try:
             with telling(path):
                 await self._api.download(file_id, path)
-                if await asyncio.to_thread(is_torn, path):
+                if await in_thread(is_torn, path):
                     # A connection may end early without an error.
                     await self._api.download(file_id, path)
         except Rejected as error:
@@ -165,7 +165,7 @@ class Collector:
     async def _without_line(self, rest: Rest, error: CallError) -> Rest:
         """Ends the rows that are left with the error; returns those without an outcome."""
         is_ended = isinstance(error, BadReply)
-        for offset in await asyncio.to_thread(rest.reader.rest):
+        for offset in await in_thread(rest.reader.rest):
             outcome = failed(copy.copy(error))
             await self._end(rest, rest.reader.read(offset), offset, outcome, is_done=is_ended)
         return rest
@@ -173,7 +173,7 @@ class Collector:
     async def leave(self, part: Part, reader: PartReader) -> Rest:
         """Returns all rows of the part that have no outcome, unchanged."""
         rest = Rest(part, reader)
-        for offset in await asyncio.to_thread(reader.rest):
+        for offset in await in_thread(reader.rest):
             kept = reader.read(offset)
             if self._is_open(part, kept.picked):
                 rest.add(offset, kept)
@@ -183,7 +183,7 @@ class Collector:
         """Ends the rows that have lines in the file; returns how many of its lines name no row."""
         unread = 0
         chunks = chunks_of(path)
-        while (lines := await asyncio.to_thread(next, chunks, None)) is not None:
+        while (lines := await in_thread(next, chunks, None)) is not None:
             for raw in lines:
                 try:
                     line = read_line(raw)

@@ -12,6 +12,7 @@ from pathlib import Path
 from redline.job.batch.spool import drop, rows_at
 from redline.job.batch.world import World
 from redline.job.work import Picked, Supply
+from redline.process import in_thread
 
 _ROWS_AT_ONCE = 256
 
@@ -105,7 +106,7 @@ class LeftRows(_Rows):
     async def _next_left(self) -> Picked | None:
         async with self._turn:
             while not self._own and self._left and not self._is_closed:
-                self._own.extend(await asyncio.to_thread(self._read))
+                self._own.extend(await in_thread(self._read))
             if not self._own or self._is_closed:
                 return None
             picked = self._own.popleft()

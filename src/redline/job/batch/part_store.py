@@ -24,6 +24,7 @@ from redline.job.batch.plan import appears_s, next_look_s
 from redline.job.batch.spool import Kept, PartReader, PartWriter, drop, upload_of
 from redline.job.work import BatchUse
 from redline.journal import Journal
+from redline.process import in_thread
 
 # Providers' clocks may be off by some of this.
 _CLOCK_SLACK_S = 3600.0
@@ -48,7 +49,7 @@ class PartStore:
 
     async def note(self, note: Note) -> None:
         """Writes a note to the ledger; returns once it is durable."""
-        writing = asyncio.ensure_future(asyncio.to_thread(self._ledger.write, note))
+        writing = in_thread(self._ledger.write, note)
         try:
             await asyncio.shield(writing)
         except asyncio.CancelledError:
@@ -58,7 +59,7 @@ class PartStore:
 
     async def announce(self, number: int, writer: PartWriter, url: str, model: str) -> None:
         """Makes a part's rows durable, then notes the part in the ledger."""
-        await asyncio.to_thread(writer.finish)
+        await in_thread(writer.finish)
         part = Note(at="part", part=number, rows=writer.rows, url=url, model=model)
         part.worst = writer.worst
         await self.note(part)
@@ -84,7 +85,7 @@ class PartStore:
 
     async def _upload(self, part: Part) -> None:
         """Uploads the part's requests; a file of them from before no longer counts."""
-        data = await asyncio.to_thread(upload_of, self._ledger.part_path(part.number))
+        data = await in_thread(upload_of, self._ledger.part_path(part.number))
         file_id = await self._api.upload(f"redline-{self._ledger.run}-{part.number}.jsonl", data)
         await self.note(Note(at="file", part=part.number, file=file_id))
 
@@ -158,7 +159,7 @@ class PartStore:
             chosen = offsets[begin : begin + size]
             more = 0 if most_rows else 1
             path = self._ledger.part_path(number)
-            writer = await asyncio.to_thread(_copied, reader, chosen, path, more)
+            writer = await in_thread(_copied, reader, chosen, path, more)
             await self.announce(number, writer, part.url, part.model)
         self._use.again += 0 if most_rows else len(offsets)
         return number
@@ -174,7 +175,7 @@ class PartStore:
         paths = self._ledger.results_paths(part.number)
         if not keeps_rows:
             paths.append(self._ledger.part_path(part.number))
-        await asyncio.to_thread(drop, paths)
+        await in_thread(drop, paths)
 
     async def tidy(self, part: Part, batch: Batch | None) -> None:
         """Deletes the provider's files. They cost nothing, and the provider would delete them."""

@@ -54,7 +54,7 @@ from redline.job.batch.world import World
 from redline.job.settings import BATCHING, Job
 from redline.journal import Output
 from redline.journal import manifest as manifests
-from redline.process import counted, end_tasks, telling
+from redline.process import counted, end_tasks, in_thread, telling
 
 _LONGEST_PAUSE_S = 1.0
 
@@ -81,7 +81,7 @@ class BatchRunner:
 
     async def prepare(self) -> None:
         """Takes over the batches of earlier runs. Raises JournalError."""
-        self._world.runner.offer(await asyncio.to_thread(self._survey))
+        self._world.runner.offer(await in_thread(self._survey))
         self._count()
 
     async def run(self) -> None:
@@ -93,13 +93,13 @@ class BatchRunner:
             await self._by_batches()
         if not runner.is_draining and self._collector.is_leaving:
             await runner.run(self._left)
-        await asyncio.to_thread(self._left.remove_files)
+        await in_thread(self._left.remove_files)
         # The answers of the rows before are paid for, and the next run may stop at the same place.
         runner.stop_if_input_failed()
 
     async def aclose(self) -> None:
         """Closes connections. Rows that are in no part yet are read again by the next run."""
-        await asyncio.to_thread(self._filler.drop)
+        await in_thread(self._filler.drop)
         await self._api.aclose()
 
     def _survey(self) -> int:
@@ -369,7 +369,7 @@ class BatchRunner:
 
     @asynccontextmanager
     async def _opened(self, part: Part) -> AsyncIterator[PartReader]:
-        reader = await asyncio.to_thread(PartReader, self._ledger.part_path(part.number))
+        reader = await in_thread(PartReader, self._ledger.part_path(part.number))
         try:
             yield reader
         finally:

@@ -25,7 +25,7 @@ import msgspec
 from redline.calls import Outcome
 from redline.clock import SYSTEM
 from redline.errors import ConfigError
-from redline.process import counted
+from redline.process import counted, in_thread
 from redline.sources.iterable import AsyncRows
 from redline.sources.row import (
     BATCH_ROWS,
@@ -89,7 +89,7 @@ class StreamRows(AsyncRows):
 
     async def open(self) -> None:
         """Joins the group. Raises ConfigError if Redis does not answer, or refuses."""
-        consumer = await asyncio.to_thread(consumer_of, self._consumer_path)
+        consumer = await in_thread(consumer_of, self._consumer_path)
         await self._group.open(consumer)
         works = (self._mark, self._acknowledge, self._keep)
         self._tasks = [asyncio.create_task(self._watched(work())) for work in works]

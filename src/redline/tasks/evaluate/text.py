@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
+
+from redline.process import in_thread
 
 T = TypeVar("T")
 
@@ -30,4 +31,4 @@ async def in_thread_if_long(answer: str, work: Callable[[str], T]) -> T:
     """Returns `work(answer)`, made in a thread if it would hold up the event loop."""
     if len(answer) < _LONG_ANSWER:
         return work(answer)
-    return await asyncio.to_thread(work, answer)
+    return await in_thread(work, answer)
