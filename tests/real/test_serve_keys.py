@@ -101,6 +101,88 @@ def test_a_tenant_stays_within_its_limits_and_its_models(tmp_path: Path) -> None
             ask(again, keys["poor"], max_tokens=4)
 
 
+def test_a_restricted_tenant_cannot_have_a_router_choose_another_model(tmp_path: Path) -> None:
+    keys = keys_of(tmp_path, "narrow", "poor", "free")
+    fields: dict[str, Any] = {
+        "models": ["n"],
+        "fallbacks": ["n"],
+        "route": "fallback",
+        "provider": {"order": ["dear"]},
+        "preset": "dear",
+        "extra_body": {"models": ["n"]},
+    }
+    with (
+        SimProcess("--api-key", "upstream-secret") as sim,
+        Serve(tmp_path, toml=TOML.format(url=sim.base_url)) as serve,
+    ):
+        for tenant in ("narrow", "poor"):
+            for name, value in fields.items():
+                with pytest.raises(openai.BadRequestError) as refused:
+                    ask(serve, keys[tenant], max_tokens=1, extra_body={name: value})
+                assert refused.value.param == name
+        assert sim.stats()["received"] == 0
+        # All of them are the endpoint's own matter for a tenant without these limits.
+        assert ask(serve, keys["free"], extra_body=fields).choices
+
+
+def test_only_a_tenant_of_the_class_high_may_have_an_endpoint_prefer_its_calls(
+    tmp_path: Path,
+) -> None:
+    keys = keys_of(tmp_path, "usual", "urgent")
+    urgent: list[dict[str, Any]] = [
+        {"priority": -5},
+        {"priority": "-5", "service_tier": "priority"},
+        {"service_tier": "priority", "stream": True},
+        {"service_tier": "flex"},
+    ]
+    bodies: list[dict[str, Any]] = []
+
+    def answer(asked: Asked) -> Any:
+        bodies.append(asked.body)
+        return chat(said())
+
+    def stated(body: dict[str, Any]) -> dict[str, Any]:
+        return {name: body[name] for name in ("priority", "service_tier") if name in body}
+
+    with scripted(answer) as server:
+        toml = TOML.format(url=server.base_url) + '[tenants.urgent]\nclasses = ["high"]\n'
+        with Serve(tmp_path, toml=toml) as serve:
+            for fields in urgent:
+                ask(serve, keys["usual"], extra_body=fields)
+            assert [stated(body) for body in bodies] == [{}, {}, {}, {"service_tier": "flex"}]
+            rows = b"".join(
+                json.dumps(
+                    {
+                        "custom_id": str(number),
+                        "method": "POST",
+                        "url": "/v1/chat/completions",
+                        "body": {"model": "fast", "messages": HELLO, **fields},
+                    }
+                ).encode()
+                + b"\n"
+                for number, fields in enumerate(urgent[:2])
+            )
+            for tenant in keys:
+                del bodies[:]
+                client = serve.client(keys[tenant])
+                file = client.files.create(file=("in.jsonl", rows), purpose="batch")
+                client.batches.create(
+                    input_file_id=file.id,
+                    endpoint="/v1/chat/completions",
+                    completion_window="24h",
+                )
+                until_s = time.monotonic() + 20
+                while len(bodies) < 2:
+                    assert time.monotonic() < until_s
+                    time.sleep(0.05)
+                found = sorted(map(stated, bodies), key=len)
+                assert found == ([{}, {}] if tenant == "usual" else urgent[:2])
+            del bodies[:]
+            for fields in urgent:
+                ask(serve, keys["urgent"], extra_body=fields)
+            assert [*map(stated, bodies)] == [*map(stated, urgent)]
+
+
 def test_money_is_reserved_for_every_choice_of_a_call(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, "one", "poor")
     with (

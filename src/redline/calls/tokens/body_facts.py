@@ -177,7 +177,8 @@ def _valid_facts(raw: bytes) -> BodyFacts:
     for field in _FIELDS:
         value = getattr(stated, field.name)
         try:
-            found[field.name] = msgspec.convert(value, field.type)
+            # Lenient servers read "5" as a number, too.
+            found[field.name] = msgspec.convert(value, field.type, strict=False)
         except msgspec.ValidationError:
             if field.name == "stream":
                 found[field.name] = str(value).lower() in TRUE

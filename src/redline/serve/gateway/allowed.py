@@ -1,21 +1,32 @@
-"""Who may call: which web pages, and to which endpoints of a tenant.
+"""Who may call: which web pages, and to which endpoints of a tenant, in which class.
 
-The latter holds for interactive calls and for lines of a batch alike.
+The latter two hold for interactive calls and for lines of a batch alike.
 """
 
 from __future__ import annotations
 
 import ipaddress
+from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from redline.calls.tokens import NOT_JSON, BodyFacts
 from redline.httpserver import Exchange
 from redline.serve.gateway.lineup import Lineup, Target
-from redline.serve.http import Refusal, names_one_model, no_model, not_json, shortened
+from redline.serve.http import (
+    Refusal,
+    no_model,
+    not_json,
+    other_choice,
+    shortened,
+)
 from redline.serve.keys import Tenant
 
 # Length of a model's name. Tables keep names, so a name as long as a body would use much memory.
 _LONGEST_MODEL = 1000
+# OpenAI's values for the urgency of a call.
+_TIERS = {"flex": "low", "priority": "high"}
 
 
 def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> Target:
@@ -32,9 +43,36 @@ def target_of(lineup: Lineup, tenant: Tenant, facts: BodyFacts, raw: bytes) -> T
         raise Refusal("The body of the request names no model.", param="model")
     if target is None or not tenant.may_use(model or ""):
         raise missing(lineup, tenant, model or "")
-    if is_restricted and not names_one_model(raw):
-        raise Refusal("The body of the request names several models.", param="model")
+    if is_restricted and (name := other_choice(raw)):
+        raise Refusal(f"The body of the request may name several models, by `{name}`.", param=name)
     return target
+
+
+def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
+    """The class that a call requests by its header `x-redline-class` or by its service tier.
+
+    asked: the header. A class that its tenant may not use is ignored: the call then has the
+    tenant's default class.
+    """
+    settings = tenant.settings
+    if asked is None and facts.service_tier is not None:
+        asked = _TIERS.get(facts.service_tier)
+    return asked if asked in settings.classes else settings.default_class
+
+
+def removed_for(tenant: Tenant, facts: BodyFacts) -> dict[str, Any]:
+    """The fields to remove from a body, since an endpoint would prefer the call because of them.
+
+    None for a tenant that may use the class `high`.
+    """
+    if _TIERS["priority"] in tenant.settings.classes:
+        return {}
+    removed = dict[str, Any]()
+    if facts.priority is not None:
+        removed["priority"] = msgspec.UNSET
+    if facts.service_tier == "priority":
+        removed["service_tier"] = msgspec.UNSET
+    return removed
 
 
 def missing(lineup: Lineup, tenant: Tenant, name: str) -> Refusal:

@@ -19,7 +19,14 @@ from redline.errors import Withdrawn
 from redline.httpserver import Address, Exchange, State
 from redline.serve.batches import Batches
 from redline.serve.dashboard import Dashboard
-from redline.serve.gateway.allowed import is_here, missing, refuse_other_site, target_of
+from redline.serve.gateway.allowed import (
+    class_of,
+    is_here,
+    missing,
+    refuse_other_site,
+    removed_for,
+    target_of,
+)
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metrics import GatewayMetrics
 from redline.serve.gateway.model_list import ModelList
@@ -45,8 +52,6 @@ if TYPE_CHECKING:
 
 
 _MODELS = "/v1/models"
-# OpenAI's values for the urgency of a call.
-_TIERS = {"flex": "low", "priority": "high"}
 
 
 class Caller(msgspec.Struct, frozen=True, gc=False):
@@ -195,6 +200,8 @@ class Gateway(Door):
             target = target_of(self.lineup, tenant, facts, raw)
             call = Call(priority=self.gates.priorities[asking.klass], tenant=tenant.name)
             call.bar(target.barred)
+            if removed := removed_for(tenant, facts):
+                raw = Request(raw=raw).with_fields(**removed).raw or raw
             started = self._started(tenant, facts, raw, exchange.path)
         except Refusal as refusal:
             self.totals.refused(asking, refusal)
@@ -337,15 +344,3 @@ class Gateway(Door):
         if states <= {Health.GONE, Health.DEGRADED, Health.STARTING}:
             return busy("No endpoint works at the moment.", "no_endpoint")
         return None
-
-
-def class_of(tenant: Tenant, asked: str | None, facts: BodyFacts) -> str:
-    """The class that a call requests by its header `x-redline-class` or by its service tier.
-
-    asked: the header. A class that its tenant may not use is ignored: the call then has the
-    tenant's default class.
-    """
-    settings = tenant.settings
-    if asked is None and facts.service_tier is not None:
-        asked = _TIERS.get(facts.service_tier)
-    return asked if asked in settings.classes else settings.default_class

@@ -14,7 +14,7 @@ from redline.calls.tokens import BodyFacts
 from redline.clock import SYSTEM
 from redline.errors import Rejected, TimedOut, Withdrawn
 from redline.serve.admission import Overloaded, QueueFull
-from redline.serve.gateway.allowed import target_of
+from redline.serve.gateway.allowed import removed_for, target_of
 from redline.serve.gateway.lineup import Lineup, Target
 from redline.serve.gateway.metering import read_request
 from redline.serve.gateway.totals import OTHER, Totals
@@ -58,6 +58,8 @@ class Lines:
 
     async def send(self, request: Request, call: Call, sink: Sink | None = None) -> Outcome:
         facts, raw = read_request(request)
+        if removed := removed_for(self._tenants.of(call.tenant), facts):
+            request = request.with_fields(**removed)
         try:
             self._target(call, facts, raw)
             starting = self._started(call.tenant, facts, raw, request.url)

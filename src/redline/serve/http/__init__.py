@@ -13,8 +13,8 @@ from redline.serve.http.requests import (
     Asked,
     Bounds,
     malformed,
-    names_one_model,
     not_json,
+    other_choice,
     read_call,
     read_of,
 )

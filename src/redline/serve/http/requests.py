@@ -122,17 +122,36 @@ _MODEL_KEY = re.compile(
 )
 
 
-def names_one_model(raw: bytes) -> bool:
-    """Whether every reader of the body finds the same model in it as `facts_of`.
+class _Routing(msgspec.Struct):
+    """The fields by which OpenRouter, LiteLLM and the like choose a model or a provider."""
+
+    models: msgspec.Raw = msgspec.Raw()
+    fallbacks: msgspec.Raw = msgspec.Raw()
+    route: msgspec.Raw = msgspec.Raw()
+    provider: msgspec.Raw = msgspec.Raw()
+    preset: msgspec.Raw = msgspec.Raw()
+    extra_body: msgspec.Raw = msgspec.Raw()
+
+
+_ROUTING = msgspec.json.Decoder(_Routing)
+
+
+def other_choice(raw: bytes) -> str | None:
+    """The field by which a reader may find another model in the body than `facts_of`, if any.
 
     Of a repeated key some servers take the first, others the last; some look at no case.
     """
     found = len(_MODEL_KEY.findall(raw))
-    if found < 2:
-        return True
     try:
+        routing = replacing_halves(_ROUTING.decode, raw)
+        for name in routing.__struct_fields__:
+            if getattr(routing, name):
+                return name
+        if found < 2:
+            return None
         # Values stay as they are: of a large body, reading them all would hold other calls up.
         fields = replacing_halves(_VALUES.decode, raw)
     except (ValueError, RecursionError):
-        return False
-    return found - sum(len(_MODEL_KEY.findall(value)) for value in fields.values()) < 2
+        return "model"
+    nested = sum(len(_MODEL_KEY.findall(value)) for value in fields.values())
+    return None if found - nested < 2 else "model"
