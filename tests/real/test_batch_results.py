@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -346,14 +347,24 @@ class Choosy(Provider):
         return super()._made(body)
 
 
-def test_a_refused_batch_keeps_no_answers_of_the_others_from_being_read() -> None:
+@pytest.mark.parametrize("via", ["batch", "auto"])
+def test_a_refused_batch_holds_up_no_other_and_auto_sends_its_rows_live(
+    via: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_module, "PROBE_ROWS", 1)
     write_rows_of_two_models()
-    with serving(Choosy()) as server:
-        assert run(server).succeeded == 0
-        report = run(server)
+    provider = Choosy()
+    with serving(provider) as server:
+        report = run(server, via=via, deadline_s=60 if via == "auto" else None)
+    if via == "auto":
+        assert (report.stopped, report.succeeded) == (None, ROWS)
+        assert (provider.billed, len(provider.asked_live)) == (ROWS // 2 - 1, ROWS // 2 + 1)
+        return
     assert report.stopped is not None
     assert "no batches of this model" in report.stopped.what
-    assert 0 < report.succeeded == len(results()) < ROWS
+    assert "--via live" in (report.stopped.hint or "")
+    assert (report.succeeded, report.unfinished) == (ROWS // 2, ROWS // 2)
+    assert len(results()) == ROWS // 2
 
 
 def test_a_provider_that_does_not_take_the_first_file_is_told_at_once() -> None:
@@ -635,6 +646,26 @@ def test_via_live_reads_a_batch_that_has_ended_meanwhile() -> None:
     assert provider.asked_live == []
 
 
+class Busy(Provider):
+    """A Batch API that refuses the first cancel, for a reason that passes."""
+
+    def _answer(self, request: Asked) -> Any:
+        if request.path.endswith("/cancel"):
+            if self.asked["POST cancel"] == 1:
+                return Answer(409, {"error": {"message": "The batch is being validated."}})
+            self.shows = lambda batch, looks: {**batch, "status": "cancelled", "output_file_id": ""}
+        return super()._answer(request)
+
+
+def test_a_cancel_that_is_refused_for_now_is_asked_for_again() -> None:
+    provider = Busy(shows=running)
+    with serving(provider) as server:
+        assert run(server, deadline_s=0.5).unfinished == ROWS
+        report = run(server, via="live", deadline_s=20)
+    assert (report.stopped, report.succeeded) == (None, ROWS)
+    assert results() == ALL
+
+
 def test_via_live_outlasts_an_outage_while_it_cancels() -> None:
     provider = Provider(shows=running)
     # The batch is made, and no answer says so.
@@ -680,6 +711,38 @@ def test_auto_gives_up_what_stalls_when_the_time_for_the_other_rows_begins(
         provider.cancelled.set()
     assert (report.stopped, report.succeeded) == (None, ROWS)
     assert provider.asked["POST cancel"] == cancelled
+    assert results() == ALL
+
+
+def stuck(batch: Line, _: int) -> Line:
+    """What shows the first batch as one that is being cancelled, and the others as cancelled."""
+    status = "cancelling" if batch["id"] == "batch-0" else "cancelled"
+    return {**batch, "status": status, "output_file_id": None}
+
+
+class Lingering(Provider):
+    """A Batch API whose batches run until they are cancelled, the first even longer."""
+
+    def _answer(self, request: Asked) -> Any:
+        if request.path.endswith("/cancel"):
+            self.shows = stuck
+        if request.path.endswith("/completions"):
+            time.sleep(0.8)
+        return super()._answer(request)
+
+
+def test_a_batch_that_does_not_end_keeps_no_other_rows_from_being_sent_live_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batch_module, "PROBE_ROWS", 1)
+    write_rows_of_two_models()
+    provider = Lingering(shows=running)
+    with serving(provider) as server:
+        report = run(server, via="auto", deadline_s=6)
+        assert (report.succeeded, report.unfinished) == (ROWS // 2, ROWS // 2)
+        provider.shows = lambda batch, looks: batch
+        assert run(server).succeeded == ROWS // 2
+    assert len(provider.asked_live) == ROWS // 2
     assert results() == ALL
 
 

@@ -94,6 +94,11 @@ class Part(msgspec.Struct, kw_only=True):
     is_gone: bool = False
     moved: set[int] | None = None
 
+    @property
+    def route(self) -> tuple[str, str]:
+        """Path and model, which all its rows share."""
+        return self.url, self.model
+
     def begin_polls(self, now_s: float) -> None:
         """Waits for the first poll of a batch."""
         self.seen, self.finished = "sent", 0

@@ -86,6 +86,11 @@ class LeftRows(_Rows):
         if offsets:
             self._left.append((path, offsets))
 
+    @property
+    def rows(self) -> int:
+        """The number of rows that are still to be handed out."""
+        return sum(len(offsets) for _, offsets in self._left)
+
     def remove_files(self) -> None:
         """Removes the files of the parts. Blocks.
 

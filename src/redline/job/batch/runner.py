@@ -16,7 +16,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -34,7 +34,7 @@ from redline.errors import (
     Retryable,
 )
 from redline.job.batch.collect import Collector, Rest
-from redline.job.batch.fill import Filler
+from redline.job.batch.fill import Filler, Route
 from redline.job.batch.ledger import DamagedLedger, Ledger, Note, Part
 from redline.job.batch.live import FirstRows, LeftRows
 from redline.job.batch.part_store import PartStore
@@ -78,6 +78,8 @@ class BatchRunner:
         self._left = LeftRows(world)
         # The provider takes no further batch until one is over.
         self._is_full = False
+        # Why the provider takes no batch, by path and model.
+        self._refused: dict[Route, RedlineError] = {}
 
     async def prepare(self) -> None:
         """Takes over the batches of earlier runs. Raises JournalError."""
@@ -154,18 +156,22 @@ class BatchRunner:
         while not self._is_late():
             if not self._is_full:
                 await self._filler.fill()
-            # First: a batch that is refused ends the run, which may have the answers of others.
+            # First: what is sent may end the run, which may have the answers of others.
             await self._look()
             await self._send()
             if self._filler.is_read and not self._ledger.parts:
                 return
+            if self._ledger.parts and not self._open():
+                if self._world.job.via == "auto":
+                    break
+                raise next(iter(self._refused.values()))
             can_fill = self._filler.has_room and not self._is_full
             await asyncio.sleep(0.0 if can_fill else self._pause_s())
             await self._look()
         await self._end_batches()
 
     async def _send(self) -> None:
-        for part in list(self._ledger.parts.values()):
+        for part in self._open():
             is_due = part.state != "running" and part.due_s <= SYSTEM.now_s()
             if is_due and not self._is_full and not self._is_late():
                 try:
@@ -176,9 +182,18 @@ class BatchRunner:
                 except (Retryable, NoEndpoint) as error:
                     self._send_later(part, error)
                     return
+                except Rejected as error:
+                    self._refuse(part, error)
+                    return
                 part.begin_polls(SYSTEM.now_s())
                 self._use.made += 1
                 self._count()
+
+    def _refuse(self, part: Part, error: RedlineError) -> None:
+        """Makes no batch with the part's path and model any more; the others continue."""
+        error.hint = "fix that, then run the same command again; --via live sends rows live"
+        self._refused.setdefault(part.route, error)
+        self._count()
 
     def _send_later(self, part: Part, error: Retryable | NoEndpoint) -> None:
         """Raises the error if the provider has no Batch API, or has not answered for an hour.
@@ -213,18 +228,21 @@ class BatchRunner:
         """Whether the provider has taken a file before, so that it has a Batch API."""
         return self._use.made > 0 or any(part.file for part in self._ledger.parts.values())
 
+    def _open(self) -> list[Part]:
+        """Returns the parts that are in a batch, or may get into one."""
+        parts = self._ledger.parts.values()
+        return [
+            part for part in parts if part.state == "running" or part.route not in self._refused
+        ]
+
     def _running(self) -> list[Part]:
         return [part for part in self._ledger.parts.values() if part.state == "running"]
 
     def _pause_s(self) -> float:
-        """Returns the seconds until the next batch is to be made or polled, at most 1."""
+        """Returns the seconds until a batch is to be made or polled, or it is late; at most 1."""
         now_s = SYSTEM.now_s()
-        dues = [
-            part.due_s - now_s
-            for part in self._ledger.parts.values()
-            if part.state == "running" or not self._is_full
-        ]
-        return max(0.0, min([_LONGEST_PAUSE_S, *dues]))
+        dues = [part.due_s for part in self._open() if part.state == "running" or not self._is_full]
+        return max(0.0, min([now_s + _LONGEST_PAUSE_S, self._late_s(), *dues]) - now_s)
 
     async def _look(self) -> None:
         """Polls the batches that are due, and finishes the parts of those that are over."""
@@ -234,6 +252,10 @@ class BatchRunner:
             batch = await self._seen(part)
             if batch is not None:
                 part.seen, part.finished = batch.status, batch.finished
+                is_going_on = not batch.is_over and batch.status != "cancelling"
+                if self._collector.is_leaving and is_going_on:
+                    # A cancel may have been refused for a reason that has passed.
+                    await self._cancel(part)
             part.wait_s = next_look_s(part.wait_s)
             part.due_s = SYSTEM.now_s() + part.wait_s
             if batch is not None and batch.is_over:
@@ -298,10 +320,9 @@ class BatchRunner:
                 rest = await self._collector.leave(part, reader)
             else:
                 await self._store.note(Note(at="refused", part=part.number))
-                raise ConfigError(
-                    f"the provider refused the batch {batch.id}: {reasons_of(batch.problems)}",
-                    hint="fix that, then run the same command again; --via live sends rows live",
-                )
+                why = reasons_of(batch.problems)
+                self._refuse(part, ConfigError(f"the provider refused the batch {batch.id}: {why}"))
+                return
             is_foreign = batch.status == "cancelled" and not is_leaving
             over = await self._pass_on(part, rest, reader, is_sent=not is_foreign)
         await self._store.tidy(part, batch)
@@ -377,22 +398,27 @@ class BatchRunner:
 
     def _in_time(self) -> asyncio.Timeout:
         """With `auto`, what it encloses must not take the time that the rows need live."""
-        left_s = math.inf if self._collector.is_leaving else self._late_s() - SYSTEM.now_s()
+        left_s = self._late_s() - SYSTEM.now_s()
         return asyncio.timeout(None if left_s == math.inf else left_s)
 
     def _is_late(self) -> bool:
-        """Whether the unfinished rows must be sent live now."""
+        """Whether the rows that are for sending live must be sent now."""
         return SYSTEM.now_s() >= self._late_s()
 
     def _late_s(self) -> float:
-        """Returns when no more time is left than the unfinished rows may take live; inf: never."""
+        """Returns when no more time is left than the unfinished rows may take live; inf: never.
+
+        Once batches are cancelled, only the rows that they have left count.
+        """
         runner, job, pace = self._world.runner, self._world.job, self._ledger.pace
-        if self._world.job.via != "auto" or pace is None or job.deadline_s is None:
+        is_leaving, rows = self._collector.is_leaving, self._left.rows
+        if job.via != "auto" or pace is None or job.deadline_s is None or (is_leaving and not rows):
             return math.inf
-        rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
+        if not is_leaving:
+            rows = sum(part.rows for part in self._ledger.parts.values()) + self._filler.rows
         rest_s = live_s(rows, pace, job.call_limits[0], self._world.slots)
         assert runner.ends_s is not None
-        return runner.ends_s - margin_s(rest_s, job.deadline_s)
+        return runner.ends_s - margin_s(rest_s, 0.0 if is_leaving else job.deadline_s)
 
     async def _end_batches(self) -> None:
         """Cancels all batches and saves what they have answered; the other rows are left."""
@@ -409,15 +435,16 @@ class BatchRunner:
                     await self._pass_on(part, rest, reader)
                 await self._store.tidy(part, None)
                 continue
-            try:
-                await self._answered(part, partial(self._api.cancel, part.batches[-1]))
-            except Rejected:
-                # The batch has ended already, or is gone; the next check shows which.
-                pass
+            await self._cancel(part)
             part.begin_polls(SYSTEM.now_s())
-        while self._ledger.parts:
+        while self._ledger.parts and not self._is_late():
             await asyncio.sleep(self._pause_s())
             await self._look()
+
+    async def _cancel(self, part: Part) -> None:
+        """Cancels the part's batch, unless the provider refuses; the next poll shows its state."""
+        with suppress(Rejected):
+            await self._answered(part, partial(self._api.cancel, part.batches[-1]))
 
     async def _answered(self, part: Part, ask: Callable[[], Awaitable[T]]) -> T:
         """Returns what the provider answers, if need be after an outage.
@@ -441,7 +468,9 @@ class BatchRunner:
         """Shows the running batches in the progress."""
         running = self._running()
         self._use.running, self._use.rows = len(running), sum(part.rows for part in running)
-        self._use.states = dict(Counter(part.seen for part in running))
+        states = Counter(part.seen for part in running)
+        states["refused"] = len(self._ledger.parts) - len(self._open())
+        self._use.states = dict(+states)
         self._use.finished = sum(part.finished for part in running)
         self._world.tally.look_at(min((part.due_s for part in running), default=None))
 
