@@ -183,7 +183,7 @@ def _sum(found: Opened, figures: Figures) -> str:
     if manifest is None:
         return line
     if manifest.rows is None:
-        now = "a run is going on" if found.is_running else "the input is not read to its end"
+        now = "a run is going on" if found.is_running else "no run has finished yet"
         return f"{line} so far; {now}"
     return f"{line}; of {manifest.rows:,} in the input" if manifest.rows > figures.rows else line
 
